@@ -1,0 +1,70 @@
+// Argument blocks of the exported functions. Every field is 8 bytes wide; the generated Python mirrors
+// them with ctypes. All pointers live on the device of the call (CUDA) or on the host (CPU).
+// Vectors and tensors have the call's dtype unless stated.
+#pragma once
+
+#include "problem.h"
+
+namespace tconv {
+
+constexpr int kMaxChannelVectors = 4;
+
+struct ConvCall {
+  ConvTransposeProblem problem;
+  int64_t dtype;          // DType of x, weight, bias, channel vectors, out
+  int64_t math;           // MathMode
+  int64_t kernel_choice;  // KernelChoice
+  int64_t num_threads;    // CPU only
+  const void* x;
+  const void* weight;
+  const void* bias;                                  // [out_channels] or null
+  const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
+  void* out;                                         // contiguous NCHW
+  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  int64_t workspace_bytes;
+  void* stream;  // CUDA only
+};
+
+// out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
+struct GroupNormArgs {
+  int64_t num_groups;
+  double eps;
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
+};
+
+// BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
+struct BatchNormPoolArgs {
+  int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
+  double eps;
+  const void* weight;        // [channels] or null
+  const void* bias;          // [channels] or null
+  const float* running_mean; // fp32 (fp64 for fp64 calls), read when use_batch_stats == 0
+  const float* running_var;
+  float* batch_mean;  // out, fp32 (fp64 for fp64 calls), written when use_batch_stats == 1
+  float* batch_var;   // out, biased variance
+  int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
+  int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
+  int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
+};
+
+// Pattern 1: transposed convolution + element-wise epilogue.
+struct ConvOnlyCall {
+  ConvCall conv;
+};
+
+// Pattern 2: ... + GroupNorm.  conv.out is the normalised output.
+struct ConvGroupNormCall {
+  ConvCall conv;
+  GroupNormArgs group_norm;
+};
+
+// Pattern 3: transposed convolution + BatchNorm + activation + max-pool + GroupNorm.
+// conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
+struct ConvBatchNormPoolGroupNormCall {
+  ConvCall conv;
+  BatchNormPoolArgs batch_norm_pool;
+  GroupNormArgs group_norm;
+};
+
+}  // namespace tconv

@@ -1,0 +1,47 @@
+// Element-wise functors that compose into a convolution's epilogue, for float and double.
+// NaN passes through every one of them, as in PyTorch.
+#pragma once
+
+#include <cmath>
+
+#include "common.h"
+
+namespace tconv {
+namespace elementwise {
+
+template <typename T>
+TCONV_HD T relu(T v) {
+  return v < T(0) ? T(0) : v;
+}
+
+// 0.5 v (1 + erf(v / sqrt 2))
+template <typename T>
+TCONV_HD T gelu_erf(T v) {
+  return v * T(0.5) * (T(1) + T(erf(v * T(0.70710678118654752440))));
+}
+
+// 0.5 v (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3)))
+template <typename T>
+TCONV_HD T gelu_tanh(T v) {
+  const T inner = T(0.79788456080286535588) * (v + T(0.044715) * v * v * v);
+  return T(0.5) * v * (T(1) + T(tanh(inner)));
+}
+
+template <typename T>
+TCONV_HD T tanh_(T v) {
+  return T(tanh(v));
+}
+
+template <typename T>
+TCONV_HD T sigmoid(T v) {
+  return T(1) / (T(1) + T(exp(-v)));
+}
+
+template <typename T>
+TCONV_HD T clamp(T v, T lo, T hi) {
+  v = v < lo ? lo : v;
+  return v > hi ? hi : v;
+}
+
+}  // namespace elementwise
+}  // namespace tconv
