@@ -1,6 +1,10 @@
 // The one door to the transposed convolution on CPU.
 #pragma once
 
+#include <memory>
+#include <type_traits>
+
+#include "conv_transpose_packed.h"
 #include "conv_transpose_plain.h"
 
 namespace tconv {
@@ -13,23 +17,36 @@ inline int64_t check_call(const ConvCall& call) {
   return kOk;
 }
 
+// A convolution that is run on up to `samples_at_once` samples at a time. With a null workspace it only measures.
 template <typename T>
-inline int64_t conv_workspace_bytes(const ConvCall&) {
-  return 0;
-}
+class ConvTranspose {
+ public:
+  ConvTranspose(const ConvCall& call, int64_t samples_at_once, void* workspace) : call_(call) {
+    if constexpr (std::is_same<T, float>::value)
+      if (call.kernel_choice != kPlain)
+        packed_ = std::make_unique<PackedConvTranspose>(call, samples_at_once, workspace);
+    (void)samples_at_once;
+    (void)workspace;
+  }
 
-template <typename T>
-inline int64_t conv_num_partials(const ConvCall& call) {
-  return plain_num_partials<T>(call);
-}
+  int64_t workspace_bytes() const { return packed_ ? packed_->workspace_bytes() : 0; }
+  int64_t num_partials() const { return packed_ ? packed_->num_partials() : plain_num_partials(call_.problem); }
 
-// Convolves outputs.num_samples samples. Returns a Status.
-template <typename T>
-inline int64_t run_conv_transpose(const ConvCall& call, const ConvOutputs<T>& outputs, void* workspace) {
-  (void)workspace;
-  run_conv_transpose_plain<T>(call, outputs);
-  return kOk;
-}
+  // Once per call, before run.
+  void pack() {
+    if (packed_) packed_->pack();
+  }
+
+  void run(const ConvOutputs<T>& outputs) const {
+    if constexpr (std::is_same<T, float>::value)
+      if (packed_) return packed_->run(outputs);
+    run_conv_transpose_plain<T>(call_, outputs);
+  }
+
+ private:
+  const ConvCall& call_;
+  std::unique_ptr<PackedConvTranspose> packed_;
+};
 
 }  // namespace cpu
 }  // namespace tconv

@@ -50,10 +50,8 @@ inline void plain_row(const ConvTransposeProblem& p, const T* x_sample, const T*
   }
 }
 
-template <typename T>
-inline int64_t plain_num_partials(const ConvCall& call) {
-  return call.problem.out_h;
-}
+// Rows are the units of the moments.
+inline int64_t plain_num_partials(const ConvTransposeProblem& p) { return p.out_h; }
 
 template <typename T>
 inline void run_conv_transpose_plain(const ConvCall& call, const ConvOutputs<T>& outputs) {
@@ -70,7 +68,7 @@ inline void run_conv_transpose_plain(const ConvCall& call, const ConvOutputs<T>&
         for (int64_t i = 0; i < p.out_w; ++i) row[i] = epilogue.apply(row[i]);
         if (outputs.partials != nullptr) {
           MomentsF64 moments;
-          add_moments(Isa::kBaseline, row, p.out_w, 1, moments);
+          add_moments(Isa::kBaseline, row, p.out_w, moments);
           outputs.partials[(n * p.out_h + oh) * p.out_channels + co] = moments;
         }
       }

@@ -28,47 +28,34 @@ struct ChannelEpilogue {
   }
 };
 
-// out[i * out_step] = epilogue(sums[i])
+// out[i] = epilogue(sums[i]); out may be sums.
 template <typename T>
-inline void epilogue_row(Isa isa, const T* __restrict sums, T* __restrict out, int64_t count, int64_t out_step,
-                         const ChannelEpilogue<T>& shared_epilogue) {
+inline void epilogue_row(Isa isa, const T* sums, T* out, int64_t count, const ChannelEpilogue<T>& shared_epilogue) {
   vectorised(isa, [=]() __attribute__((always_inline)) {
     const ChannelEpilogue<T> epilogue = shared_epilogue;
-    if (out_step == 1) {
 #pragma omp simd
-      for (int64_t i = 0; i < count; ++i) out[i] = epilogue.apply(sums[i]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) out[i * out_step] = epilogue.apply(sums[i]);
-    }
+    for (int64_t i = 0; i < count; ++i) out[i] = epilogue.apply(sums[i]);
   });
 }
 
 // Adds `count` values to `moments`. Deviations are taken from a shift near the mean, and short runs are summed
 // before they enter fp64, so a mean far larger than the spread costs no accuracy.
 template <typename T>
-inline void add_moments(Isa isa, const T* __restrict values, int64_t count, int64_t step, MomentsF64& moments) {
+inline void add_moments(Isa isa, const T* __restrict values, int64_t count, MomentsF64& moments) {
   constexpr int64_t kRun = 512;
   for (int64_t begin = 0; begin < count; begin += kRun) {
     const int64_t run = count - begin < kRun ? count - begin : kRun;
-    const T* __restrict v = values + begin * step;
+    const T* __restrict v = values + begin;
     T sum = 0, squares = 0, shift = v[0];
     vectorised(isa, [&]() __attribute__((always_inline)) {
       for (int pass = 0; pass < 2; ++pass) {  // the second pass shifts by the run's mean
         T s = 0, s2 = 0;
         const T origin = shift;
-        if (step == 1) {
 #pragma omp simd reduction(+ : s, s2)
-          for (int64_t i = 0; i < run; ++i) {
-            const T d = v[i] - origin;
-            s += d;
-            s2 += d * d;
-          }
-        } else {
-          for (int64_t i = 0; i < run; ++i) {
-            const T d = v[i * step] - origin;
-            s += d;
-            s2 += d * d;
-          }
+        for (int64_t i = 0; i < run; ++i) {
+          const T d = v[i] - origin;
+          s += d;
+          s2 += d * d;
         }
         if (pass == 0) shift = origin + s / T(run);
         sum = s;

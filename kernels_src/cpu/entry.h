@@ -1,0 +1,42 @@
+// The two exported functions of every entry file. A pattern is a class template over the tensor's type:
+//   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
+//   int64_t workspace_bytes() const
+//   void run()
+#pragma once
+
+#include "conv_transpose.h"
+
+namespace tconv {
+namespace cpu {
+
+template <template <typename> class Pattern, typename Call>
+inline int64_t pattern_workspace_bytes(const Call& call) {
+  const int64_t status = check_call(call.conv);
+  if (status != kOk) return status;
+  return call.conv.dtype == kFloat32 ? Pattern<float>(call, nullptr).workspace_bytes()
+                                     : Pattern<double>(call, nullptr).workspace_bytes();
+}
+
+template <template <typename> class Pattern, typename Call>
+inline int64_t run_pattern(const Call& call) {
+  const int64_t status = check_call(call.conv);
+  if (status != kOk) return status;
+  if (call.conv.workspace_bytes < pattern_workspace_bytes<Pattern>(call)) return kWorkspaceTooSmall;
+  if (call.conv.problem.batch == 0) return kOk;
+  if (call.conv.dtype == kFloat32)
+    Pattern<float>(call, call.conv.workspace).run();
+  else
+    Pattern<double>(call, call.conv.workspace).run();
+  return kOk;
+}
+
+}  // namespace cpu
+}  // namespace tconv
+
+#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
+  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
+    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
+  }                                                                               \
+  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {                  \
+    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);                  \
+  }
