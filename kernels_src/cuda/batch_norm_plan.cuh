@@ -1,0 +1,62 @@
+// Which kernels give BatchNorm its affine map per channel, and what scratch memory they need.
+//   batch statistics: partial moments (from the convolution, or measured) -> finalise
+//   running statistics: one small kernel
+#pragma once
+
+#include "batch_norm_finalise.cuh"
+#include "batch_norm_running.cuh"
+#include "group_norm_plan.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+template <typename S>
+class BatchNormPlan {
+ public:
+  using Acc = AccOf<S>;
+
+  // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
+  BatchNormPlan(const BatchNormPoolArgs& args, int64_t batch, int64_t channels, int64_t plane, int64_t producer_partials,
+                WorkspaceLayout& layout)
+      : args_(args), batch_(batch), channels_(channels), plane_(plane), measure_(producer_partials == 0) {
+    table_ = layout.reserve(channels * sizeof(ChannelAffine<Acc>));
+    if (!args.use_batch_stats) return;
+    num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(plane) : producer_partials;
+    partials_ = layout.reserve(batch * num_partials_ * channels * sizeof(PartialOf<S>));
+  }
+
+  // Where the producer of the tensor must write its partials; null where none are wanted.
+  PartialOf<S>* producer_partials(void* workspace) const {
+    return !args_.use_batch_stats || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
+  }
+
+  ChannelAffine<Acc>* table(void* workspace) const { return at_offset<ChannelAffine<Acc>>(workspace, table_); }
+
+  // Fills the table for data [batch][channels][plane], and args.batch_mean / batch_var in training mode.
+  int64_t run(const S* data, void* workspace, cudaStream_t stream) const {
+    const BatchNormAffine<S> affine{static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps};
+    if (!args_.use_batch_stats)
+      return launch_batch_norm_running<S>(reinterpret_cast<const Acc*>(args_.running_mean),
+                                          reinterpret_cast<const Acc*>(args_.running_var), channels_, affine,
+                                          table(workspace), stream);
+    auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
+    if (measure_) {
+      const int64_t status = launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream);
+      if (status != kOk) return status;
+    }
+    return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine, table(workspace),
+                                         reinterpret_cast<Acc*>(args_.batch_mean),
+                                         reinterpret_cast<Acc*>(args_.batch_var), stream);
+  }
+
+ private:
+  BatchNormPoolArgs args_;
+  int64_t batch_, channels_, plane_;
+  bool measure_;
+  int64_t num_partials_ = 0, partials_ = 0, table_ = 0;
+};
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv

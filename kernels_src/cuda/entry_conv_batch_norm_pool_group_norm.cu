@@ -1,0 +1,84 @@
+// Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm.
+//   convolution -> workspace (and moments of it) -> BatchNorm's affine map per channel
+//   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
+#include <type_traits>
+
+#include "batch_norm_plan.cuh"
+#include "conv_transpose_dispatch.cuh"
+#include "pool_batch_norm_activation.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace {
+
+template <typename S>
+struct ConvBatchNormPoolGroupNorm {
+  norm::WorkspaceLayout layout;
+  norm::BatchNormPlan<S> batch_norm;
+  norm::GroupNormPlan<S> group_norm;
+  int64_t pre_norm, conv_workspace;  // [batch][out_channels][out_h][out_w]; the convolution's scratch
+
+  explicit ConvBatchNormPoolGroupNorm(const ConvBatchNormPoolGroupNormCall& call)
+      : batch_norm(call.batch_norm_pool, call.conv.problem.batch, call.conv.problem.out_channels,
+                   call.conv.problem.out_h * call.conv.problem.out_w, conv_partials(call), layout),
+        group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
+        pre_norm(layout.reserve(pre_norm_elements(call) * sizeof(S))),
+        conv_workspace(layout.reserve(conv_workspace_bytes(call.conv))) {}
+
+  static int64_t pre_norm_elements(const ConvBatchNormPoolGroupNormCall& call) {
+    const ConvTransposeProblem& p = call.conv.problem;
+    return p.batch * p.out_channels * p.out_h * p.out_w;
+  }
+
+  static norm::GroupNormShape pooled_shape(const ConvBatchNormPoolGroupNormCall& call) {
+    const ConvTransposeProblem& p = call.conv.problem;
+    return {p.batch, p.out_channels, call.batch_norm_pool.pooled_h * call.batch_norm_pool.pooled_w,
+            call.group_norm.num_groups};
+  }
+
+  // The convolution's moments are fp32.
+  static int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) {
+    return std::is_same<S, double>::value ? 0 : conv_num_partials(call.conv);
+  }
+
+  int64_t run(const ConvBatchNormPoolGroupNormCall& call) const {
+    const ConvCall& conv = call.conv;
+    const ConvTransposeProblem& p = conv.problem;
+    const auto stream = static_cast<cudaStream_t>(conv.stream);
+    if (pre_norm_elements(call) == 0) return kOk;
+    if (conv.workspace_bytes < layout.bytes()) return kWorkspaceTooSmall;
+
+    S* y = norm::at_offset<S>(conv.workspace, pre_norm);
+    S* out = static_cast<S*>(conv.out);
+    ConvOutputs outputs{y, nullptr};
+    if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
+    int64_t status = launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace));
+    if (status == kOk) status = batch_norm.run(y, conv.workspace, stream);
+    if (status == kOk)
+      status = norm::launch_batch_norm_activation_max_pool<S>(
+          y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch,
+          p.out_channels, norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool), stream);
+    if (status == kOk)
+      status = group_norm.run(out, norm::make_group_norm_affine<S>(call.group_norm), conv.workspace, stream);
+    return status;
+  }
+};
+
+}  // namespace
+}  // namespace cuda
+}  // namespace tconv
+
+// Bytes, or a negative Status.
+TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvBatchNormPoolGroupNormCall* call) {
+  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
+    return tconv::cuda::ConvBatchNormPoolGroupNorm<decltype(storage)>(*call).layout.bytes();
+  });
+}
+
+TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvBatchNormPoolGroupNormCall* call) {
+  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
+    return tconv::cuda::ConvBatchNormPoolGroupNorm<decltype(storage)>(*call).run(*call);
+  });
+}
+
+TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::norm::error_string(code); }

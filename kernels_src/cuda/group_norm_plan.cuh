@@ -1,0 +1,91 @@
+// Which kernels normalise a tensor by groups, and what scratch memory they need.
+//   a group fits one block's registers: one kernel
+//   otherwise: partial moments (from the tensor's producer, or measured) -> finalise -> apply in place
+// The choice depends on the shape and dtype alone, so a result does not depend on the machine.
+#pragma once
+
+#include "../call.h"
+#include "group_norm_apply.cuh"
+#include "group_norm_plane_moments.cuh"
+#include "group_norm_single_block.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+// Hands out 256-byte aligned offsets; the same walk gives the size and the addresses.
+class WorkspaceLayout {
+ public:
+  int64_t reserve(int64_t bytes) {
+    const int64_t offset = bytes_;
+    bytes_ += ceil_div(bytes, 256) * 256;
+    return offset;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+template <typename T>
+T* at_offset(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+}
+
+template <typename S>
+class GroupNormPlan {
+ public:
+  // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
+  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout)
+      : shape_(shape), measure_(producer_partials == 0) {
+    if (one_block()) return;
+    num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(shape.plane) : producer_partials;
+    partials_ = layout.reserve(shape.batch * num_partials_ * shape.channels * sizeof(PartialOf<S>));
+    table_ = layout.reserve(shape.batch * shape.channels * sizeof(ChannelAffine<AccOf<S>>));
+  }
+
+  // Where the producer of the tensor must write its partials; null where none are wanted.
+  PartialOf<S>* producer_partials(void* workspace) const {
+    return one_block() || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
+  }
+
+  // Normalises data [batch][channels][plane] in place.
+  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream) const {
+    if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
+    auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
+    auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
+    int64_t status = kOk;
+    if (measure_)
+      status = launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels, shape_.plane, stream);
+    if (status == kOk) status = launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream);
+    if (status == kOk) status = launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
+    return status;
+  }
+
+ private:
+  bool one_block() const { return GroupNormSingleBlockConfig<S>::fits(shape_); }
+
+  GroupNormShape shape_;
+  bool measure_;
+  int64_t num_partials_ = 0, partials_ = 0, table_ = 0;
+};
+
+template <typename S>
+GroupNormAffine<S> make_group_norm_affine(const GroupNormArgs& args) {
+  return {static_cast<const S*>(args.weight), static_cast<const S*>(args.bias), args.eps};
+}
+
+inline const char* error_string(int64_t code) {
+  if (code > 0) return cudaGetErrorString(static_cast<cudaError_t>(code));
+  switch (code) {
+    case kOk: return "success";
+    case kUnsupportedDType: return "the dtype has no kernel";
+    case kUnsupportedKernel: return "the forced kernel cannot do this problem";
+    case kWorkspaceTooSmall: return "the workspace is smaller than the call needs";
+    default: return "unknown error code";
+  }
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,133 @@
+// GroupNorm of groups small enough for one block's registers: read once, write once.
+//   out = (in - mean) * rstd * weight[c] + bias[c], statistics over the group's channels and pixels
+// in, out [batch][channels][plane], the same tensor or two that lie alike relative to 16-byte boundaries. A group is one
+// contiguous range; each thread holds vectors of it, aligned to 16 bytes; the first and the last may be partial.
+#pragma once
+
+#include "group_norm_finalise.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+template <typename S>
+struct GroupNormSingleBlockConfig {
+  static constexpr int kMaxThreads = 512;
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
+  static constexpr int kVectorsPerThread = 32 * static_cast<int>(sizeof(float)) / (kVector * static_cast<int>(sizeof(AccOf<S>)));
+  // A group may start anywhere in its first vector.
+  static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
+
+  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements; }
+
+  static int threads(const GroupNormShape& shape) {
+    const int64_t vectors = ceil_div(shape.group_elements() + kVector - 1, kVector);
+    return static_cast<int>(ceil_div(ceil_div(vectors, kVectorsPerThread), kWarp)) * kWarp;
+  }
+};
+
+// Sum over the block, the same on every thread. `scratch` has one entry per warp and must not be in use.
+__device__ __forceinline__ double block_sum(double v, double* scratch) {
+  v = warp_sum(v);
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = v;
+  __syncthreads();
+  double sum = 0;
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) sum += scratch[warp];
+  return sum;
+}
+
+template <typename S>
+__global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
+    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, GroupNormAffine<S> affine) {
+  using Config = GroupNormSingleBlockConfig<S>;
+  using Acc = AccOf<S>;
+  constexpr int kVector = Config::kVector;
+  __shared__ double scratch[3][Config::kMaxThreads / kWarp];
+
+  const int plane = static_cast<int>(shape.plane);
+  const int elements = static_cast<int>(shape.group_elements());
+  const int64_t base = int64_t{blockIdx.x} * elements;
+  const int64_t first_channel = blockIdx.x % shape.num_groups * shape.channels_per_group();
+  in += base;
+  out += base;
+  // Vector i of this thread holds the group's elements [position(i), position(i) + kVector).
+  const int shift = elements_past_boundary(in);
+  const auto position = [&](int i) { return (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVector - shift; };
+  const auto whole = [&](int p) { return p >= 0 && p + kVector <= elements; };
+  const auto inside = [&](int p) { return p >= 0 && p < elements; };
+
+  Vector<S, 16> vectors[Config::kVectorsPerThread];
+#pragma unroll
+  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+    const int p = position(i);
+    if (whole(p)) {
+      vectors[i] = load_streaming<S, 16>(in + p);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) vectors[i].values[j] = inside(p + j) ? in[p + j] : from_acc<S>(Acc(0));
+    }
+  }
+
+  // Mean, then deviations from it: a large mean costs no digits.
+  Acc sum = 0;
+#pragma unroll
+  for (int i = 0; i < Config::kVectorsPerThread; ++i)
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum += to_acc(vectors[i].values[j]);  // outside the group: zero
+  const Acc centre = static_cast<Acc>(block_sum(sum, scratch[0]) / elements);
+  Acc deviation = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      if (inside(position(i) + j)) {
+        const Acc d = to_acc(vectors[i].values[j]) - centre;
+        deviation += d;
+        squares += d * d;
+      }
+    }
+  }
+  const double correction = block_sum(deviation, scratch[1]) / elements;
+  const double variance = block_sum(squares, scratch[2]) / elements - correction * correction;
+  const double mean = centre + correction;
+  const double rstd = 1.0 / sqrt(variance + affine.eps);
+
+  const auto channel_affine = [&](int channel) {
+    return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
+                                    parameter_or(affine.bias, first_channel + channel, 0.0));
+  };
+#pragma unroll
+  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+    const int p = position(i);
+    if (p + kVector <= 0 || p >= elements) continue;
+    int channel = (p > 0 ? p : 0) / plane;
+    int pixel = p - channel * plane;
+    ChannelAffine<Acc> a = channel_affine(channel);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j, ++pixel) {
+      if (pixel >= plane && inside(p + j)) {
+        pixel -= plane;
+        a = channel_affine(++channel);
+      }
+      vectors[i].values[j] = from_acc<S>(a.apply(to_acc(vectors[i].values[j])));
+    }
+    if (whole(p)) {
+      store_streaming(out + p, vectors[i]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j)
+        if (inside(p + j)) out[p + j] = vectors[i].values[j];
+    }
+  }
+}
+
+template <typename S>
+int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape,
+                                       const GroupNormAffine<S>& affine, cudaStream_t stream) {
+  return launch(group_norm_single_block_kernel<S>, shape.batch * shape.num_groups,
+                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape, affine);
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,129 @@
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "../moments.h"
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+// fp64 statistics need fp64 partials; every other dtype accumulates in fp32 and combines in fp64.
+template <typename S>
+struct StorageTraits {
+  using Acc = float;
+  using Partial = Moments;
+};
+template <>
+struct StorageTraits<double> {
+  using Acc = double;
+  using Partial = MomentsF64;
+};
+
+template <typename S>
+using AccOf = typename StorageTraits<S>::Acc;
+template <typename S>
+using PartialOf = typename StorageTraits<S>::Partial;
+
+// Named intrinsics, because PyTorch's build flags remove the implicit half conversions.
+__device__ __forceinline__ float to_acc(float v) { return v; }
+__device__ __forceinline__ double to_acc(double v) { return v; }
+__device__ __forceinline__ float to_acc(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename S>
+__device__ __forceinline__ S from_acc(AccOf<S> v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ __half from_acc<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_acc<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+// An affine parameter that may be absent.
+template <typename S>
+__device__ __forceinline__ double parameter_or(const S* values, int64_t index, double absent) {
+  return values != nullptr ? static_cast<double>(to_acc(values[index])) : absent;
+}
+
+template <typename S, int kBytes>
+struct alignas(kBytes) Vector {
+  static constexpr int kElements = kBytes / static_cast<int>(sizeof(S));
+  S values[kElements];
+};
+
+template <int kBytes>
+struct RawVector;
+template <>
+struct RawVector<16> {
+  using type = uint4;
+};
+template <>
+struct RawVector<8> {
+  using type = uint2;
+};
+template <>
+struct RawVector<4> {
+  using type = unsigned;
+};
+
+// Data that is touched once: evict it from the caches first.
+template <typename S, int kBytes>
+__device__ __forceinline__ Vector<S, kBytes> load_streaming(const S* address) {
+  using Raw = typename RawVector<kBytes>::type;
+  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(address));
+  Vector<S, kBytes> v;
+  memcpy(&v, &raw, kBytes);
+  return v;
+}
+
+template <typename S, int kBytes>
+__device__ __forceinline__ void store_streaming(S* address, const Vector<S, kBytes>& v) {
+  using Raw = typename RawVector<kBytes>::type;
+  Raw raw;
+  memcpy(&raw, &v, kBytes);
+  __stcs(reinterpret_cast<Raw*>(address), raw);
+}
+
+// Elements between the 16-byte boundary at or below `address` and `address`.
+template <typename S>
+TCONV_HD int elements_past_boundary(const S* address) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address) % 16 / sizeof(S));
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls f(S{}) with the storage type of `dtype`.
+template <typename F>
+int64_t dispatch_dtype(int64_t dtype, F f) {
+  switch (dtype) {
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+    default: return kUnsupportedDType;
+  }
+}
+
+// Launches kernel<<<blocks, threads, 0, stream>>>(args...); nothing where there are no blocks.
+template <typename... Params, typename... Args>
+int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream, Args... args) {
+  constexpr int64_t kMaxGridX = 0x7fffffff;
+  if (blocks == 0) return kOk;
+  if (blocks > kMaxGridX) return cudaErrorInvalidConfiguration;
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(static_cast<Params>(args)...);
+  return cudaGetLastError();
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
