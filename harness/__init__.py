@@ -1,0 +1,1 @@
+"""Evaluation of KernelBench-style solutions: load, build, check, time, record, report."""

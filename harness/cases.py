@@ -1,0 +1,95 @@
+"""The seeded inputs and weights on which a solution is checked."""
+
+from dataclasses import dataclass
+
+import torch
+
+from harness.reference import Reference, cast
+
+# Exponents of two between which the wide inputs lie, so that sums stay finite in the dtype.
+_WIDE_EXPONENTS = {torch.float16: (-8, 4)}
+_WIDE_DEFAULT = (-20, 20)
+
+
+@dataclass
+class Case:
+    """One input distribution with its weights.
+
+    `inputs` are in the evaluation's dtype on its device; `state` is a state_dict on the CPU.
+    """
+
+    name: str
+    inputs: list
+    state: dict
+    seed: int
+
+
+def generator(device: torch.device, seed: int) -> torch.Generator:
+    """A seeded generator on the device."""
+    return torch.Generator(device).manual_seed(seed)
+
+
+def make_case(
+    name: str,
+    reference: Reference,
+    state: dict,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int | None,
+    seed: int,
+) -> Case:
+    """The case called `name`: "own", "normal" or "wide".
+
+    own: the problem's inputs and freshly drawn weights. normal: zero-mean normal inputs. wide:
+    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. The last two
+    come with re-drawn weights (`redraw`), so that nothing computed from earlier weights survives
+    and an affine parameter left out shows.
+    """
+    inputs = reference.inputs(seed, device, batch)
+    if name != "own":
+        source = generator(device, seed)
+        draw = {"normal": _normal, "wide": _wide}[name]
+        inputs = [
+            draw(value, dtype, source)
+            if torch.is_tensor(value) and value.is_floating_point()
+            else value
+            for value in inputs
+        ]
+        state = redraw(state, seed)
+    return Case(name, cast(inputs, dtype), state, seed)
+
+
+def _normal(like: torch.Tensor, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
+    return torch.randn(like.shape, generator=source, device=like.device)
+
+
+def _wide(like: torch.Tensor, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
+    low, high = _WIDE_EXPONENTS.get(dtype, _WIDE_DEFAULT)
+    draw = torch.rand(like.shape, generator=source, device=like.device).mul_(2).sub_(1)
+    sign = draw.sign()
+    # |draw| is uniform on [0, 1): it gives the exponent, the sign gives the sign.
+    return draw.abs_().mul_(high - low).add_(low).exp2_().mul_(sign)
+
+
+def redraw(state: dict, seed: int) -> dict:
+    """New values for every floating-point parameter and buffer, of the size of the old ones.
+
+    Weights of two or more dimensions are drawn anew with the old standard deviation; vectors
+    (biases, affine weights of a normalisation) get normal noise of 0.5 added, so no affine weight
+    is one and no bias is zero; running variances stay positive.
+    """
+    source = generator(torch.device("cpu"), seed + 1)
+    fresh = {}
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            fresh[name] = tensor.clone()
+            continue
+        noise = torch.randn(tensor.shape, generator=source)
+        if tensor.dim() >= 2:
+            values = noise * tensor.float().std()
+        else:
+            values = tensor.float() + 0.5 * noise
+        if name.endswith("running_var"):
+            values = values.abs() + 0.5
+        fresh[name] = values.to(tensor.dtype)
+    return fresh

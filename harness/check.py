@@ -1,0 +1,236 @@
+"""Is this output right? Type, shape, dtype, device, finiteness, error, in this order."""
+
+from dataclasses import dataclass
+
+import torch
+
+from harness import bounds as rules
+from harness import wire
+from harness.candidate import Candidate
+from harness.cases import Case
+from harness.errors import Rejected
+from harness.truth import Expected
+
+_STEP = 1 << 24
+
+
+@dataclass(frozen=True)
+class ErrorSize:
+    """Distance of a tensor from the float64 truth."""
+
+    rel_l2: float
+    max_abs: float
+    at: int
+
+
+def measure(tensor: torch.Tensor, truth: torch.Tensor) -> ErrorSize:
+    """||tensor - truth|| / ||truth||, the largest |tensor - truth| and its flat index."""
+    flat, flat_truth = tensor.reshape(-1), truth.reshape(-1)
+    squares = reference_squares = 0.0
+    largest, at = -1.0, 0
+    for begin in range(0, flat.numel(), _STEP):
+        exact = flat_truth[begin : begin + _STEP]
+        error = (flat[begin : begin + _STEP].double() - exact).abs_()
+        squares += float(error.square().sum())
+        reference_squares += float(exact.square().sum())
+        index = int(error.argmax())
+        if not float(error[index]) <= largest:
+            largest, at = float(error[index]), begin + index
+    if squares == 0.0:
+        return ErrorSize(0.0, 0.0, 0)
+    ratio = (squares / reference_squares) ** 0.5 if reference_squares else float("inf")
+    return ErrorSize(ratio, largest, at)
+
+
+def require_form(reply: dict, expected: torch.Tensor) -> None:
+    """Raise Rejected unless the reply announces a tensor of the expected form."""
+    output = reply.get("output")
+    if not isinstance(output, dict):
+        raise Rejected("protocol_violation", "a reply without an output")
+    if output.get("type") != "Tensor":
+        given = str(output.get("type"))[:80]
+        raise Rejected("wrong_type", f"forward returned a {given}, expected a torch.Tensor")
+    wanted = {"type": "Tensor", "device": str(expected.device), **wire.spec_of(expected)}
+    for key in ("shape", "dtype", "device"):
+        if output.get(key) != wanted[key]:
+            given = str(output.get(key))[:200]
+            raise Rejected(f"wrong_{key}", f"the output's is {given}, expected {wanted[key]}")
+
+
+def first_non_finite(tensor: torch.Tensor) -> int | None:
+    """Flat index of the first NaN or infinity, None when there is none."""
+    flat = tensor.reshape(-1)
+    for begin in range(0, flat.numel(), _STEP):
+        bad = ~torch.isfinite(flat[begin : begin + _STEP])
+        if bool(bad.any()):
+            return begin + int(bad.to(torch.uint8).argmax())
+    return None
+
+
+def require_right(
+    ours: torch.Tensor, expected: Expected, precision: str, reduction_length: int, where: str
+) -> dict:
+    """Raise Rejected unless `ours` is finite and within the bounds; returns the errors' record.
+
+    The record holds ours and PyTorch's own errors, and the bounds. The Rejected carries it too,
+    as `details`.
+    """
+    bad = first_non_finite(ours)
+    if bad is not None:
+        raise Rejected(
+            "non_finite",
+            f"{where}: {_spot(ours, expected.truth, bad)} (the reference is finite everywhere)",
+        )
+    if ours.numel() == 0:
+        return {}
+    error, own = measure(ours, expected.truth), measure(expected.own, expected.truth)
+    largest = float(expected.truth.abs().max())
+    limits = rules.bounds(precision, reduction_length, own.rel_l2, own.max_abs, largest)
+    details = {
+        "rel_l2": error.rel_l2,
+        "rel_l2_bound": limits.rel_l2,
+        "pytorch_rel_l2": own.rel_l2,
+        "max_abs": error.max_abs,
+        "max_abs_bound": limits.max_abs,
+        "pytorch_max_abs": own.max_abs,
+        "reference_max_abs": largest,
+    }
+    # Written so that NaN fails.
+    if error.rel_l2 <= limits.rel_l2 and error.max_abs <= limits.max_abs:
+        return details
+    spot = _first_beyond(ours, expected.truth, limits.max_abs)
+    spot = error.at if spot is None else spot
+    rejection = Rejected(
+        "inaccurate",
+        f"{where}: relative L2 error {error.rel_l2:.3g} (allowed {limits.rel_l2:.3g}, PyTorch's "
+        f"{own.rel_l2:.3g}), largest error {error.max_abs:.3g} (allowed {limits.max_abs:.3g}, "
+        f"PyTorch's {own.max_abs:.3g}); {_spot(ours, expected.truth, spot)}",
+    )
+    rejection.details = details
+    raise rejection
+
+
+def _first_beyond(ours: torch.Tensor, truth: torch.Tensor, limit: float) -> int | None:
+    flat, flat_truth = ours.reshape(-1), truth.reshape(-1)
+    for begin in range(0, flat.numel(), _STEP):
+        error = (flat[begin : begin + _STEP].double() - flat_truth[begin : begin + _STEP]).abs_()
+        bad = ~(error <= limit)
+        if bool(bad.any()):
+            return begin + int(bad.to(torch.uint8).argmax())
+    return None
+
+
+def _spot(ours: torch.Tensor, truth: torch.Tensor, flat_index: int) -> str:
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat_index), ours.shape))
+    return (
+        f"first bad index {index}: {float(ours.reshape(-1)[flat_index]):.9g} instead of "
+        f"{float(truth.reshape(-1)[flat_index]):.9g}"
+    )
+
+
+def require_same_inputs(candidate: Candidate, reply: dict, case: Case, offset: int) -> int:
+    """Raise Rejected unless the inputs came back with the bits they went with."""
+    tensors = [value for value in case.inputs if torch.is_tensor(value)]
+    if reply.get("inputs") != [wire.spec_of(value) for value in tensors]:
+        raise Rejected("input_mutated", "an input changed its shape or dtype during forward")
+    for index, value in enumerate(tensors):
+        spec = wire.spec_of(value)
+        if not same_bits(candidate.read(offset, spec, value.device), value):
+            raise Rejected("input_mutated", f"forward changed input {index}")
+        offset += wire.spec_bytes(spec)
+    return offset
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits (NaN equals itself)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    raw_a = a.contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(raw_a, b.contiguous().reshape(-1).view(torch.uint8))
+
+
+def require_right_state(after: dict, sent: dict, expected: Expected, precision: str) -> None:
+    """Raise Rejected unless parameters kept their bits and buffers are as PyTorch updates them."""
+    if set(after) != set(sent):
+        raise Rejected("weights_mutated", "the names in the state_dict changed during forward")
+    for name, value in sent.items():
+        if name not in expected.buffers:
+            if not same_bits(after[name], value):
+                raise Rejected("weights_mutated", f"forward changed the parameter {name}")
+            continue
+        truth, own = expected.buffers[name], expected.own_buffers[name]
+        if after[name].shape != own.shape or after[name].dtype != own.dtype:
+            raise Rejected("wrong_buffer", f"{name} changed its shape or dtype")
+        if not own.is_floating_point():
+            if not torch.equal(after[name], own):
+                given = after[name].reshape(-1)[:4].tolist()
+                raise Rejected("wrong_buffer", f"{name} is {given}, PyTorch's {own.tolist()}")
+            continue
+        error, own_error = measure(after[name], truth), measure(own, truth)
+        # A statistic of many values: the length of its sum is not known here, so 2^16 is taken.
+        limit = rules.bounds(precision, 1 << 16, own_error.rel_l2, 0.0, 0.0).rel_l2
+        if not error.rel_l2 <= limit:
+            raise Rejected(
+                "wrong_buffer",
+                f"{name} after forward: relative L2 error {error.rel_l2:.3g}, allowed {limit:.3g}",
+            )
+
+
+def require_right_gradients(
+    candidate: Candidate,
+    reply: dict,
+    offset: int,
+    expected: Expected,
+    precision: str,
+    lengths: list[int],
+    where: str,
+) -> dict:
+    """Raise Rejected unless every gradient is right; returns their errors by name.
+
+    `lengths` are the reduction lengths, one for each gradient.
+    """
+    missing = reply.get("missing_gradients")
+    if missing is not None:
+        valid = isinstance(missing, list) and all(
+            type(i) is int and 0 <= i < len(lengths) for i in missing
+        )
+        names = [expected.gradient_names[i] for i in missing] if valid else missing
+        raise Rejected("missing_gradient", f"{where}: no gradient for {names}")
+    if reply.get("gradients") != [wire.spec_of(value) for value in expected.own_gradients]:
+        raise Rejected("wrong_gradient", f"{where}: a gradient has a wrong shape or dtype")
+    record = {}
+    scales = _layer_scales(expected)
+    for index, name in enumerate(expected.gradient_names):
+        truth, own = expected.gradients[index], expected.own_gradients[index]
+        spec = wire.spec_of(own)
+        ours = candidate.read(offset, spec, truth.device)
+        offset += wire.spec_bytes(spec)
+        sizes = {"rms": _rms(ours, truth), "pytorch_rms": _rms(own, truth)}
+        sizes["reference_rms"] = _rms(truth, None)
+        limit = rules.gradient_bound(
+            precision, lengths[index], sizes["pytorch_rms"], sizes["reference_rms"], scales[index]
+        )
+        record[name] = {**sizes, "rms_bound": limit}
+        if not sizes["rms"] <= limit:
+            raise Rejected(
+                "wrong_gradient",
+                f"{where}: gradient of {name}: rms error {sizes['rms']:.3g}, allowed {limit:.3g}, "
+                f"PyTorch's {sizes['pytorch_rms']:.3g}; rms of the true one "
+                f"{sizes['reference_rms']:.3g}",
+            )
+    return record
+
+
+def _rms(value: torch.Tensor, truth: torch.Tensor | None) -> float:
+    difference = value.double() if truth is None else value.double() - truth
+    return float(difference.square().mean().sqrt()) if difference.numel() else 0.0
+
+
+def _layer_scales(expected: Expected) -> list[float]:
+    """For each gradient the largest rms among the true gradients of the same layer."""
+    layers = [name.rpartition(".")[0] or name for name in expected.gradient_names]
+    sizes = [_rms(value, None) for value in expected.gradients]
+    return [
+        max(size for size, other in zip(sizes, layers, strict=True) if other == layer)
+        for layer in layers
+    ]

@@ -1,0 +1,303 @@
+"""The command line of run_eval.py."""
+
+import argparse
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from harness import catalog, devices, records, tables, timing
+from harness.catalog import ROOT, Problem
+from harness.errors import EnvironmentUnfit, HarnessError, UsageError
+from harness.evaluate import Evaluation, Options
+from harness.progress import Progress
+
+ACCEPTED, REJECTED = 0, 1
+_EXAMPLES = """examples:
+  python run_eval.py --problem 65                 check and time the solution of problem 1/65
+  python run_eval.py --all --record               all problems, records to results/<device>/
+  python run_eval.py --problem 2/19 --device cuda --dtype bfloat16 --backward
+  python run_eval.py --problem 65 --solution my_kernel.py --json -
+  python run_eval.py --reference my_problem.py    generate a solution for it, then evaluate that
+  python run_eval.py --compare results/cpu old.json
+
+exit status: 0 accepted, 1 rejected, 2 wrong usage or missing file, 3 the environment cannot"""
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser; its error exit is status 2."""
+    parser = argparse.ArgumentParser(
+        prog="run_eval.py",
+        description="Check a solution of a KernelBench-style problem against float64 and time it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to evaluate")
+    what.add_argument("--problem", metavar="N", help="65, 1/65, or part of a name")
+    what.add_argument("--all", action="store_true", help="every problem of the catalogue")
+    what.add_argument("--list", action="store_true", help="list the problems and stop")
+    what.add_argument("--solution", type=Path, metavar="FILE", help="file with ModelNew")
+    what.add_argument("--reference", type=Path, metavar="FILE", help="file with Model")
+    what.add_argument(
+        "--compare", type=Path, nargs="+", metavar="RECORD", help="records or folders to compare"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
+    how.add_argument("--dtype", choices=_DTYPES, default="float32")
+    how.add_argument(
+        "--tf32", choices=("allow", "forbid"), help="default: allow on CUDA, as PyTorch does"
+    )
+    how.add_argument("--batch", type=_positive, help="samples; default: the problem's own, on a "
+                     "CPU cut so that an eager forward takes about 0.3 s")  # fmt: skip
+    how.add_argument("--backward", action="store_true", help="check gradients, time both passes")
+    how.add_argument(
+        "--baselines",
+        default=",".join(timing.BASELINES),
+        metavar="LIST",
+        help="comma-separated, of %(default)s; or none",
+    )
+    how.add_argument("--check-only", action="store_true", help="no timing")
+    how.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds the solution may use in all; default %(default)g",
+    )
+    how.add_argument(
+        "--build-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep builds here; default: an empty folder, so build seconds are those of a cold build",
+    )
+    how.add_argument("--seed", type=int, default=2026, help="default %(default)s")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", metavar="FILE", help="write the record here; - for standard output")
+    out.add_argument(
+        "--record",
+        type=Path,
+        nargs="?",
+        const=ROOT / "results",
+        metavar="DIR",
+        help="write DIR/<device>/<level>_<number>.json; default DIR: results",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        given = make_parser().parse_args(arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else UsageError.exit_status
+    with _clean_stdout(given.json == "-") as (stdout, console):
+        try:
+            return _run(given, arguments, stdout, console)
+        except HarnessError as error:
+            print(f"run_eval.py: error: {error}", file=sys.stderr)
+            return error.exit_status
+        except torch.cuda.OutOfMemoryError as error:
+            print(
+                f"run_eval.py: error: too little device memory, try a smaller --batch ({error})",
+                file=sys.stderr,
+            )
+            return EnvironmentUnfit.exit_status
+        except KeyboardInterrupt:
+            print("run_eval.py: interrupted", file=sys.stderr)
+            return 130
+
+
+@contextlib.contextmanager
+def _clean_stdout(json_only: bool):
+    """Yield (stream for the JSON, console for tables).
+
+    With --json - everything else that would go to standard output, also from compilers and
+    libraries, goes to standard error.
+    """
+    if not json_only:
+        yield sys.stdout, Console(highlight=False)
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w") as stream:
+            yield stream, Console(file=sys.stderr, highlight=False)
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Console) -> int:
+    _require_one_task(given)
+    if given.list:
+        return _list(given, stdout, console)
+    if given.compare:
+        return _compare(given, stdout, console)
+    options = _options(given)
+    command = shlex.join(["python", "run_eval.py", *arguments])
+    with tempfile.TemporaryDirectory(prefix="generated-") as folder:
+        problems = _problems(given, Path(folder))
+        done = [
+            _evaluate(problem, options, command, given, console) for problem in problems
+        ]
+    if len(done) > 1:
+        tables.print_summary(console, done)
+    _write(given, done if given.all else done[0], stdout)
+    return ACCEPTED if all(r["verdict"] == "accepted" for r in done) else REJECTED
+
+
+def _require_one_task(given: argparse.Namespace) -> None:
+    named = {
+        "--problem": given.problem,
+        "--all": given.all,
+        "--list": given.list,
+        "--compare": given.compare,
+        "--reference": given.reference,
+    }
+    tasks = [name for name, value in named.items() if value]
+    if not tasks:
+        what = " with --solution" if given.solution else ""
+        raise UsageError(f"say what to evaluate{what}: one of {', '.join(named)} is needed")
+    if len(tasks) > 1:
+        raise UsageError(f"{' and '.join(tasks)} exclude each other")
+    if given.solution and not (given.problem or given.reference):
+        raise UsageError(f"--solution does not go with {tasks[0]}")
+    if given.record and not (given.problem or given.all):
+        raise UsageError("--record goes with --problem and --all; use --json FILE here")
+    if given.compare and len(given.compare) < 2:
+        raise UsageError("--compare needs two or more records or folders")
+
+
+def _options(given: argparse.Namespace) -> Options:
+    names = [] if given.baselines in ("none", "") else given.baselines.split(",")
+    unknown = [name for name in names if name not in timing.BASELINES]
+    if unknown or len(set(names)) != len(names):
+        allowed = ", ".join(timing.BASELINES)
+        raise UsageError(f"--baselines {given.baselines!r}: allowed, each once, are {allowed}")
+    device = devices.resolve_device(given.device)
+    return Options(
+        device=device,
+        dtype=getattr(torch, given.dtype),
+        tf32=given.tf32 or devices.default_tf32(device),
+        batch=given.batch,
+        backward=given.backward,
+        baselines=tuple(names),
+        timeout=given.timeout,
+        check_only=given.check_only,
+        build_dir=given.build_dir,
+        seed=given.seed,
+    )
+
+
+def _problems(given: argparse.Namespace, folder: Path) -> list[Problem]:
+    """What to evaluate, every file there; a solution is generated into `folder` if none is given."""
+    if given.reference:
+        if not given.reference.is_file():
+            raise UsageError(f"--reference {given.reference}: no such file")
+        solution = given.solution or _generate(given.reference, folder)
+        found = [catalog.problem_of_files(given.reference, solution)]
+    elif given.all:
+        found = catalog.list_problems()
+    else:
+        found = [catalog.find_problem(given.problem)]
+        if given.solution:
+            found = [replace(found[0], solution=given.solution)]
+    missing = [str(p.solution) for p in found if p.solution is None or not p.solution.is_file()]
+    if missing:
+        raise UsageError(f"no such solution file: {', '.join(missing)}")
+    return found
+
+
+def _generate(reference: Path, folder: Path) -> Path:
+    solution = folder / reference.name
+    done = subprocess.run(
+        [sys.executable, "-m", "generator", str(reference.resolve()), "-o", str(solution)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0 or not solution.is_file():
+        said = (done.stderr or done.stdout).strip()
+        raise UsageError(f"--reference {reference}: no solution could be generated: {said}")
+    return solution
+
+
+def _evaluate(problem, options: Options, command: str, given, console: Console) -> dict:
+    progress = Progress()
+    progress.begin(problem.id)
+    try:
+        outcome = Evaluation(problem, options, progress).run()
+    finally:
+        progress.end()
+    record = records.make_record(problem, options, outcome, command)
+    if given.record:
+        path = given.record / record["device"] / problem.record_name
+        records.write_json(path, record)
+        print(f"record: {path}", file=sys.stderr)
+    tables.print_record(console, record)
+    return record
+
+
+def _write(given: argparse.Namespace, value, stdout) -> None:
+    if given.json == "-":
+        stdout.write(records.to_json(value))
+        stdout.flush()
+    elif given.json:
+        records.write_json(Path(given.json), value)
+
+
+def _list(given: argparse.Namespace, stdout, console: Console) -> int:
+    problems = catalog.list_problems()
+    rows = [
+        {
+            "problem": problem.id,
+            "name": problem.name,
+            "reference": str(problem.reference.relative_to(ROOT)),
+            "solution": str(problem.solution.relative_to(ROOT)),
+            "solution_exists": problem.solution.is_file(),
+        }
+        for problem in problems
+    ]
+    if given.json != "-":
+        for row in rows:
+            there = row["solution"] if row["solution_exists"] else "no solution yet"
+            console.print(f"{row['problem']:6} {row['name']:60} {there}", soft_wrap=True)
+    _write(given, rows, stdout)
+    return 0
+
+
+def _compare(given: argparse.Namespace, stdout, console: Console) -> int:
+    groups = [(str(path), records.read_records(path)) for path in given.compare]
+    result = tables.comparison(groups)
+    tables.print_comparison(console, result)
+    _write(given, result, stdout)
+    return 0

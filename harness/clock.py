@@ -1,0 +1,132 @@
+"""The one way anything is timed here, used by the harness for baselines and by the worker.
+
+CUDA: device events around each call, the L2 cache flushed before it, all calls of a slice queued
+before the only synchronisation, so that the host's launch time is hidden as in real use.
+CPU: time.perf_counter around each call.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+class Stopwatch:
+    """Times calls on one device, each on an input written just before it."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._flush = None
+        if device.type == "cuda":
+            cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+            size = 2 * max(cache_bytes, 16 << 20)
+            self._flush = torch.empty(size, dtype=torch.int8, device=device)
+
+    def slice(self, call: Callable, prepare: Callable[[float], list], scales: Sequence[float]):
+        """Time one call for each scale.
+
+        `prepare(scale)` makes the arguments off the clock, `call(*arguments)` is timed. Returns
+        the times in milliseconds and the last call's result.
+        """
+        if self.device.type == "cuda":
+            return self._slice_cuda(call, prepare, scales)
+        return self._slice_cpu(call, prepare, scales)
+
+    def _slice_cpu(self, call, prepare, scales):
+        times, result, arguments = [], None, None
+        for scale in scales:
+            # Freed first, so that every call finds the allocator in the same state.
+            result = arguments = None
+            arguments = prepare(scale)
+            begin = time.perf_counter()
+            result = call(*arguments)
+            times.append((time.perf_counter() - begin) * 1e3)
+        return times, result
+
+    def _slice_cuda(self, call, prepare, scales):
+        events, result, arguments = [], None, None
+        with torch.cuda.device(self.device):
+            for scale in scales:
+                result = arguments = None
+                arguments = prepare(scale)
+                begin = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                self._flush.zero_()
+                begin.record()
+                result = call(*arguments)
+                end.record()
+                events.append((begin, end))
+            torch.cuda.synchronize(self.device)
+        return [begin.elapsed_time(end) for begin, end in events], result
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device's queued work; nothing to do on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give cached device memory back, so that the other process can have it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def scaled(arguments: Sequence, scale: float) -> list:
+    """Fresh arguments: every floating-point tensor multiplied by `scale`, the rest unchanged.
+
+    Harness and worker both call this, on the same device type, so both get the same bits.
+    """
+    return [
+        value * scale if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in arguments
+    ]
+
+
+def forward_call(model) -> Callable:
+    """What is timed for the forward pass: the model under no_grad."""
+
+    def call(*arguments):
+        with torch.no_grad():
+            return model(*arguments)
+
+    return call
+
+
+def training_call(model, grad_output: torch.Tensor) -> Callable:
+    """What is timed with --backward: forward and backward."""
+
+    def call(*arguments):
+        output = model(*arguments)
+        output.backward(grad_output)
+        return output.detach()
+
+    return call
+
+
+def training_prepare(model, base: Sequence) -> Callable[[float], list]:
+    """Arguments for `training_call`: fresh leaves that want gradients; parameter gradients cleared."""
+
+    def prepare(scale: float) -> list:
+        for parameter in model.parameters():
+            parameter.grad = None
+        arguments = scaled(base, scale)
+        return [
+            value.detach().requires_grad_(True)
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+            for value in arguments
+        ]
+
+    return prepare
+
+
+def summarize(times: Sequence[float]) -> dict:
+    """Median and inter-quartile range, in the unit of `times`."""
+    if len(times) < 2:
+        return {"median": times[0], "iqr": 0.0}
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return {"median": median, "iqr": high - low}

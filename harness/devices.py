@@ -1,0 +1,117 @@
+"""The device of an evaluation, its precision switches, and what it is called."""
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from harness.errors import EnvironmentUnfit, UsageError
+
+
+def resolve_device(text: str | None) -> torch.device:
+    """The device for "cpu", "cuda" or "cuda:1"; None means CUDA if there is one, else the CPU."""
+    if text is None:
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", text)
+    if not match:
+        raise UsageError(f"--device {text!r}: allowed are cpu, cuda and cuda:<index>")
+    if text == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(match[1] or 0)
+    if index >= count:
+        raise EnvironmentUnfit(f"--device {text!r}: PyTorch sees {count} CUDA device(s) here")
+    return torch.device("cuda", index)
+
+
+def device_name(device: torch.device) -> str:
+    """The marketing name of the GPU or CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def device_slug(device: torch.device) -> str:
+    """Name of the folder under results/: "nvidia-h200", "cpu"."""
+    if device.type == "cpu":
+        return "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+
+
+@contextlib.contextmanager
+def tf32(setting: str) -> Iterator[None]:
+    """Set PyTorch's TF32 switches to "allow" or "forbid" and put them back afterwards.
+
+    Both switches are set, for convolutions and for matrix products, through the interface that
+    every supported PyTorch has.
+    """
+    convolution, product = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolution.allow_tf32, product.allow_tf32
+    convolution.allow_tf32 = product.allow_tf32 = setting == "allow"
+    try:
+        yield
+    finally:
+        convolution.allow_tf32, product.allow_tf32 = before
+
+
+def default_tf32(device: torch.device) -> str:
+    """PyTorch's own default for convolutions on CUDA; a CPU has no TF32."""
+    return "allow" if device.type == "cuda" else "forbid"
+
+
+def precision_name(device: torch.device, dtype: torch.dtype, tf32_setting: str) -> str:
+    """The precision in which products are formed: float64, float32, tf32, float16 or bfloat16."""
+    name = str(dtype).removeprefix("torch.")
+    if name == "float32" and device.type == "cuda" and tf32_setting == "allow":
+        return "tf32" if torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
+    return name
+
+
+def require_compiler(source: str) -> None:
+    """Raise EnvironmentUnfit when a solution builds an extension and no C++ compiler is here."""
+    compiler = os.environ.get("CXX", "c++")
+    if "cpp_extension" in source and not (shutil.which(compiler) or shutil.which("g++")):
+        raise EnvironmentUnfit(
+            f"the solution builds a C++ extension and there is no compiler {compiler!r} on PATH"
+        )
+
+
+def environment(device: torch.device) -> dict:
+    """Versions and hardware for the record."""
+    facts = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": device_name(torch.device("cpu")),
+        "cpu_threads": torch.get_num_threads(),
+        "gpu": None,
+        "driver": None,
+        "cuda": torch.version.cuda,
+        "cudnn": None,
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cudnn"] = torch.backends.cudnn.version()
+        facts["driver"] = _driver_version()
+    return facts
+
+
+def _driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.split()
+    return lines[0] if lines else None

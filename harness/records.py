@@ -1,0 +1,132 @@
+"""Records: what an evaluation leaves behind as JSON."""
+
+import datetime
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+
+from harness import devices, wire
+from harness.catalog import ROOT, Problem
+from harness.errors import UsageError
+from harness.evaluate import Options, Outcome
+
+
+def make_record(problem: Problem, options: Options, outcome: Outcome, command: str) -> dict:
+    """The record of one evaluation. Times are in milliseconds, sizes in bytes.
+
+    A rejected solution's record has an empty `ms` and `speedup` and `fastest` None.
+    """
+    accepted = not outcome.reasons
+    measurement = outcome.measurement if accepted else None
+    record = {
+        "problem": problem.id,
+        "name": problem.name,
+        "reference": _relative(problem.reference),
+        "solution": _relative(problem.solution),
+        "solution_sha256": outcome.solution_sha256,
+        "device": devices.device_slug(options.device),
+        "device_name": devices.device_name(options.device),
+        "dtype": wire.dtype_name(options.dtype),
+        "tf32": options.tf32,
+        "batch": outcome.batch,
+        "batch_cut": outcome.batch_cut,
+        "input_shape": outcome.shape,
+        "backward": options.backward,
+        "verdict": "accepted" if accepted else "rejected",
+        "reasons": outcome.reasons,
+        "ms": measurement.summary() if measurement else {},
+        "speedup": measurement.speedup() if measurement else {},
+        "fastest": measurement.fastest() if measurement else None,
+        "baseline_errors": measurement.baseline_errors if measurement else {},
+        "calls_timed": _calls(measurement),
+        "own_clock_ms": outcome.own_clock_ms if accepted else None,
+        "error": _error(outcome),
+        "kernelbench": outcome.kernelbench,
+        "roofline": outcome.roofline if accepted else None,
+        "build_s": outcome.build_s,
+        "peak_bytes": outcome.peak_bytes,
+        "seeds": outcome.seeds,
+        "versions": devices.environment(options.device),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "command": command,
+    }
+    return _json_safe(record)
+
+
+def _error(outcome: Outcome) -> dict:
+    cases = {name: case for name, case in outcome.errors.items() if case}
+    return {
+        "precision": outcome.precision,
+        "reduction_length": outcome.reduction_length,
+        "rel_l2": max((case["rel_l2"] for case in cases.values()), default=None),
+        "max_abs": max((case["max_abs"] for case in cases.values()), default=None),
+        "cases": cases,
+    }
+
+
+def _calls(measurement) -> dict:
+    if measurement is None:
+        return {}
+    return {name: sum(map(len, parts)) for name, parts in measurement.rounds.items()}
+
+
+def _relative(path: Path | None) -> str | None:
+    """The path within the project, or only the name of a file elsewhere."""
+    if path is None:
+        return None
+    absolute = path.resolve()
+    return str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else path.name
+
+
+def _json_safe(value):
+    """JSON has no NaN or infinity: they become None."""
+    if isinstance(value, dict):
+        return {str(key): _json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_json(value) -> str:
+    """JSON text as it is written to files."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value) -> None:
+    """Write a file whole or not at all: an interruption leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(to_json(value))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_records(path: Path) -> list[dict]:
+    """The records in a file (one object or a list) or in the JSON files of a folder.
+
+    Raises UsageError for a missing path, malformed JSON, or JSON that holds no record.
+    """
+    if path.is_dir():
+        files = sorted(path.glob("*.json"))
+        if not files:
+            raise UsageError(f"{path}: no record (*.json) in this folder")
+        return [record for file in files for record in read_records(file)]
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file or folder")
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error})") from None
+    found = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) and {"problem", "verdict"} <= set(item) for item in found):
+        raise UsageError(f"{path}: not a record of an evaluation")
+    return found

@@ -1,0 +1,175 @@
+"""Tables for the terminal: one evaluation, all of them, a comparison of records."""
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import UsageError
+
+_BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
+
+
+def print_record(console: Console, record: dict) -> None:
+    """Verdict, times, errors and rates of one evaluation."""
+    shape = "x".join(map(str, record["input_shape"]))
+    cut = " (batch cut for the CPU)" if record["batch_cut"] else ""
+    precision = record["error"]["precision"]
+    console.print(
+        f"[bold]{record['problem']} {record['name']}[/] on {record['device_name']}, "
+        f"{precision}, input {shape}{cut}"
+        + (", forward and backward" if record["backward"] else "")
+    )
+    if record["verdict"] == "accepted":
+        console.print("[green]accepted[/]")
+    else:
+        console.print("[red]rejected[/]")
+        for reason in record["reasons"]:
+            console.print(f"  {reason}", markup=False)
+    if record["ms"]:
+        console.print(_times(record))
+        for name, reason in record["baseline_errors"].items():
+            console.print(f"baseline {name} not available: {reason}", markup=False)
+        _print_rates(console, record)
+    if record["error"]["cases"]:
+        console.print(_errors(record))
+    _print_notes(console, record)
+
+
+def _times(record: dict) -> Table:
+    table = Table("", "median ms", "IQR ms", "speedup")
+    table.add_row("solution", *_ms(record["ms"]["solution"]), "")
+    for name in _BASELINES:
+        if name in record["ms"]:
+            table.add_row(name, *_ms(record["ms"][name]), f"{record['speedup'][name]:.2f}x")
+    return table
+
+
+def _ms(entry: dict) -> tuple[str, str]:
+    return f"{entry['median']:.4g}", f"{entry['iqr']:.2g}"
+
+
+def _print_rates(console: Console, record: dict) -> None:
+    fastest, rates = record["fastest"], record["roofline"]
+    if fastest:
+        console.print(
+            f"[bold]{fastest['speedup']:.2f}x[/] over the fastest baseline, {fastest['baseline']} "
+            f"(between {fastest['low']:.2f} and {fastest['high']:.2f} in half of the rounds)"
+        )
+    console.print(
+        f"{rates['tflops']:.3g} TFLOP/s, {rates['gbps']:.3g} GB/s, {rates['share']:.0%} of the "
+        f"roofline ({rates['bound']} bound; {rates['ceilings']})"
+    )
+
+
+def _errors(record: dict) -> Table:
+    table = Table("error on", "rel. L2", "PyTorch's", "allowed", "largest", "PyTorch's", "allowed")
+    for name, case in record["error"]["cases"].items():
+        keys = ("rel_l2", "pytorch_rel_l2", "rel_l2_bound")
+        keys += ("max_abs", "pytorch_max_abs", "max_abs_bound")
+        table.add_row(name.replace("_", " "), *(f"{case[key]:.2e}" for key in keys))
+    return table
+
+
+def _print_notes(console: Console, record: dict) -> None:
+    rule = record["kernelbench"]
+    if rule:
+        told = "passes" if rule["passes"] else f"fails ({rule['fraction_outside']:.2%} outside)"
+        console.print(f"KernelBench's rule (for information): {told}")
+    notes = []
+    if record["build_s"] is not None:
+        notes.append(f"build {record['build_s']:.1f} s")
+    if record["peak_bytes"] is not None:
+        notes.append(f"peak memory {record['peak_bytes'] / 1e6:.0f} MB")
+    if notes:
+        console.print(", ".join(notes))
+
+
+def print_summary(console: Console, records: list[dict]) -> None:
+    """One row for each evaluation."""
+    table = Table("problem", "verdict", "ms", "fastest baseline", "speedup", "rel. L2")
+    for record in records:
+        fastest, error = record["fastest"], record["error"]["rel_l2"]
+        table.add_row(
+            f"{record['problem']} {record['name']}",
+            record["verdict"],
+            f"{record['ms']['solution']['median']:.4g}" if record["ms"] else "-",
+            fastest["baseline"] if fastest else "-",
+            f"{fastest['speedup']:.2f}x" if fastest else "-",
+            "-" if error is None else f"{error:.2e}",
+        )
+    accepted = sum(record["verdict"] == "accepted" for record in records)
+    console.print(table)
+    console.print(f"{accepted} of {len(records)} accepted")
+
+
+def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
+    """Times and ratios of several sets of records, as JSON: one row for each problem and setting.
+
+    The ratio is the first set's median over this one's: above 1 means this one is faster. Raises
+    UsageError when no problem is in all sets.
+    """
+    tables = [(label, {_setting(record): record for record in part}) for label, part in groups]
+    first = tables[0][1]
+    shared = [key for key in first if all(key in table for _, table in tables)]
+    if not shared:
+        raise UsageError("--compare: no problem was evaluated with the same settings in all of them")
+    rows = []
+    for key in shared:
+        base = _median(first[key])
+        entries = []
+        for label, table in tables:
+            record, median = table[key], _median(table[key])
+            ratio = base / median if base and median else None
+            fastest = record.get("fastest")
+            entries.append(
+                {
+                    "set": label,
+                    "verdict": record["verdict"],
+                    "ms": median,
+                    "ratio": ratio,
+                    "speedup": fastest["speedup"] if fastest else None,
+                }
+            )
+        rows.append({"problem": key[0], "setting": list(key[1:]), "entries": entries})
+    left_out = {
+        label: [list(key) for key in table if key not in shared]
+        for label, table in tables
+        if any(key not in shared for key in table)
+    }
+    return {"rows": rows, "left_out": left_out}
+
+
+def _setting(record: dict) -> tuple:
+    keys = ("problem", "device", "dtype", "tf32", "batch", "backward")
+    return tuple(record.get(key) for key in keys)
+
+
+def _median(record: dict) -> float | None:
+    entry = record.get("ms", {}).get("solution")
+    return entry["median"] if entry else None
+
+
+def print_comparison(console: Console, result: dict) -> None:
+    """The table of `comparison`."""
+    table = Table("problem", "setting", "record", "verdict", "ms", "ratio", "over fastest baseline")
+    for row in result["rows"]:
+        device, dtype, tf32, batch, backward = row["setting"]
+        setting = f"{device} {dtype} tf32 {tf32} batch {batch}" + (" backward" * bool(backward))
+        for index, entry in enumerate(row["entries"]):
+            table.add_row(
+                row["problem"] if index == 0 else "",
+                setting if index == 0 else "",
+                entry["set"],
+                entry["verdict"],
+                _or_dash(entry["ms"], "{:.4g}"),
+                _or_dash(entry["ratio"], "{:.2f}x"),
+                _or_dash(entry["speedup"], "{:.2f}x"),
+            )
+    console.print(table)
+    console.print("ratio: time of the first over time of this one; above 1 this one is faster")
+    for label, keys in result["left_out"].items():
+        names = ", ".join(" ".join(map(str, key)) for key in keys)
+        console.print(f"not in all: {label}: {names}", markup=False)
+
+
+def _or_dash(value, form: str) -> str:
+    return "-" if value is None else form.format(value)

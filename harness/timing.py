@@ -1,0 +1,196 @@
+"""Candidate and baselines timed in one run, in alternating slices."""
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from harness import clock
+from harness.candidate import Candidate
+from harness.errors import Rejected
+from harness.truth import loaded
+
+BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
+_WARMUP_CALLS = 3
+_MAX_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: rounds, and the milliseconds one slice should take."""
+
+    rounds: int
+    slice_ms: float
+
+
+def plan_for(device: torch.device) -> Plan:
+    """More and shorter slices on a GPU, whose times vary less."""
+    return Plan(8, 40.0) if device.type == "cuda" else Plan(5, 500.0)
+
+
+@dataclass
+class Measurement:
+    """Times of one run: `rounds[name]` holds a list of milliseconds for each round."""
+
+    rounds: dict[str, list[list[float]]] = field(default_factory=dict)
+    baseline_errors: dict[str, str] = field(default_factory=dict)
+
+    def summary(self) -> dict:
+        """Median and inter-quartile range in milliseconds over all calls, by name."""
+        return {
+            name: clock.summarize([value for part in parts for value in part])
+            for name, parts in self.rounds.items()
+            if parts
+        }
+
+    def speedup(self) -> dict:
+        """Median of each baseline over the median of the solution."""
+        medians = {name: entry["median"] for name, entry in self.summary().items()}
+        own = medians.pop("solution")
+        return {name: median / own for name, median in medians.items()}
+
+    def fastest(self) -> dict | None:
+        """The speedup that counts: over the fastest baseline, with its spread over the rounds.
+
+        `low` and `high` are the quartiles of the ratio of medians within each round, where both
+        were measured right after one another.
+        """
+        speedup = self.speedup()
+        if not speedup:
+            return None
+        name = min(speedup, key=speedup.get)
+        pairs = zip(self.rounds[name], self.rounds["solution"], strict=True)
+        ratios = [statistics.median(a) / statistics.median(b) for a, b in pairs]
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return {"baseline": name, "speedup": speedup[name], "low": low, "high": high}
+
+
+class Baseline:
+    """One PyTorch variant of the reference, timed in the harness's own process."""
+
+    def __init__(self, name: str, model, case, device, dtype, grad_output):
+        self.name = name
+        layout = torch.channels_last if "channels_last" in name else torch.contiguous_format
+        if layout is torch.channels_last and not any(
+            torch.is_tensor(value) and value.dim() == 4 for value in case.inputs
+        ):
+            raise ValueError("no 4-dimensional input to lay out in channels_last")
+        model = loaded(model, case.state, device, dtype).to(memory_format=layout)
+        base = [_in_layout(value, layout) for value in case.inputs]
+        timed = model
+        if name.startswith("compile"):
+            timed = torch.compile(model, dynamic=False)
+        if grad_output is None:
+            self.call = clock.forward_call(timed)
+            self.prepare: Callable = lambda scale: clock.scaled(base, scale)
+        else:
+            self.call = clock.training_call(timed, _in_layout(grad_output, layout))
+            self.prepare = clock.training_prepare(model, base)
+
+
+def _in_layout(value, layout):
+    if torch.is_tensor(value) and value.dim() == 4:
+        return value.contiguous(memory_format=layout)
+    return value
+
+
+def measure_rounds(
+    candidate: Candidate,
+    names: list[str],
+    model,
+    case,
+    device: torch.device,
+    dtype: torch.dtype,
+    grad_output: torch.Tensor | None,
+    look: Callable[[float, str], None],
+    note: Callable[[str], None],
+) -> Measurement:
+    """Time the candidate and the named baselines in alternating slices.
+
+    Each call gets a fresh input: the base input times a random factor that nobody knew before.
+    After a slice chosen at random and after the last one, `look(factor, where)` is called: the
+    last timed output is then to be fetched and checked. `note(text)` reports progress. Raises
+    Rejected for what the candidate does wrong; a baseline that fails is noted in the result.
+    """
+    plan, result = plan_for(device), Measurement()
+    backward = grad_output is not None
+    sent = [*case.inputs, grad_output] if backward else case.inputs
+    inputs = candidate.send_inputs(sent)
+    candidate.request("prepare_timing", "timing", inputs=inputs, backward=backward)
+    torch.compiler.reset()
+    stopwatch = clock.Stopwatch(device)
+    runners: dict[str, Callable[[list[float]], list[float]]] = {"solution": candidate.time}
+    counts: dict[str, int] = {}
+    for name in ("solution", *names):
+        note(f"warming up {name}")
+        try:
+            if name != "solution":
+                baseline = Baseline(name, model, case, device, dtype, grad_output)
+                runners[name] = _runner(stopwatch, baseline)
+            warm = runners[name](_factors(_WARMUP_CALLS))
+        except Rejected:
+            raise
+        except Exception as error:
+            if name == "solution":
+                raise
+            _give_up(name, error, runners, result)
+            continue
+        counts[name] = max(2, min(_MAX_CALLS, round(plan.slice_ms / min(warm))))
+        result.rounds[name] = []
+    looked = random.SystemRandom().randrange(plan.rounds)
+    order = list(runners)
+    for index in range(plan.rounds):
+        note(f"timing, round {index + 1} of {plan.rounds}")
+        # The order turns round every time, so that neither side always follows the other.
+        for name in order if index % 2 == 0 else order[::-1]:
+            if name not in runners:
+                continue
+            factors = _factors(counts[name])
+            try:
+                result.rounds[name].append(runners[name](factors))
+            except Rejected:
+                raise
+            except Exception as error:
+                if name == "solution":
+                    raise
+                _give_up(name, error, runners, result)
+            clock.synchronize(device)
+            if name == "solution" and index in (looked, plan.rounds - 1):
+                look(factors[-1], f"timed call of round {index + 1}")
+    return result
+
+
+def _give_up(name: str, error: Exception, runners: dict, result: Measurement) -> None:
+    result.baseline_errors[name] = f"{type(error).__name__}: {error}"[:500]
+    result.rounds.pop(name, None)
+    runners.pop(name, None)
+
+
+def _runner(stopwatch: clock.Stopwatch, baseline: Baseline) -> Callable:
+    def run(factors: list[float]) -> list[float]:
+        return stopwatch.slice(baseline.call, baseline.prepare, factors)[0]
+
+    return run
+
+
+def _factors(count: int) -> list[float]:
+    """Random factors between a half and one, of few bits, so that scaling rounds at most once."""
+    source = random.SystemRandom()
+    return [source.randrange(512, 1024) / 1024 for _ in range(count)]
+
+
+def own_clock_ms(candidate: Candidate, expected_ms: float) -> float:
+    """Milliseconds per call by the harness's clock: the best of three bursts of calls in a row."""
+    count = max(2, min(200, round(60.0 / max(expected_ms, 1e-3))))
+    return min(candidate.burst(_factors(2), count) for _ in range(3))
+
+
+def clocks_agree(reported_ms: float, own_ms: float) -> bool:
+    """Whether the worker's device times can be true, given what the harness's clock says.
+
+    Calls in a row take no longer than twice one timed call and half a millisecond of launching;
+    a machine that is busy elsewhere can stretch a burst, hence the factor and the best of three.
+    """
+    return own_ms <= 2.0 * reported_ms + 0.5

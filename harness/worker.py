@@ -1,0 +1,332 @@
+"""The process a solution lives in: builds it, turns given inputs into outputs, reports times.
+
+It knows neither the reference nor the truth and decides nothing. Everything it says is checked by
+the harness, because the solution shares this process and could say it in its place.
+"""
+
+import base64
+import contextlib
+import ctypes
+import faulthandler
+import importlib.util
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from harness import clock, devices, wire
+
+MAX_TEXT = 4000
+
+
+class Failure(Exception):
+    """Something the solution did wrong, with the code of its rejection."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+@contextlib.contextmanager
+def blamed(code: str):
+    """Turn anything that the solution's code raises into a Failure."""
+    try:
+        yield
+    except Failure:
+        raise
+    except BaseException as error:
+        raise Failure(_code_of(error, code), _describe(error)) from None
+
+
+def _code_of(error: BaseException, code: str) -> str:
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "exit"
+    text = str(error).lower()
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate" in text)
+    ):
+        return "out_of_memory"
+    return code
+
+
+def _describe(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.endswith("solution.py")]
+    place = f" (line {own[-1].lineno} of the solution)" if own else ""
+    return f"{type(error).__name__}: {error}{place}"[-MAX_TEXT:]
+
+
+class Worker:
+    """Answers one request after the other; see the method of each operation's name."""
+
+    def __init__(self, control: socket.socket, inbox: int, outbox: int):
+        self.control, self.inbox, self.outbox = control, inbox, outbox
+        self.model = None
+        self.device = torch.device("cpu")
+        self.stopwatch = None
+        self.kept = None
+        self.timed = None
+
+    def serve(self) -> None:
+        """Read requests until the harness hangs up."""
+        wire.send_message(self.control, {"ready": os.getpid()})
+        while True:
+            try:
+                request = wire.receive_message(self.control)
+            except (EOFError, OSError):
+                return
+            if request["op"] == "quit":
+                return
+            try:
+                reply = getattr(self, request["op"])(**request["arguments"])
+            except Failure as failure:
+                reply = {"failure": failure.code, "message": str(failure)[-MAX_TEXT:]}
+            wire.send_message(self.control, {"id": request["id"], **reply})
+
+    # Operations --------------------------------------------------------------------------------
+
+    def load(self, path: str, init: str, seed: int, device: str, dtype: str, tf32: str) -> dict:
+        """Import the solution and construct ModelNew under `seed`; send its state_dict."""
+        self.device = torch.device(device)
+        self.dtype = wire.DTYPES[dtype]
+        switches = devices.tf32(tf32)
+        switches.__enter__()  # for the life of this process
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        with blamed("import_error"):
+            spec = importlib.util.spec_from_file_location("solution", path)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules["solution"] = module
+            spec.loader.exec_module(module)
+        constructor = getattr(module, "ModelNew", None)
+        if constructor is None:
+            raise Failure("no_model_new", "the solution defines no ModelNew")
+        with blamed("construct_error"):
+            arguments = pickle.loads(base64.b64decode(init))
+            torch.manual_seed(seed)
+            self.model = constructor(*arguments)
+            return {"state": self._send_state(0)[0]}
+
+    def weights(self, state: list) -> dict:
+        """Copy the given state, strictly, into the model, which lives on the device afterwards."""
+        with blamed("state_dict_mismatch"):
+            self.model.to(device=self.device, dtype=self.dtype)
+            offset, tensors = 0, {}
+            for entry in state:
+                tensors[entry["name"]] = wire.read_tensor(self.inbox, offset, entry, self.device)
+                offset += wire.spec_bytes(entry)
+            self.model.load_state_dict(tensors, strict=True)
+        return {}
+
+    def forward(
+        self,
+        inputs: list,
+        seed: int,
+        max_bytes: int,
+        poison: bool = False,
+        backward: bool = False,
+        resend_previous: bool = False,
+        measure_memory: bool = False,
+    ) -> dict:
+        """One call on the inputs in the inbox (the last tensor is the output's gradient if asked).
+
+        The outbox then holds the output, the inputs and the state after the call, the gradients
+        if asked, and once more the previous call's output if asked.
+        """
+        arguments, grad_output = self._receive(inputs, backward)
+        previous, self.kept, self.timed = self.kept, None, None
+        torch.manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        if backward:
+            for value in _floating(arguments):
+                value.requires_grad_(True)
+        memory = MemoryMeter(self.device, [*arguments, *self.model.state_dict().values()])
+        with blamed("runtime_error"), poisoned_memory(poison):
+            if measure_memory:
+                memory.start()
+            if backward:
+                output = self.model(*arguments)
+            else:
+                output = clock.forward_call(self.model)(*arguments)
+            clock.synchronize(self.device)
+            peak_bytes = memory.stop() if measure_memory else None
+        reply = {"output": self._describe_output(output), "peak_bytes": peak_bytes}
+        if type(output) is not torch.Tensor or output.nbytes > max_bytes:
+            return reply
+        with blamed("runtime_error"):
+            if backward:
+                output.backward(grad_output)
+                clock.synchronize(self.device)
+            offset = wire.write_tensor(self.outbox, 0, output)
+            reply["inputs"], offset = self._send_tensors(list(_tensors(arguments)), offset)
+            reply["state"], offset = self._send_state(offset)
+            if backward:
+                holders = [*_floating(arguments), *self.model.parameters()]
+                gradients = [holder.grad for holder in holders]
+                missing = [index for index, grad in enumerate(gradients) if grad is None]
+                if missing:
+                    reply["missing_gradients"] = missing
+                    return reply
+                reply["gradients"], offset = self._send_tensors(gradients, offset)
+            if resend_previous and previous is not None:
+                reply["previous"], offset = self._send_tensors([previous], offset)
+            self.kept = output.detach()
+        return reply
+
+    def prepare_timing(self, inputs: list, backward: bool) -> dict:
+        """Keep the base inputs that every timed call's fresh input is made from."""
+        self.kept = self.timed = None
+        base, grad_output = self._receive(inputs, backward)
+        clock.release_memory(self.device)
+        if self.stopwatch is None:
+            self.stopwatch = clock.Stopwatch(self.device)
+        if backward:
+            self.call = clock.training_call(self.model, grad_output)
+            self.prepare = clock.training_prepare(self.model, base)
+        else:
+            self.call = clock.forward_call(self.model)
+            self.prepare = lambda scale: clock.scaled(base, scale)
+        return {}
+
+    def time(self, scales: list) -> dict:
+        """Time one call per scale; the last output is kept for `fetch`."""
+        self.timed = None
+        with blamed("runtime_error"):
+            times, self.timed = self.stopwatch.slice(self.call, self.prepare, scales)
+        return {"times_ms": times}
+
+    def burst(self, scales: list, count: int) -> dict:
+        """`count` calls in a row on inputs made beforehand: the harness reads its own clock."""
+        self.timed = None
+        arguments = [self.prepare(scale) for scale in scales]
+        clock.synchronize(self.device)
+        wire.send_message(self.control, {"started": True})
+        with blamed("runtime_error"):
+            for index in range(count):
+                self.call(*arguments[index % len(arguments)])
+            clock.synchronize(self.device)
+        return {}
+
+    def fetch(self, max_bytes: int) -> dict:
+        """Send the output of the last timed call."""
+        output = self.timed
+        reply = {"output": self._describe_output(output), "peak_bytes": None}
+        if type(output) is torch.Tensor and output.nbytes <= max_bytes:
+            with blamed("runtime_error"):
+                wire.write_tensor(self.outbox, 0, output)
+        return reply
+
+    # Helpers -----------------------------------------------------------------------------------
+
+    def _receive(self, inputs: list, with_gradient: bool) -> tuple[list, torch.Tensor | None]:
+        offset, arguments = 0, []
+        for entry in inputs:
+            if "pickled" in entry:
+                arguments.append(pickle.loads(base64.b64decode(entry["pickled"])))
+                continue
+            arguments.append(wire.read_tensor(self.inbox, offset, entry, self.device))
+            offset += wire.spec_bytes(entry)
+        grad_output = arguments.pop() if with_gradient else None
+        return arguments, grad_output
+
+    def _describe_output(self, output) -> dict:
+        if type(output) is not torch.Tensor:
+            return {"type": type(output).__name__[:80]}
+        return {"type": "Tensor", "device": str(output.device), **wire.spec_of(output)}
+
+    def _send_tensors(self, tensors: list, offset: int) -> tuple[list, int]:
+        for tensor in tensors:
+            offset = wire.write_tensor(self.outbox, offset, tensor)
+        return [wire.spec_of(tensor) for tensor in tensors], offset
+
+    def _send_state(self, offset: int) -> tuple[list, int]:
+        entries = []
+        for name, tensor in self.model.state_dict().items():
+            offset = wire.write_tensor(self.outbox, offset, tensor)
+            entries.append({"name": name, **wire.spec_of(tensor)})
+        return entries, offset
+
+
+@contextlib.contextmanager
+def poisoned_memory(wanted: bool):
+    """While wanted, memory that PyTorch hands out is filled with NaN, so that leaving it shows."""
+    if not wanted:
+        yield
+        return
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class MemoryMeter:
+    """Peak bytes of one call: what is there before (inputs, weights) and what it adds.
+
+    CUDA: PyTorch's allocator. CPU: growth of the process's peak resident size; None where the
+    kernel does not let the process reset that peak.
+    """
+
+    def __init__(self, device: torch.device, present: list):
+        self.device = device
+        self.present_bytes = sum(value.nbytes for value in present if torch.is_tensor(value))
+
+    def start(self) -> None:
+        """Begin; on the CPU the process's peak is reset."""
+        if self.device.type == "cuda":
+            clock.release_memory(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            self.before = _status_bytes("VmRSS")
+        except OSError:
+            self.before = None
+
+    def stop(self) -> int | None:
+        """The peak since `start`, in bytes."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        if self.before is None:
+            return None
+        return self.present_bytes + max(_status_bytes("VmHWM") - self.before, 0)
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def _tensors(values: list) -> list:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _floating(values: list) -> list:
+    return [value for value in _tensors(values) if value.is_floating_point()]
+
+
+def main() -> None:
+    """Serve on the file descriptors given as arguments: control socket, inbox, outbox."""
+    control_fd, inbox, outbox, threads = (int(text) for text in sys.argv[1:5])
+    sys.argv[1:] = []
+    for fd in (control_fd, inbox, outbox):
+        os.set_inheritable(fd, False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    faulthandler.enable()
+    torch.set_num_threads(threads)
+    Worker(socket.socket(fileno=control_fd), inbox, outbox).serve()
+    sys.stdout.flush()
+    # Whatever the solution registered for exit is not given another chance to hang.
+    os._exit(0)

@@ -1,0 +1,8 @@
+"""Check and time a solution of a KernelBench-style problem: `python run_eval.py --help`."""
+
+import sys
+
+from harness.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
