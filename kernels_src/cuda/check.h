@@ -1,0 +1,55 @@
+// Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "../common.h"
+
+// Hands the first non-zero Status or cudaError_t to the caller.
+#define TCONV_RETURN_IF_ERROR(expression)                             \
+  do {                                                                \
+    const int64_t tconv_status = static_cast<int64_t>(expression);    \
+    if (tconv_status != ::tconv::kOk) return tconv_status;            \
+  } while (0)
+
+namespace tconv {
+namespace cuda {
+
+// Enqueues `kernel` and returns the error of this very launch. A failed launch also sets the runtime's
+// "last error"; it is taken back here so that the host framework does not report it a second time.
+template <typename... Params, typename... Args>
+int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
+                      void* stream, Args&&... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(dynamic_smem_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return static_cast<int64_t>(error);
+}
+
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below).
+template <typename... Params>
+int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return static_cast<int64_t>(error);
+}
+
+// What a non-zero return code means.
+inline const char* error_string(int64_t code) {
+  switch (code) {
+    case kUnsupportedDType: return "unsupported dtype";
+    case kUnsupportedKernel: return "the forced kernel cannot do this problem";
+    case kWorkspaceTooSmall: return "workspace too small";
+    default: return code < 0 ? "unknown status" : cudaGetErrorString(static_cast<cudaError_t>(code));
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,121 @@
+// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its two launches.
+#pragma once
+
+#include "check.h"
+#include "conv_transpose_mma.cuh"
+#include "device_limits.h"
+
+namespace tconv {
+namespace cuda {
+
+// Indices within a sample are 32-bit in this kernel (offsets of samples and channels are 64-bit).
+inline bool mma_can_index(const ConvTransposeProblem& p) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
+                           p.padding_h, p.padding_w, p.kernel_h * p.kernel_w * p.in_channels, p.kernel_h * p.dilation_h,
+                           p.kernel_w * p.dilation_w, p.out_h * p.out_w};
+  for (const int64_t value : small)
+    if (value > kLimit) return false;
+  return p.x_stride_c <= INT32_MAX && p.x_stride_h <= INT32_MAX && p.x_stride_w <= INT32_MAX;
+}
+
+// The part of products spent on real channels, the rest being padding to whole blocks.
+template <typename Config>
+double mma_useful_fraction(const ConvTransposeProblem& p) {
+  const int64_t oc = p.out_channels / p.groups, ic = p.in_channels / p.groups;
+  return static_cast<double>(oc * ic) /
+         static_cast<double>(round_up(oc, Config::BLOCK_OC) * round_up(ic, Config::BLOCK_IC));
+}
+
+template <typename Config>
+bool mma_choose_geometry(const ConvTransposeProblem& p, const DeviceLimits& device, TileGeometry* geometry) {
+  TileLimits limits;
+  limits.sm_count = device.sm_count;
+  limits.smem_per_block = device.smem_per_block;
+  limits.smem_per_sm = device.smem_per_sm;
+  limits.smem_reserved = device.smem_reserved_per_block;
+  const int64_t elsewhere = p.batch * p.stride_h * p.stride_w * p.groups *
+                            ceil_div(p.out_channels / p.groups, Config::BLOCK_OC);
+  return choose_geometry<Config>(p, elsewhere, limits, geometry);
+}
+
+inline int64_t mma_num_partials(const ConvTransposeProblem& p, const TileGeometry& g) {
+  return p.stride_h * p.stride_w * g.tiles_h * g.tiles_w;
+}
+
+// Workspace: the phase table, then the weight stream.
+inline int64_t mma_phase_bytes(const ConvTransposeProblem& p) {
+  return round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
+}
+
+template <typename Config>
+int64_t mma_weight_tiles(const ConvTransposeProblem& p) {
+  return p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC) *
+         ceil_div(p.in_channels / p.groups, Config::BLOCK_IC) * p.kernel_h * p.kernel_w;
+}
+
+template <typename Config>
+int64_t mma_workspace_bytes(const ConvTransposeProblem& p) {
+  return mma_phase_bytes(p) + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+}
+
+template <typename Config>
+int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace) {
+  using Storage = typename NumericTraits<Config::kNumeric>::Storage;
+  const ConvTransposeProblem& p = call.problem;
+  unsigned char* const stream = static_cast<unsigned char*>(workspace) + mma_phase_bytes(p);
+
+  WeightTransformParams<Storage> transform;
+  transform.problem = p;
+  transform.weight = static_cast<const Storage*>(call.weight);
+  transform.stream = reinterpret_cast<uint4*>(stream);
+  transform.phases = static_cast<AxisPhase*>(workspace);
+  transform.group_h = geometry.group_h;
+  transform.group_w = geometry.group_w;
+  transform.tap_step_h = static_cast<int>(p.stride_h / gcd(p.stride_h, p.dilation_h));
+  transform.tap_step_w = static_cast<int>(p.stride_w / gcd(p.stride_w, p.dilation_w));
+  transform.num_ic_blocks = static_cast<int>(ceil_div(p.in_channels / p.groups, Config::BLOCK_IC));
+  transform.num_oc_blocks = static_cast<int>(ceil_div(p.out_channels / p.groups, Config::BLOCK_OC));
+  transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
+  const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
+  constexpr int64_t kMaxTransformBlocks = 65535;
+  TCONV_RETURN_IF_ERROR(launch_kernel(
+      transform_weights_kernel<Config>,
+      dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
+      dim3(256), 0, call.stream, transform));
+
+  MmaParams<Storage> params;
+  params.x = static_cast<const Storage*>(call.x);
+  params.weight_stream = stream;
+  params.phases = transform.phases;
+  params.out = static_cast<Storage*>(out);
+  params.partials = partials;
+  params.epilogue = make_epilogue_args<Storage>(call);
+  params.tile = geometry;
+  params.by_window_pitch = FastDivisor::make(static_cast<uint32_t>(geometry.window_pitch));
+  params.by_line_width = FastDivisor::make(static_cast<uint32_t>(geometry.line_width));
+  params.x_stride_n = p.x_stride_n;
+  params.out_plane = p.out_h * p.out_w;
+  params.x_stride_c = static_cast<int>(p.x_stride_c);
+  params.x_stride_h = static_cast<int>(p.x_stride_h);
+  params.x_stride_w = static_cast<int>(p.x_stride_w);
+  params.in_h = static_cast<int>(p.in_h);
+  params.in_w = static_cast<int>(p.in_w);
+  params.out_w = static_cast<int>(p.out_w);
+  params.kernel_h = static_cast<int>(p.kernel_h);
+  params.kernel_w = static_cast<int>(p.kernel_w);
+  params.stride_h = static_cast<int>(p.stride_h);
+  params.stride_w = static_cast<int>(p.stride_w);
+  params.groups = static_cast<int>(p.groups);
+  params.ic_per_group = static_cast<int>(p.in_channels / p.groups);
+  params.oc_per_group = static_cast<int>(p.out_channels / p.groups);
+  params.num_ic_blocks = transform.num_ic_blocks;
+  params.num_oc_blocks = transform.num_oc_blocks;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_mma_kernel<Config>, geometry.smem_bytes));
+  const int64_t grid = p.batch * p.groups * mma_num_partials(p, geometry) * transform.num_oc_blocks;
+  return launch_kernel(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
+                       geometry.smem_bytes, call.stream, params);
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,145 @@
+// Transposed convolution, one thread per output: the formula of problem.h as it stands, for every dtype (fp64
+// accumulates in double, the rest in float), every parameter, any input strides, 64-bit indices.
+//
+// A block owns kPlainPixels consecutive positions of one output plane, so a plane's moments are one partial per block.
+#pragma once
+
+#include <type_traits>
+
+#include "../epilogue.h"
+#include "../moments.h"
+#include "check.h"
+#include "mma_sync.cuh"
+#include "storage.cuh"
+
+namespace tconv {
+namespace cuda {
+
+constexpr int kPlainPixels = 256;
+
+template <typename Storage>
+struct PlainParams {
+  ConvTransposeProblem problem;
+  const Storage* x;
+  const Storage* weight;
+  Storage* out;
+  Moments* partials;  // or null
+  EpilogueArgs<Storage> epilogue;
+  bool round_operands;  // fp32 in TF32 mode: the same operands as the tensor-core kernels
+  int64_t blocks_per_plane, num_blocks;
+};
+
+inline int64_t plain_blocks_per_plane(const ConvTransposeProblem& p) {
+  return (p.out_h * p.out_w + kPlainPixels - 1) / kPlainPixels;
+}
+
+// Input coordinate that tap k contributes to output o, or -1.
+__device__ __forceinline__ int64_t tap_source(int64_t o, int64_t k, int64_t in, int64_t stride, int64_t padding,
+                                              int64_t dilation) {
+  const int64_t numerator = o + padding - k * dilation;
+  if (numerator < 0) return -1;
+  const int64_t i = stride == 1 ? numerator : numerator / stride;
+  return i * stride == numerator && i < in ? i : -1;
+}
+
+template <typename Storage, bool kRound>
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_operand(Storage v) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  if constexpr (kRound)
+    return __uint_as_float(round_to_tf32(v));
+  else
+    return static_cast<Acc>(v);
+}
+
+template <typename Storage, bool kRound>
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainParams<Storage>& params,
+                                                                             int64_t n, int64_t oc, int64_t oh,
+                                                                             int64_t ow) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const ConvTransposeProblem& p = params.problem;
+  const int64_t oc_per_group = p.out_channels / p.groups, ic_per_group = p.in_channels / p.groups;
+  const int64_t group = oc / oc_per_group, taps = p.kernel_h * p.kernel_w;
+  const Storage* const x = params.x + n * p.x_stride_n + group * ic_per_group * p.x_stride_c;
+  const Storage* const weight = params.weight + (group * ic_per_group * oc_per_group + oc % oc_per_group) * taps;
+  Acc acc = 0;
+  for (int64_t kh = 0; kh < p.kernel_h; ++kh) {
+    const int64_t ih = tap_source(oh, kh, p.in_h, p.stride_h, p.padding_h, p.dilation_h);
+    if (ih < 0) continue;
+    for (int64_t kw = 0; kw < p.kernel_w; ++kw) {
+      const int64_t iw = tap_source(ow, kw, p.in_w, p.stride_w, p.padding_w, p.dilation_w);
+      if (iw < 0) continue;
+      const Storage* pixel = x + ih * p.x_stride_h + iw * p.x_stride_w;
+      const Storage* tap = weight + kh * p.kernel_w + kw;
+      for (int64_t ic = 0; ic < ic_per_group; ++ic, pixel += p.x_stride_c, tap += oc_per_group * taps)
+        acc += plain_operand<Storage, kRound>(*pixel) * plain_operand<Storage, kRound>(*tap);
+    }
+  }
+  return acc;
+}
+
+// Sum over the block, the same in every thread; `scratch` holds one value per warp.
+template <typename Acc>
+__device__ __forceinline__ Acc block_sum(Acc v, Acc* scratch) {
+  for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, distance);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  __syncthreads();
+  Acc total = 0;
+  for (int i = 0; i < kPlainPixels / 32; ++i) total += scratch[i];
+  return total;
+}
+
+template <typename Storage>
+__global__ void __launch_bounds__(kPlainPixels)
+    conv_transpose_plain_kernel(const __grid_constant__ PlainParams<Storage> params) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  __shared__ Acc scratch[kPlainPixels / 32];
+  const ConvTransposeProblem& p = params.problem;
+  const int64_t plane = p.out_h * p.out_w;
+  for (int64_t block = blockIdx.x; block < params.num_blocks; block += gridDim.x) {
+    const int64_t part = block % params.blocks_per_plane, image = block / params.blocks_per_plane;
+    const int64_t oc = image % p.out_channels, n = image / p.out_channels;
+    const int64_t pixel = part * kPlainPixels + threadIdx.x;
+    const bool valid = pixel < plane;
+    Acc v = 0;
+    if (valid) {
+      const int64_t oh = pixel / p.out_w, ow = pixel % p.out_w;
+      if constexpr (std::is_same_v<Storage, float>)
+        v = params.round_operands ? plain_output<Storage, true>(params, n, oc, oh, ow)
+                                  : plain_output<Storage, false>(params, n, oc, oh, ow);
+      else
+        v = plain_output<Storage, false>(params, n, oc, oh, ow);
+      v = apply_epilogue<Acc, Storage>(v, params.epilogue, oc);
+      params.out[image * plane + pixel] = to_storage<Storage>(v);
+    }
+    if (params.partials != nullptr) {
+      const Acc count = static_cast<Acc>(min(static_cast<int64_t>(kPlainPixels), plane - part * kPlainPixels));
+      const Acc mean = block_sum<Acc>(v, scratch) / count;
+      const Acc deviation = valid ? v - mean : Acc(0);
+      const Acc m2 = block_sum<Acc>(deviation * deviation, scratch);
+      if (threadIdx.x == 0)
+        params.partials[(n * params.blocks_per_plane + part) * p.out_channels + oc] =
+            Moments{static_cast<float>(count), static_cast<float>(mean), static_cast<float>(m2)};
+    }
+  }
+}
+
+template <typename Storage>
+int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
+  PlainParams<Storage> params;
+  params.problem = call.problem;
+  params.x = static_cast<const Storage*>(call.x);
+  params.weight = static_cast<const Storage*>(call.weight);
+  params.out = static_cast<Storage*>(out);
+  params.partials = partials;
+  params.epilogue = make_epilogue_args<Storage>(call);
+  params.round_operands = call.math == kMathTF32;
+  params.blocks_per_plane = plain_blocks_per_plane(call.problem);
+  params.num_blocks = params.blocks_per_plane * call.problem.batch * call.problem.out_channels;
+  const int64_t grid = params.num_blocks < INT32_MAX ? params.num_blocks : INT32_MAX;
+  return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
+                       call.stream, params);
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,158 @@
+// How each numeric mode prepares operands and multiplies one step (16-byte chunks of a pixel, m16n8 tiles).
+#pragma once
+
+#include "conv_transpose_mma_config.h"
+#include "mma_sync.cuh"
+#include "storage.cuh"
+
+namespace tconv {
+namespace cuda {
+
+template <Numeric kNumeric>
+struct NumericTraits {
+  using Storage = float;
+};
+template <>
+struct NumericTraits<Numeric::kFP16> {
+  using Storage = __half;
+};
+template <>
+struct NumericTraits<Numeric::kBF16> {
+  using Storage = __nv_bfloat16;
+};
+
+// Strict fp32: v = high + low * 2^-kLowScaleLog2, high with 11 significant bits, so that
+//   v * w = high * high' + high * low' + low * high' + O(2^-22 v w)
+// (Ootomo, Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+// peak performance", 2022). The scale keeps the low part of tiny values above the smallest subnormal.
+constexpr int kLowScaleLog2 = 10;
+
+struct SplitValue {
+  uint32_t high, low;  // fp32 bit patterns; the tensor core drops the last 13 bits of low, below 2^-23 of v
+};
+
+// Rounding is done on the magnitude's bits: to nearest, ties away, but never past the largest finite TF32, where
+// low takes what is missing. An infinity or NaN goes entirely into low: it then meets only the other operand's high
+// part, and neither Inf * 0 (from a zero low part) nor Inf - Inf can arise from the splitting itself.
+__device__ __forceinline__ SplitValue split_fp32(uint32_t bits) {
+  constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u;
+  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t rounded = min(magnitude + kHalfUlp, kInfinity - 1u) & kHighBits;
+  SplitValue s;
+  s.high = magnitude < kInfinity ? rounded | (bits & ~kMagnitude) : 0u;
+  const float rest = __uint_as_float(bits) - __uint_as_float(s.high);
+  s.low = __float_as_uint(rest * static_cast<float>(1 << kLowScaleLog2));
+  return s;
+}
+
+// One element as it sits in memory (bits), and a 16-byte chunk of them ready for shared memory.
+template <typename Config>
+struct PixelChunk {
+  static constexpr int kElements = Config::kChunkElements;
+  using Storage = typename NumericTraits<Config::kNumeric>::Storage;
+
+  uint32_t bits[kElements];
+
+  __device__ __forceinline__ void load(int i, const Storage* pointer) {
+    if constexpr (Config::kElementBytes == 4)
+      bits[i] = __ldg(reinterpret_cast<const unsigned int*>(pointer));
+    else
+      bits[i] = __ldg(reinterpret_cast<const unsigned short*>(pointer));
+  }
+
+  __device__ __forceinline__ uint4 packed() const {
+    if constexpr (Config::kNumeric == Numeric::kTF32) {
+      return make_uint4(round_to_tf32(__uint_as_float(bits[0])), round_to_tf32(__uint_as_float(bits[1])),
+                        round_to_tf32(__uint_as_float(bits[2])), round_to_tf32(__uint_as_float(bits[3])));
+    } else if constexpr (Config::kNumeric == Numeric::kStrictFP32) {
+      return make_uint4(bits[0], bits[1], bits[2], bits[3]);  // split after ldmatrix
+    } else {
+      return make_uint4(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16, bits[4] | bits[5] << 16,
+                        bits[6] | bits[7] << 16);
+    }
+  }
+};
+
+template <Numeric kNumeric>
+__device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  if constexpr (kNumeric == Numeric::kFP16)
+    mma_m16n8k16_f16(d, a, b0, b1);
+  else if constexpr (kNumeric == Numeric::kBF16)
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  else
+    mma_m16n8k8_tf32(d, a, b0, b1);
+}
+
+// One step of a warp: all channels of the block x its segments, over BLOCK_IC input channels of one tap.
+//   weights: the step's tile in shared memory, in fragment order [piece][k-step][m16][lane]
+//   window_row: shared address of this lane's ldmatrix row for a segment that starts at window pixel 0
+//   segment_offset: bytes from there to each segment
+template <typename Config>
+__device__ __forceinline__ void multiply_step(float (&acc)[Config::kSegmentsPerWarp][Config::kRowTiles][4],
+                                              const unsigned char* weights, uint32_t window_row,
+                                              const uint32_t (&segment_offset)[Config::kSegmentsPerWarp], int lane) {
+  constexpr int kRowTiles = Config::kRowTiles;
+  const uint4* fragments = reinterpret_cast<const uint4*>(weights) + lane;
+  uint4 a[2][kRowTiles];
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) a[k][m] = fragments[(k * kRowTiles + m) * 32];
+
+  if constexpr (!Config::kStrict) {
+#pragma unroll
+    for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
+      uint32_t b[4];
+      ldmatrix_x4(b, window_row + segment_offset[s]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+          mma_tile<Config::kNumeric>(acc[s][m], a[k][m], b[2 * k], b[2 * k + 1]);
+    }
+  } else {
+    uint4 a_low[2][kRowTiles];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) a_low[k][m] = fragments[((2 + k) * kRowTiles + m) * 32];
+    constexpr float kLowUnit = 1.0f / static_cast<float>(1 << kLowScaleLog2);
+#pragma unroll
+    for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
+      uint32_t b[4];
+      ldmatrix_x4(b, window_row + segment_offset[s]);
+      SplitValue v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = split_fp32(b[i]);
+      // The tensor core truncates what it adds up, so a sum stays in it for one step only. Corrections first, at
+      // their own scale.
+      float part[kRowTiles][4] = {};
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+          mma_tile<Config::kNumeric>(part[m], a_low[k][m], v[2 * k].high, v[2 * k + 1].high);
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+          mma_tile<Config::kNumeric>(part[m], a[k][m], v[2 * k].low, v[2 * k + 1].low);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) part[m][i] *= kLowUnit;
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+          mma_tile<Config::kNumeric>(part[m], a[k][m], v[2 * k].high, v[2 * k + 1].high);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[s][m][i] += part[m][i];
+    }
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

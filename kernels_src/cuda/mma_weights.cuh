@@ -1,0 +1,110 @@
+// Weights [in_channels, out_channels/groups, kernel_h, kernel_w] -> the tensor-core kernel's weight stream: rounded or
+// split, zero-padded to whole blocks, in mma fragment order, tiles in the order of use. Run once per call.
+//
+// Stream: [group][out-channel block][tile], a tile being one tap x BLOCK_IC x BLOCK_OC; order of tiles: see
+// window_stream_offset. Within a tile [piece][k-step][m16][lane] of 16 bytes.
+// The kernel also tabulates every phase of both axes for the product kernel: [stride_h + stride_w] AxisPhase.
+#pragma once
+
+#include "conv_transpose_mma_config.h"
+#include "mma_operands.cuh"
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+struct WeightTransformParams {
+  ConvTransposeProblem problem;
+  const Storage* weight;
+  uint4* stream;
+  AxisPhase* phases;
+  int group_h, group_w;      // taps per window
+  int tap_step_h, tap_step_w;
+  int num_ic_blocks, num_oc_blocks;
+  int64_t num_fragments;     // 16-byte fragments of one piece, all tiles
+};
+
+// Index of the tile of tap (kernel_row, kernel_column) and channel block in its stream.
+template <typename Params>
+__device__ __forceinline__ int64_t stream_tile(const Params& p, int kernel_row, int kernel_column, int ic_block) {
+  const int kernel_h = static_cast<int>(p.problem.kernel_h), kernel_w = static_cast<int>(p.problem.kernel_w);
+  const int first_h = kernel_row % p.tap_step_h, tap_h = kernel_row / p.tap_step_h;
+  const int first_w = kernel_column % p.tap_step_w, tap_w = kernel_column / p.tap_step_w;
+  const int taps_h = taps_in_class(first_h, kernel_h, p.tap_step_h);
+  const int taps_w = taps_in_class(first_w, kernel_w, p.tap_step_w);
+  const int taps_before_phase = taps_in_earlier_classes(first_h, kernel_h, p.tap_step_h) * kernel_w +
+                                taps_h * taps_in_earlier_classes(first_w, kernel_w, p.tap_step_w);
+  const int begin_h = tap_h / p.group_h * p.group_h, end_h = min(begin_h + p.group_h, taps_h);
+  const int begin_w = tap_w / p.group_w * p.group_w, end_w = min(begin_w + p.group_w, taps_w);
+  const int taps_before_window = begin_h * taps_w + (end_h - begin_h) * begin_w;
+  // The window starts where its last tap reads, so taps are walked from the last to the first.
+  const int tap_in_window = (end_h - 1 - tap_h) * (end_w - begin_w) + (end_w - 1 - tap_w);
+  return window_stream_offset(taps_before_phase, taps_before_window, p.num_ic_blocks) +
+         static_cast<int64_t>(ic_block) * (end_h - begin_h) * (end_w - begin_w) + tap_in_window;
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(256)
+    transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+  constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
+  constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t num_threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+
+  const int64_t stride_h = p.problem.stride_h, num_phases = stride_h + p.problem.stride_w;
+  for (int64_t i = thread; i < num_phases; i += num_threads)
+    p.phases[i] = i < stride_h ? phase_h(p.problem, i) : phase_w(p.problem, i - stride_h);
+
+  const int64_t kernel_taps = p.problem.kernel_h * p.problem.kernel_w;
+  const int64_t oc_per_group = p.problem.out_channels / p.problem.groups;
+  const int64_t ic_per_group = p.problem.in_channels / p.problem.groups;
+  for (int64_t i = thread; i < p.num_fragments; i += num_threads) {
+    const int fragment = static_cast<int>(i % kPieceFragments);
+    int64_t rest = i / kPieceFragments;
+    const int tap = static_cast<int>(rest % kernel_taps);
+    rest /= kernel_taps;
+    const int ic_block = static_cast<int>(rest % p.num_ic_blocks);
+    rest /= p.num_ic_blocks;
+    const int oc_block = static_cast<int>(rest % p.num_oc_blocks);
+    const int64_t group = rest / p.num_oc_blocks;
+
+    const int lane = fragment % 32, m16 = fragment / 32 % Config::kRowTiles, k_step = fragment / 32 / Config::kRowTiles;
+    uint32_t high[4], low[4] = {};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {  // register r of mma's A: rows +8 for odd r, second half of k for r >= 2
+      const int64_t oc = oc_block * Config::BLOCK_OC + m16 * 16 + lane / 4 + (r % 2) * 8;
+      const int64_t ic = ic_block * Config::BLOCK_IC + (k_step * 8 + (r / 2) * 4 + lane % 4) * kHalves;
+      uint32_t bits[kHalves];
+#pragma unroll
+      for (int e = 0; e < kHalves; ++e) {
+        bits[e] = 0;
+        if (oc < oc_per_group && ic + e < ic_per_group) {
+          const int64_t at = ((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap;
+          if constexpr (kHalves == 1)
+            bits[e] = __float_as_uint(p.weight[at]);
+          else
+            bits[e] = reinterpret_cast<const unsigned short*>(p.weight)[at];
+        }
+      }
+      if constexpr (Config::kNumeric == Numeric::kTF32) {
+        high[r] = round_to_tf32(__uint_as_float(bits[0]));
+      } else if constexpr (Config::kStrict) {
+        const SplitValue v = split_fp32(bits[0]);
+        high[r] = v.high;
+        low[r] = v.low;
+      } else {
+        high[r] = bits[0] | bits[kHalves - 1] << 16;
+      }
+    }
+    const int64_t tiles_per_block = kernel_taps * p.num_ic_blocks;
+    const int64_t tile = (group * p.num_oc_blocks + oc_block) * tiles_per_block +
+                         stream_tile(p, static_cast<int>(tap / p.problem.kernel_w),
+                                     static_cast<int>(tap % p.problem.kernel_w), ic_block);
+    uint4* out = p.stream + tile * (Config::WEIGHT_TILE_BYTES / 16) + fragment;
+    out[0] = make_uint4(high[0], high[1], high[2], high[3]);
+    if constexpr (Config::kStrict) out[kPieceFragments] = make_uint4(low[0], low[1], low[2], low[3]);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
