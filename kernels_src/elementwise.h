@@ -7,6 +7,16 @@
 #include "common.h"
 
 namespace tconv {
+
+// The platform's functions, unless the source brought its own (cpu/vector_math.h) before this file.
+#ifndef TCONV_OWN_MATH
+namespace math {
+using ::erf;
+using ::exp;
+using ::tanh;
+}  // namespace math
+#endif
+
 namespace elementwise {
 
 template <typename T>
@@ -17,24 +27,24 @@ TCONV_HD T relu(T v) {
 // 0.5 v (1 + erf(v / sqrt 2))
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
-  return v * T(0.5) * (T(1) + T(erf(v * T(0.70710678118654752440))));
+  return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
 
 // 0.5 v (1 + tanh(sqrt(2/pi) (v + 0.044715 v^3)))
 template <typename T>
 TCONV_HD T gelu_tanh(T v) {
   const T inner = T(0.79788456080286535588) * (v + T(0.044715) * v * v * v);
-  return T(0.5) * v * (T(1) + T(tanh(inner)));
+  return T(0.5) * v * (T(1) + T(math::tanh(inner)));
 }
 
 template <typename T>
 TCONV_HD T tanh_(T v) {
-  return T(tanh(v));
+  return T(math::tanh(v));
 }
 
 template <typename T>
 TCONV_HD T sigmoid(T v) {
-  return T(1) / (T(1) + T(exp(-v)));
+  return T(1) / (T(1) + T(math::exp(-v)));
 }
 
 template <typename T>

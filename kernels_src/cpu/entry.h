@@ -4,6 +4,8 @@
 //   void run()
 #pragma once
 
+#include "vector_code.h"  // first
+
 #include "conv_transpose.h"
 
 namespace tconv {

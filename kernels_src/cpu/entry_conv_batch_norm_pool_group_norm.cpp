@@ -1,8 +1,9 @@
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
 // samples at a time are pooled while in cache; the full-size convolution output is never kept.
+#include "entry.h"  // first
+
 #include "../generated_activation.h"
 #include "batch_norm_pool.h"
-#include "entry.h"
 #include "group_norm.h"
 #include "sample_chunks.h"
 
@@ -48,18 +49,19 @@ class ConvBatchNormPoolGroupNorm {
 
   // Pools raw_ into the output and gathers each channel's moments, in the order of the samples.
   void pool(int64_t first, int64_t samples) const {
+    const Isa isa = pick_isa(call_.conv.kernel_choice);
     const int64_t num_partials = conv_.num_partials();
     const T* weight = static_cast<const T*>(pool_.weight);
 #pragma omp parallel for schedule(dynamic) num_threads(int(call_.conv.num_threads))
     for (int64_t c = 0; c < p_.out_channels; ++c) {
+      MaxPool<T> max_pool(pool_, p_.out_h, p_.out_w);
       const bool smallest = weight != nullptr && weight[c] < T(0);
       for (int64_t n = 0; n < samples; ++n) {
         for (int64_t i = 0; i < num_partials && pool_.use_batch_stats != 0; ++i) {
           const MomentsF64& part = partials_[(n * num_partials + i) * p_.out_channels + c];
           channels_[c].combine(part.count, part.mean, part.m2);
         }
-        pool_plane(pool_, smallest, raw_ + (n * p_.out_channels + c) * p_.out_h * p_.out_w, p_.out_h, p_.out_w,
-                   pooled(first + n, c));
+        max_pool.run(isa, smallest, raw_ + (n * p_.out_channels + c) * p_.out_h * p_.out_w, pooled(first + n, c));
       }
     }
   }

@@ -1,6 +1,7 @@
 // Pattern 2 on CPU: transposed convolution + element-wise epilogue + GroupNorm, a few samples at a time so that
 // outputs are normalised while they are still in cache.
-#include "entry.h"
+#include "entry.h"  // first
+
 #include "group_norm.h"
 #include "sample_chunks.h"
 

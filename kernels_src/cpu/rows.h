@@ -1,9 +1,11 @@
 // What happens to a row of convolution sums of one channel: epilogue, then moments, while the row is in L1.
 #pragma once
 
+#include "vector_code.h"  // first
+#include "vector_math.h"  // before elementwise.h
+
 #include "../epilogue.h"
 #include "../moments.h"
-#include "vector_code.h"
 
 namespace tconv {
 namespace cpu {
@@ -38,33 +40,54 @@ inline void epilogue_row(Isa isa, const T* sums, T* out, int64_t count, const Ch
   });
 }
 
-// Adds `count` values to `moments`. Deviations are taken from a shift near the mean, and short runs are summed
-// before they enter fp64, so a mean far larger than the spread costs no accuracy.
 template <typename T>
-inline void add_moments(Isa isa, const T* __restrict values, int64_t count, MomentsF64& moments) {
-  constexpr int64_t kRun = 512;
+struct DeviationSums {
+  T sum, squares;
+};
+
+// Sums of (v - origin) and (v - origin)^2, in four independent streams to hide the latency of additions.
+template <typename T>
+inline DeviationSums<T> deviation_sums(Isa isa, const T* v, int64_t count, T origin) {
+  DeviationSums<T> total;
+  vectorised(isa, [=, &total]() __attribute__((always_inline)) {
+    const int64_t quarter = count / 4;
+    const T *va = v, *vb = v + quarter, *vc = vb + quarter, *vd = vc + quarter;
+    T sa = 0, sb = 0, sc = 0, sd = 0, qa = 0, qb = 0, qc = 0, qd = 0;
+#pragma omp simd reduction(+ : sa, sb, sc, sd, qa, qb, qc, qd)
+    for (int64_t i = 0; i < quarter; ++i) {
+      const T a = va[i] - origin, b = vb[i] - origin, c = vc[i] - origin, d = vd[i] - origin;
+      sa += a, sb += b, sc += c, sd += d;
+      qa += a * a, qb += b * b, qc += c * c, qd += d * d;
+    }
+    for (int64_t i = 4 * quarter; i < count; ++i) {
+      const T a = v[i] - origin;
+      sa += a;
+      qa += a * a;
+    }
+    total.sum = (sa + sb) + (sc + sd);
+    total.squares = (qa + qb) + (qc + qd);
+  });
+  return total;
+}
+
+// Adds `count` values to `moments`. Deviations are taken from the mean so far, and short runs are summed before they
+// enter fp64, so a mean far larger than the spread costs no accuracy.
+template <typename T>
+inline void add_moments(Isa isa, const T* values, int64_t count, MomentsF64& moments) {
+  constexpr int64_t kRun = 1024;
   for (int64_t begin = 0; begin < count; begin += kRun) {
     const int64_t run = count - begin < kRun ? count - begin : kRun;
-    const T* __restrict v = values + begin;
-    T sum = 0, squares = 0, shift = v[0];
-    vectorised(isa, [&]() __attribute__((always_inline)) {
-      for (int pass = 0; pass < 2; ++pass) {  // the second pass shifts by the run's mean
-        T s = 0, s2 = 0;
-        const T origin = shift;
-#pragma omp simd reduction(+ : s, s2)
-        for (int64_t i = 0; i < run; ++i) {
-          const T d = v[i] - origin;
-          s += d;
-          s2 += d * d;
-        }
-        if (pass == 0) shift = origin + s / T(run);
-        sum = s;
-        squares = s2;
-      }
-    });
-    const double mean_deviation = double(sum) / double(run);
-    const double m2 = double(squares) - double(sum) * mean_deviation;
-    moments.combine(double(run), double(shift) + mean_deviation, m2 < 0 ? 0 : m2);
+    const T* v = values + begin;
+    T origin = moments.count > 0 ? T(moments.mean) : v[0];
+    DeviationSums<T> sums = deviation_sums(isa, v, run, origin);
+    // Where the origin was far from this run's mean the difference below would cancel: once more from a better one.
+    if (!(sums.sum * sums.sum <= T(0.75) * T(run) * sums.squares)) {
+      origin += sums.sum / T(run);
+      sums = deviation_sums(isa, v, run, origin);
+    }
+    const double deviation = double(sums.sum) / double(run);
+    const double m2 = double(sums.squares) - double(sums.sum) * deviation;
+    moments.combine(double(run), double(origin) + deviation, m2 < 0 ? 0 : m2);
   }
 }
 

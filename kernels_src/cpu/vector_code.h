@@ -2,6 +2,12 @@
 // baseline of the architecture and once for AVX2 + FMA, so that one cached library runs on any machine.
 #pragma once
 
+// Changes no value, only whether floating-point exception flags are kept: with them, GCC would not vectorise the
+// selections in vector_math.h. Before every other header, because GCC inlines only between functions that agree on it.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-trapping-math", "no-math-errno")
+#endif
+
 #include "../common.h"
 
 #if defined(__x86_64__)
