@@ -66,9 +66,9 @@ def bounds(
     PyTorch's own error at the same precision on the same input. The first is what a convolution is
     owed. The second is how a chain is treated: a normalisation subtracts a mean and divides by
     a spread, which magnifies rounding errors by a factor that depends on the data, and PyTorch's
-    own layers, given the same data, show that factor. Four is enough for another order of summation and
-    too little for the next coarser precision: bf16 operands err 8 times as much as TF32 ones, and TF32 ones
-    about 1000 times as much as fp32.
+    own layers, given the same data, show that factor. Four is enough for another order of
+    summation and too little for the next coarser precision: bf16 operands err 8 times as much as
+    TF32 ones, and TF32 ones about 1000 times as much as fp32.
 
     Largest error of one element: at most the larger of twice the relative bound times the largest
     |ref|, and four times PyTorch's own largest error. It is what catches a few wrong elements

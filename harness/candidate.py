@@ -34,6 +34,7 @@ FAILURE_CODES = {
     "construct_error",
     "state_dict_mismatch",
     "runtime_error",
+    "missing_gradient",
     "out_of_memory",
 }
 
@@ -41,18 +42,14 @@ FAILURE_CODES = {
 class Candidate:
     """One solution in its own process, which is ended with everything it started on `close`.
 
-    `timeout` is how many seconds the solution may spend, over all requests together. Each request
+    `limit_time` sets how many seconds it may spend, over all requests together. Each request
     raises Rejected when the process dies, overruns, breaks the protocol or reports a failure.
     """
 
-    def __init__(self, solution: Path, device: torch.device, timeout: float, build_dir: Path | None):
+    def __init__(self, device: torch.device, build_dir: Path | None = None):
         self.device = device
-        self.remaining = timeout
-        self.timeout = timeout
+        self.limit_time(600.0)
         self.folder = Path(tempfile.mkdtemp(prefix="evaluation-"))
-        # A copy, alone in a folder: the solution may lean on no neighbouring file.
-        self.path = self.folder / "solution.py"
-        shutil.copyfile(solution, self.path)
         self.inbox, self.outbox = wire.anonymous_file(), wire.anonymous_file()
         self.control, theirs = socket.socketpair()
         self.control.settimeout(60)  # for sending; receiving has its own deadline
@@ -118,6 +115,10 @@ class Candidate:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+    def limit_time(self, seconds: float) -> None:
+        """From now on the solution may spend this many seconds."""
+        self.timeout = self.remaining = seconds
 
     # Requests ----------------------------------------------------------------------------------
 
@@ -186,12 +187,17 @@ class Candidate:
 
     # Operations --------------------------------------------------------------------------------
 
-    def load(self, init_inputs: list, seed: int, dtype: torch.dtype, tf32: str) -> dict:
+    def load(
+        self, solution: Path, init_inputs: list, seed: int, dtype: torch.dtype, tf32: str
+    ) -> dict:
         """Build the solution; its freshly drawn state_dict, on the CPU, by name."""
+        # A copy, alone in a folder: the solution may lean on no neighbouring file.
+        path = self.folder / "solution.py"
+        shutil.copyfile(solution, path)
         reply = self.request(
             "load",
             "building",
-            path=str(self.path),
+            path=str(path),
             init=base64.b64encode(pickle.dumps(init_inputs)).decode(),
             seed=seed,
             device=str(self.device),

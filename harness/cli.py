@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--build-dir",
         type=Path,
         metavar="DIR",
-        help="keep builds here; default: an empty folder, so build seconds are those of a cold build",
+        help="keep builds here; default: an empty folder, for a cold build",
     )
     how.add_argument("--seed", type=int, default=2026, help="default %(default)s")
     out = parser.add_argument_group("output")
@@ -166,9 +166,7 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
     command = shlex.join(["python", "run_eval.py", *arguments])
     with tempfile.TemporaryDirectory(prefix="generated-") as folder:
         problems = _problems(given, Path(folder))
-        done = [
-            _evaluate(problem, options, command, given, console) for problem in problems
-        ]
+        done = [_evaluate(problem, options, command, given, console) for problem in problems]
     if len(done) > 1:
         tables.print_summary(console, done)
     _write(given, done if given.all else done[0], stdout)
@@ -219,7 +217,7 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 def _problems(given: argparse.Namespace, folder: Path) -> list[Problem]:
-    """What to evaluate, every file there; a solution is generated into `folder` if none is given."""
+    """What to evaluate, all files there; a missing solution is generated into `folder`."""
     if given.reference:
         if not given.reference.is_file():
             raise UsageError(f"--reference {given.reference}: no such file")

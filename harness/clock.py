@@ -2,7 +2,7 @@
 
 CUDA: device events around each call, the L2 cache flushed before it, all calls of a slice queued
 before the only synchronisation, so that the host's launch time is hidden as in real use.
-CPU: time.perf_counter around each call.
+CPU: time.perf_counter around each call, after a pause in which the other process comes to rest.
 """
 
 import gc
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+
+_CPU_PAUSE_S = 0.02
 
 
 class Stopwatch:
@@ -36,6 +38,8 @@ class Stopwatch:
 
     def _slice_cpu(self, call, prepare, scales):
         times, result, arguments = [], None, None
+        # The other process's idle threads spin for some milliseconds before they sleep.
+        time.sleep(_CPU_PAUSE_S)
         for scale in scales:
             # Freed first, so that every call finds the allocator in the same state.
             result = arguments = None
@@ -108,7 +112,7 @@ def training_call(model, grad_output: torch.Tensor) -> Callable:
 
 
 def training_prepare(model, base: Sequence) -> Callable[[float], list]:
-    """Arguments for `training_call`: fresh leaves that want gradients; parameter gradients cleared."""
+    """Arguments for `training_call`: fresh leaves; the parameters' gradients are cleared."""
 
     def prepare(scale: float) -> list:
         for parameter in model.parameters():

@@ -63,7 +63,8 @@ class Evaluation:
     Raises UsageError for an unusable reference or file, EnvironmentUnfit for a missing compiler.
     """
 
-    def __init__(self, problem: Problem, options: Options, progress):
+    def __init__(self, problem: Problem, options: Options, progress, start=Candidate):
+        self._start = start  # (device, build_dir) -> Candidate
         self.problem, self.options, self.progress = problem, options, progress
         self.device, self.dtype = options.device, options.dtype
         if problem.solution is None or not problem.solution.is_file():
@@ -127,12 +128,11 @@ class Evaluation:
 
     def _judge(self) -> None:
         options = self.options
-        with Candidate(
-            self.problem.solution, self.device, options.timeout, options.build_dir
-        ) as candidate:
+        self.progress.step("starting the solution's process")
+        with self._start(self.device, options.build_dir) as candidate:
             self.candidate = candidate
-            self.progress.step("starting the solution's process")
             candidate.start()
+            candidate.limit_time(options.timeout)
             self._build()
             for index, name in enumerate(CASES):
                 self.progress.step(f"checking on {name} inputs")
@@ -152,7 +152,7 @@ class Evaluation:
         seed, begin = self.options.seed, time.monotonic()
         self.outcome.seeds["weights"] = seed
         drawn = self.candidate.load(
-            self.reference.init_inputs, seed, self.dtype, self.options.tf32
+            self.problem.solution, self.reference.init_inputs, seed, self.dtype, self.options.tf32
         )
         self.outcome.build_s = time.monotonic() - begin
         wanted = self.model.state_dict()
@@ -180,7 +180,7 @@ class Evaluation:
             self._probe_uninitialised(case, answer, ours)
 
     def _forward(self, case: Case, answer: Expected, **flags) -> torch.Tensor | None:
-        """One forward (and backward) with all its checks; the output, if there is one to speak of."""
+        """One forward (and backward) with all its checks; returns the output."""
         candidate, options = self.candidate, self.options
         candidate.load_weights(case.state)
         values = [*case.inputs, answer.grad_output] if options.backward else case.inputs
@@ -206,7 +206,8 @@ class Evaluation:
             )
         except Rejected as rejection:
             self.outcome.errors[case.name] = getattr(rejection, "details", {})
-            stale = self.last_output is not None and check.same_bits(ours, self.last_output)
+            again = self.last_output is not None and not flags.get("poison")
+            stale = again and check.same_bits(ours, self.last_output)
             code = "stale_output" if stale else rejection.code
             told = "the previous call's output again; " if stale else ""
             self._note(Rejected(code, told + rejection.message))
@@ -239,15 +240,18 @@ class Evaluation:
         """The same call with NaN in all fresh memory: what was never written shows as NaN."""
         if check.first_non_finite(ours) is not None:
             return
-        known = len(self.outcome.reasons)
-        errors = dict(self.outcome.errors)
+        outcome = self.outcome
+        known, errors = outcome.reasons, outcome.errors
+        outcome.reasons, outcome.errors = [], {}
         self._forward(case, answer, poison=True)
-        self.outcome.errors = errors
-        news = self.outcome.reasons[known:]
-        if any(reason.startswith("non_finite") for reason in news):
-            text = news[0].partition(": ")[2]
+        found, outcome.errors = outcome.reasons, errors
+        outcome.reasons = known or found
+        garbage = [reason for reason in found if reason.startswith("non_finite")]
+        if garbage:
+            text = garbage[0].partition(": ")[2]
             message = f"elements that are never written, seen with NaN in fresh memory: {text}"
-            self.outcome.reasons[known:] = [f"uninitialised: {message}"]
+            others = [reason for reason in known if not reason.startswith("inaccurate")]
+            outcome.reasons = [f"uninitialised: {message}", *others]
 
     def _note(self, rejection: Rejected) -> None:
         if str(rejection) not in self.outcome.reasons:
@@ -284,7 +288,7 @@ class Evaluation:
         )
         outcome.measurement = measurement
         reported = measurement.summary()["solution"]["median"]
-        outcome.own_clock_ms = timing.own_clock_ms(self.candidate, reported)
+        outcome.own_clock_ms = timing.own_clock_ms(self.candidate)
         if not timing.clocks_agree(reported, outcome.own_clock_ms):
             raise Rejected(
                 "clocks_disagree",

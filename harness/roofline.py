@@ -21,7 +21,8 @@ class Layer:
     """What one convolution or linear layer computes in a forward pass.
 
     `reduction_length` K products are summed for one output element (at most); one element of a
-    weight's gradient sums `positions` products; `input_gradient_length` is the K of the input's gradient.
+    weight's gradient sums `positions` products; `input_gradient_length` is the K of the input's
+    gradient.
     """
 
     name: str
@@ -121,7 +122,7 @@ def ceilings(device: torch.device, precision: str) -> Ceilings:
     copy_bytes, size = (1 << 30, 8192) if cuda else (1 << 28, 2048)
     source = torch.ones(copy_bytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    seconds = _best_seconds(lambda: target.copy_(source), device)
+    seconds = _best_seconds(functools.partial(target.copy_, source), device)
     gbps = 2 * copy_bytes / seconds / 1e9
     del source, target
     dtypes = {"tf32": torch.float32, "float32": torch.float32, "float64": torch.float64}
@@ -194,8 +195,9 @@ def physical_floor_ms(work: Work, limits: Ceilings, device: torch.device) -> flo
     """A time below which no honest measurement can lie.
 
     On CUDA half the memory time where the data are more than four times the L2 cache (less could
-    stay there; a CPU's caches are not cleared between calls), and a fifth of the arithmetic time at the fastest measured rate: Winograd's algorithm
-    saves up to a factor of four, and ceilings are measured with a little noise.
+    stay there; a CPU's caches are not cleared between calls), and a fifth of the arithmetic time
+    at the fastest measured rate: Winograd's algorithm saves up to a factor of four, and ceilings
+    are measured with a little noise.
     """
     memory_ms = 0.0
     if device.type == "cuda":

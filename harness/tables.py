@@ -111,7 +111,9 @@ def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
     first = tables[0][1]
     shared = [key for key in first if all(key in table for _, table in tables)]
     if not shared:
-        raise UsageError("--compare: no problem was evaluated with the same settings in all of them")
+        raise UsageError(
+            "--compare: no problem was evaluated with the same settings in all of them"
+        )
     rows = []
     for key in shared:
         base = _median(first[key])

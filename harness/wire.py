@@ -37,7 +37,7 @@ class WireError(Exception):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """"float32" for torch.float32."""
+    """The name without its module: float32 for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -128,7 +128,7 @@ def _write_fully(fd: int, view: memoryview, offset: int) -> None:
 
 
 def read_tensor(fd: int, offset: int, spec: dict, device: torch.device) -> torch.Tensor:
-    """A new tensor on `device` with the bytes at `offset`; raises WireError when there are fewer."""
+    """A new tensor on `device` with the bytes at `offset`; WireError when there are fewer."""
     if os.fstat(fd).st_size < offset + spec_bytes(spec):
         raise WireError("fewer tensor bytes than announced")
     tensor = torch.empty(spec["shape"], dtype=DTYPES[spec["dtype"]], device=device)

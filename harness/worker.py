@@ -158,10 +158,12 @@ class Worker:
             clock.synchronize(self.device)
             peak_bytes = memory.stop() if measure_memory else None
         reply = {"output": self._describe_output(output), "peak_bytes": peak_bytes}
-        if type(output) is not torch.Tensor or output.nbytes > max_bytes:
+        if not self._can_send(output, max_bytes):
             return reply
         with blamed("runtime_error"):
             if backward:
+                if not output.requires_grad:
+                    raise Failure("missing_gradient", "the output is not part of a graph")
                 output.backward(grad_output)
                 clock.synchronize(self.device)
             offset = wire.write_tensor(self.outbox, 0, output)
@@ -218,7 +220,7 @@ class Worker:
         """Send the output of the last timed call."""
         output = self.timed
         reply = {"output": self._describe_output(output), "peak_bytes": None}
-        if type(output) is torch.Tensor and output.nbytes <= max_bytes:
+        if self._can_send(output, max_bytes):
             with blamed("runtime_error"):
                 wire.write_tensor(self.outbox, 0, output)
         return reply
@@ -235,6 +237,11 @@ class Worker:
             offset += wire.spec_bytes(entry)
         grad_output = arguments.pop() if with_gradient else None
         return arguments, grad_output
+
+    def _can_send(self, output, max_bytes: int) -> bool:
+        """Whether the output may be worth reading; if not, its description rejects it."""
+        plain = type(output) is torch.Tensor and output.device.type == self.device.type
+        return plain and output.nbytes <= max_bytes
 
     def _describe_output(self, output) -> dict:
         if type(output) is not torch.Tensor:
@@ -261,11 +268,11 @@ def poisoned_memory(wanted: bool):
         yield
         return
     torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
 
 
 class MemoryMeter:
