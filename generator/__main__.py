@@ -1,0 +1,97 @@
+"""python -m generator: reference files in, solution files out."""
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+from generator.emit import generate, write
+from generator.errors import Refusal
+from generator.sources import ROOT
+
+PROBLEMS = ROOT / "harness" / "problems"
+SOLUTIONS = ROOT / "solutions"
+
+_EXAMPLES = """examples:
+  python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o /tmp/solution.py
+  python -m generator --all       write solutions/ anew
+  python -m generator --check     exit 1 where solutions/ differs from what would be written
+
+exit status: 0 done, 1 --check found a difference, 2 wrong usage or a reference that cannot be done"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m generator",
+        description="Writes self-contained solution files from references in KernelBench format.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("reference", nargs="?", type=Path, help="reference file")
+    parser.add_argument("-o", "--output", type=Path, metavar="SOLUTION", help="file to write")
+    parser.add_argument("--all", action="store_true", help="every problem of harness/problems")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 where a file differs (default: all)",
+    )
+    return parser
+
+
+def _jobs(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> list[tuple[Path, Path]]:
+    if arguments.reference is not None:
+        if arguments.all:
+            parser.error("--all takes no reference")
+        if arguments.output is None:
+            parser.error("-o SOLUTION is needed with a reference")
+        return [(arguments.reference, arguments.output)]
+    if arguments.output is not None or not (arguments.all or arguments.check):
+        parser.error("give a reference and -o SOLUTION, or --all, or --check")
+    problems = sorted(PROBLEMS.glob("level*/*.py"))
+    return [(path, SOLUTIONS / path.relative_to(PROBLEMS)) for path in problems]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    jobs = _jobs(parser, arguments)
+    try:
+        texts = [(generate(reference, output), output) for reference, output in jobs]
+    except Refusal as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return 2
+    if arguments.check:
+        return _check(texts, all_files=arguments.reference is None)
+    for text, output in texts:
+        write(text, output)
+        print(f"wrote {output}")
+    return 0
+
+
+def _check(texts: list[tuple[str, Path]], all_files: bool) -> int:
+    different = 0
+    for text, output in texts:
+        committed = output.read_text(encoding="utf-8") if output.is_file() else ""
+        if committed != text:
+            different += 1
+            print(f"differs: {output}", file=sys.stderr)
+            diff = difflib.unified_diff(
+                committed.splitlines(),
+                text.splitlines(),
+                "committed",
+                "generated",
+                lineterm="",
+                n=1,
+            )
+            print("\n".join(list(diff)[:20]), file=sys.stderr)
+    strays = set(SOLUTIONS.glob("level*/*.py")) - {output for _, output in texts}
+    for stray in sorted(strays) if all_files else ():
+        different += 1
+        print(f"no problem generates {stray}", file=sys.stderr)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Writes the text of a solution file."""
+
+import ast
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from generator import static_rules
+from generator.chain import read_chain
+from generator.errors import Refusal
+from generator.model_class import solution_statements
+from generator.patterns import Match, match
+from generator.reference import Reference, load_reference, trace
+from generator.sources import ROOT, cpu_source, cuda_source
+from generator.statements import Statement, needed, split
+
+RUNTIME = Path(__file__).resolve().parent / "runtime"
+
+_LATE = ("_CHAIN", "_ACTIVATION")  # constants that need the step classes defined before them
+
+_PRECISION = """Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32 and the
+fp32_precision settings): TF32 allowed means operands rounded to nearest to 11 significant bits, products summed in
+fp32; forbidden means an fp32 answer. fp16 and bf16 are read as they are, summed in fp32, rounded once at the end.
+fp64 is computed in fp64. On the CPU, fp32 is computed in fp32."""
+
+
+def generate(reference_path: Path, output_path: Path) -> str:
+    """The solution's text. Raises Refusal where the reference is of no known pattern."""
+    reference = load_reference(reference_path)
+    chain = read_chain(reference, trace(reference))
+    matched = match(reference, chain)
+    cuda = cuda_source(matched.entry, matched.headers)
+    cpu = cpu_source(matched.entry, matched.headers)
+    slug = _slug(reference_path)
+    constants = {"_SLUG": repr(slug), **matched.constants}
+    own = _runtime_statements(matched, constants)
+    theirs = solution_statements(reference, chain.input_name, matched.forward)
+    _refuse_clashes(reference, own, theirs)
+    text = "\n".join(
+        [
+            _docstring(reference, matched, output_path, cuda, cpu),
+            _imports(own, theirs),
+            "",
+            f'CUDA_SOURCE = r"""\n{_raw(cuda)}"""',
+            "",
+            f'CPU_SOURCE = r"""\n{_raw(cpu)}"""',
+            "",
+            *(f"{name} = {value}" for name, value in constants.items() if name not in _LATE),
+            _join([statement for statement in own if not statement.is_import]),
+            "",
+            "",
+            *(f"{name} = {value}" for name, value in constants.items() if name in _LATE),
+            "_registry, _operator = _register_operator(_load_library())",
+            _join([statement for statement in theirs if not statement.is_import]),
+            "",
+        ]
+    )
+    _check(reference, text)
+    return text
+
+
+def write(text: str, path: Path) -> None:
+    """Writes the file as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _slug(path: Path) -> str:
+    return re.sub(r"\W+", "_", path.stem.lower()).strip("_")
+
+
+def _shown(path: Path) -> str:
+    """A path as text that does not depend on where the checkout is."""
+    path = path.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def _docstring(reference: Reference, matched: Match, output: Path, cuda: str, cpu: str) -> str:
+    command = f"python -m generator {_shown(reference.path)} -o {_shown(output)}"
+    return f'''"""{_slug(reference.path)}: {matched.summary}.
+
+{matched.method}
+
+On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE).
+
+{_PRECISION}
+
+Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them; everything else is
+read from the modules at each call.
+
+Generated, do not edit:
+    {command}
+sha256 of CUDA_SOURCE: {_sha256(cuda)}
+sha256 of CPU_SOURCE:  {_sha256(cpu)}
+"""
+'''
+
+
+def _sha256(source: str) -> str:
+    """Of the string as the solution holds it: a newline, then the source."""
+    return hashlib.sha256(f"\n{source}".encode()).hexdigest()
+
+
+def _raw(source: str) -> str:
+    if '"""' in source:
+        raise Refusal("a kernel source holds three double quotes in a row")
+    return source
+
+
+def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[Statement]:
+    """The operator layer of this pattern, pruned to what is reached, in an order that Python can execute."""
+    statements: list[Statement] = []
+    seen: set[str] = set()
+
+    def collect(module: str) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        own = split((RUNTIME / f"{module}.py").read_text(encoding="utf-8"))
+        for statement in own:
+            if isinstance(statement.node, ast.ImportFrom) and statement.node.module:
+                prefix, _, name = statement.node.module.rpartition(".")
+                if prefix == "generator.runtime":
+                    if name != "problem":
+                        collect(name)
+                    continue
+            statements.append(statement)
+
+    for module in ("steps", "forward", matched.entry, "build"):
+        collect(module)
+    written = " ".join([*constants.values(), matched.forward])
+    roots = set(re.findall(r"\b_\w+", written)) | {"_register_operator", "_load_library"}
+    return needed(statements, roots)
+
+
+def _imports(*groups: list[Statement]) -> str:
+    lines = {statement.text for group in groups for statement in group if statement.is_import}
+    lines |= {"import torch"}
+    text = "\n".join(sorted(lines, key=lambda line: ("torch" in line, line)))
+    if (
+        re.search(r"\bnn\.", "\n".join(s.text for s in groups[1]))
+        and "import torch.nn as nn" not in lines
+    ):
+        if not any("nn" in s.defines for s in groups[1]):
+            text += "\nimport torch.nn as nn"
+    return text
+
+
+def _join(statements: list[Statement]) -> str:
+    """Two blank lines around functions and classes, none between plain lines."""
+    parts: list[str] = []
+    previous_block = True
+    for statement in statements:
+        block = isinstance(statement.node, ast.FunctionDef | ast.ClassDef)
+        parts.append(("\n\n" if block or previous_block else "") + statement.text)
+        previous_block = block
+    return "\n".join(parts)
+
+
+def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Statement]) -> None:
+    """Solution and reference share one namespace, so no name may mean two things in it."""
+    ours = {name for statement in own for name in statement.defines}
+    ours |= {
+        "CUDA_SOURCE",
+        "CPU_SOURCE",
+        "_SLUG",
+        "_registry",
+        "_operator",
+        "_CHAIN",
+        "_ACTIVATION",
+    }
+    for statement in split(reference.source, reference.tree):
+        shared = statement.defines & ours
+        if statement.is_import and statement.text == "import torch":
+            continue
+        if "torch" in statement.defines and not isinstance(statement.node, ast.Import):
+            shared |= {"torch"}
+        shared -= {"torch"} if isinstance(statement.node, ast.Import) else set()
+        if shared:
+            raise Refusal(
+                f"{reference.path}:{statement.node.lineno}: the name {sorted(shared)[0]} is one that solutions use "
+                "themselves; rename it"
+            )
+
+
+def _check(reference: Reference, text: str) -> None:
+    broken = static_rules.violations(text)
+    if broken:
+        raise Refusal(
+            f"{reference.path}: the solution would break a rule of the benchmark: {'; '.join(broken)}"
+        )
+    compile(text, "<solution>", "exec")

@@ -1,0 +1,5 @@
+"""The one exception by which the generator says no."""
+
+
+class Refusal(Exception):
+    """The reference cannot be turned into a solution; the message names the operation and its line."""

@@ -1,0 +1,174 @@
+"""The chains that have kernels, and what a solution of each is made of."""
+
+import dataclasses
+
+from generator import steps
+from generator.chain import Chain, Operation
+from generator.errors import Refusal
+from generator.reference import Reference
+
+PATTERNS = """the generator knows these chains:
+  ConvTranspose2d, then element-wise operations
+  ConvTranspose2d, then element-wise operations, GroupNorm
+  ConvTranspose2d, BatchNorm2d, tanh or relu or sigmoid, MaxPool2d, GroupNorm"""
+
+
+@dataclasses.dataclass
+class Match:
+    """A recognised chain. `forward` is the body of ModelNew.forward."""
+
+    entry: str  # kernels_src/<device>/entry_<entry>.*, generator/runtime/<entry>.py
+    headers: dict[str, str]  # generated headers by file name
+    constants: dict[str, str]  # problem constants of generator/runtime/problem.py
+    forward: str
+    summary: str  # the chain in words
+    method: str  # what the kernels do
+
+
+def match(reference: Reference, chain: Chain) -> Match:
+    """Picks the pattern of a chain. Raises Refusal naming the first operation out of place."""
+    operations = chain.operations
+    kinds = [operation.kind for operation in operations]
+    if not operations:
+        raise Refusal(f"{reference.path}: forward does nothing; {PATTERNS}")
+    if kinds[0] != "conv":
+        _refuse(reference, operations[0], "is not the ConvTranspose2d that a chain begins with")
+    num_steps = next((i for i, kind in enumerate(kinds[1:]) if kind != "step"), len(kinds) - 1)
+    elementwise, rest = operations[1 : 1 + num_steps], operations[1 + num_steps :]
+    if not rest:
+        return _conv(chain, operations[0], elementwise)
+    if rest[0].kind == "group_norm":
+        if len(rest) > 1:
+            _refuse(reference, rest[1], "comes after GroupNorm, which must be the last operation")
+        return _conv_group_norm(chain, operations[0], elementwise, rest[0])
+    if rest[0].kind != "batch_norm":
+        _refuse(reference, rest[0], "cannot follow here")
+    if elementwise:
+        _refuse(reference, elementwise[0], "stands between ConvTranspose2d and BatchNorm2d")
+    return _conv_batch_norm_pool_group_norm(reference, chain, operations[0], rest)
+
+
+def _refuse(reference: Reference, operation: Operation, problem: str) -> None:
+    raise Refusal(f"{reference.path}:{operation.line}: {operation.label} {problem}; {PATTERNS}")
+
+
+def _lines(*arguments: str) -> str:
+    return "".join(f"            {argument},\n" for argument in arguments)
+
+
+def _call(function: str, *arguments: str) -> str:
+    return f"{function}(\n{_lines(*arguments)}        )"
+
+
+def _forward(operations: list[Operation], result: str) -> str:
+    """The body of ModelNew.forward: each module looked up once, then the call."""
+    modules = [
+        operation.values["module"] for operation in operations if "module" in operation.values
+    ]
+    lines = [f"{name} = {path}" for name, path in modules]
+    return "\n".join(f"        {line}" for line in [*lines, f"return {result}"])
+
+
+def _chain_constants(chain: Chain, elementwise: list[Operation]) -> dict[str, str]:
+    made = [operation.values["step"].python for operation in elementwise]
+    return {
+        "_CHAIN": f"({', '.join(made)}{',' if made else ''})",
+        "_NUM_VECTORS": str(len(chain.vectors)),
+    }
+
+
+def _epilogue(elementwise: list[Operation]) -> dict[str, str]:
+    made = [operation.values["step"] for operation in elementwise]
+    return {"generated_epilogue.h": steps.epilogue_header(made)}
+
+
+def _summary(operations: list[Operation]) -> str:
+    return " -> ".join(operation.label for operation in operations)
+
+
+def _conv(chain: Chain, conv: Operation, elementwise: list[Operation]) -> Match:
+    call = _call(
+        "_operator",
+        chain.input_name,
+        *conv.values["arguments"],
+        *conv.values["parameters"],
+    )
+    if chain.adds_batch_dimension:
+        call = f"_with_batch_dimension({call})"
+    return Match(
+        entry="conv",
+        headers=_epilogue(elementwise),
+        constants=_chain_constants(chain, elementwise),
+        forward=_forward([conv], call),
+        summary=_summary([conv, *elementwise]),
+        method=(
+            "One kernel walks a tap table: outputs with the same residue modulo the stride share their taps, so every\n"
+            "phase is a dense sliding product and no multiplication by an inserted zero is done. Bias and element-wise\n"
+            "operations are applied to the accumulator before its only store."
+        ),
+    )
+
+
+def _conv_group_norm(
+    chain: Chain, conv: Operation, elementwise: list[Operation], norm: Operation
+) -> Match:
+    call = _call(
+        "_operator",
+        chain.input_name,
+        *conv.values["arguments"],
+        *conv.values["parameters"],
+        *norm.values["arguments"],
+        *chain.vectors,
+    )
+    return Match(
+        entry="conv_group_norm",
+        headers=_epilogue(elementwise),
+        constants=_chain_constants(chain, elementwise),
+        forward=_forward([conv, norm], call),
+        summary=_summary([conv, *elementwise, norm]),
+        method=(
+            "The convolution walks a tap table (outputs with the same residue modulo the stride share their taps); bias,\n"
+            "element-wise operations and the moments that GroupNorm needs are computed while a tile is on chip, so the\n"
+            "statistics cost no read of the output. Normalisation reads the moments and rewrites the output once."
+        ),
+    )
+
+
+def _conv_batch_norm_pool_group_norm(
+    reference: Reference, chain: Chain, conv: Operation, rest: list[Operation]
+) -> Match:
+    expected = ("batch_norm", "step", "max_pool", "group_norm")
+    for operation, kind in zip(rest, expected, strict=False):
+        activation = operation.values.get("step")
+        if operation.kind != kind or (activation is not None and not activation.monotone):
+            _refuse(reference, operation, "cannot follow here")
+    if len(rest) < len(expected):
+        _refuse(reference, rest[-1], "cannot be the last operation")
+    if len(rest) > len(expected):
+        _refuse(reference, rest[4], "comes after GroupNorm, which must be the last operation")
+    norm, activation, pool, group_norm = rest
+    step = activation.values["step"]
+    arguments = [
+        "_operator",
+        norm.values["module"][0],
+        chain.input_name,
+        *conv.values["arguments"],
+        f"({', '.join(conv.values['parameters'])})",
+        f"({', '.join(pool.values['arguments'])})",
+        f"({', '.join(group_norm.values['arguments'])})",
+    ]
+    return Match(
+        entry="conv_batch_norm_pool_group_norm",
+        headers={
+            "generated_epilogue.h": steps.epilogue_header([]),
+            "generated_activation.h": steps.activation_header(step),
+        },
+        constants={"_ACTIVATION": step.python},
+        forward=_forward([conv, *rest], _call("_forward_and_track", *arguments)),
+        summary=_summary([conv, *rest]),
+        method=(
+            "The convolution walks a tap table and gathers the moments of every channel for BatchNorm. BatchNorm is\n"
+            "affine per channel and the activation never decreases, so max-pooling can come first (the minimum where the\n"
+            "scale is negative): BatchNorm, activation and GroupNorm then work on the pooled image only."
+        ),
+    )

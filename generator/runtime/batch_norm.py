@@ -1,0 +1,33 @@
+"""What BatchNorm2d keeps between calls, updated as PyTorch does."""
+
+import torch
+
+
+def _statistics_source(norm) -> tuple:
+    """(running_mean, running_var, use_batch_stats) for nn.BatchNorm2d `norm`; counts the batch in training mode.
+
+    Running statistics are None where this call does not read them.
+    """
+    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    if norm.training or norm.running_mean is None:
+        return None, None, True
+    return norm.running_mean, norm.running_var, False
+
+
+def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
+    """Moves the running statistics of `norm` towards a batch of `count` values per channel.
+
+    batch_var is the biased variance; the running one is unbiased. momentum None means the cumulative average,
+    1 / num_batches_tracked. An empty batch changes nothing.
+    """
+    if not (norm.training and norm.track_running_stats) or norm.running_mean is None or count == 0:
+        return
+    with torch.no_grad():
+        unbiased = batch_var * (count / (count - 1))
+        for running, batch in ((norm.running_mean, batch_mean), (norm.running_var, unbiased)):
+            batch = batch.to(running.dtype)
+            if norm.momentum is None:
+                running.lerp_(batch, 1.0 / norm.num_batches_tracked.to(running.dtype))
+            else:
+                running.lerp_(batch, norm.momentum)

@@ -1,0 +1,8 @@
+"""Stand-ins for what the generator writes into each solution."""
+
+_SLUG = "stand_in"
+_CHAIN = ()
+_NUM_VECTORS = 0
+_ACTIVATION = None
+CPU_SOURCE = ""
+CUDA_SOURCE = ""

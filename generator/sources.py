@@ -1,0 +1,55 @@
+"""Resolves a kernel entry file and all it includes into one string."""
+
+import re
+from pathlib import Path
+
+from generator.errors import Refusal
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ROOT / "kernels_src"
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+def resolve(entry: Path, replacements: dict[str, str]) -> str:
+    """The text of `entry` with every `#include "..."` in place of itself, each header once.
+
+    `replacements` maps file names (generated_epilogue.h ...) to the text used instead. Raises Refusal where a
+    file is missing.
+    """
+    seen: set[Path] = set()
+
+    def expand(path: Path, included_from: Path | None) -> list[str]:
+        if path in seen:
+            return []
+        seen.add(path)
+        text = replacements.get(path.name)
+        if text is None:
+            if not path.is_file():
+                where = f", included from {included_from.name}" if included_from else ""
+                raise Refusal(f"kernel source {path.relative_to(ROOT)} does not exist{where}")
+            text = path.read_text(encoding="utf-8")
+        lines = [f"// ---- {path.relative_to(ROOT).as_posix()}"]
+        for line in text.splitlines():
+            include = _INCLUDE.match(line)
+            if include:
+                lines += expand(_find(include[1], path), path)
+            elif line.strip() != "#pragma once":
+                lines.append(line.rstrip())
+        return lines
+
+    return "\n".join(expand(entry.resolve(), None)) + "\n"
+
+
+def _find(name: str, includer: Path) -> Path:
+    """Beside the including file first, then in kernels_src, as a compiler with -I kernels_src would."""
+    beside = (includer.parent / name).resolve()
+    return beside if beside.is_file() else (KERNELS / name).resolve()
+
+
+def cuda_source(entry: str, replacements: dict[str, str]) -> str:
+    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements)
+
+
+def cpu_source(entry: str, replacements: dict[str, str]) -> str:
+    return resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", replacements)

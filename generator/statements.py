@@ -1,0 +1,73 @@
+"""Cuts Python source into module-level statements and picks those that are needed."""
+
+import ast
+import dataclasses
+
+
+@dataclasses.dataclass
+class Statement:
+    """One module-level statement with its comments; names it binds and names it reads."""
+
+    node: ast.stmt
+    text: str
+    defines: frozenset[str]
+    uses: frozenset[str]
+
+    @property
+    def is_import(self) -> bool:
+        return isinstance(self.node, ast.Import | ast.ImportFrom)
+
+
+def split(source: str, tree: ast.Module | None = None) -> list[Statement]:
+    """The statements of a module in order, without its docstring; comments stay with the statement below them."""
+    tree = tree or ast.parse(source)
+    lines = source.splitlines()
+    statements = []
+    previous_end = 0
+    for index, node in enumerate(tree.body):
+        start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
+        is_docstring = (
+            index == 0
+            and isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        )
+        if not is_docstring:
+            while start > previous_end and lines[start - 1].startswith("#"):
+                start -= 1
+            text = "\n".join(lines[start : node.end_lineno])
+            statements.append(Statement(node, text, _defines(node), _uses(node)))
+        previous_end = node.end_lineno or previous_end
+    return statements
+
+
+def needed(statements: list[Statement], roots: set[str]) -> list[Statement]:
+    """The statements that define `roots` or what those read, transitively, in their order."""
+    wanted, found = set(roots), set()
+    while wanted:
+        name = wanted.pop()
+        found.add(name)
+        for statement in statements:
+            if name in statement.defines:
+                wanted |= statement.uses - found
+    return [statement for statement in statements if statement.defines & found]
+
+
+def _defines(node: ast.stmt) -> frozenset[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return frozenset({node.name})
+    names = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.alias):
+            names.add((child.asname or child.name).partition(".")[0])
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            names.add(child.id)
+    return frozenset(names)
+
+
+def _uses(node: ast.stmt) -> frozenset[str]:
+    return frozenset(
+        child.id
+        for child in ast.walk(node)
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)
+    )
