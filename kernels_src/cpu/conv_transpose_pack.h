@@ -8,6 +8,13 @@
 namespace tconv {
 namespace cpu {
 
+inline bool all_finite(const float* values, int64_t count) {
+  float sum = 0;  // of zeros, or NaN
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += values[i] * 0.0f;
+  return sum == 0.0f;
+}
+
 // packed[group][tile][in channel][tap][channel of the tile], taps in the order of tap_offsets.
 inline void pack_weights(const ConvTransposeProblem& p, const PackedPlan& plan, const PhasePlan& phase,
                          const float* weight, int64_t num_threads, float* packed) {

@@ -6,6 +6,7 @@
 
 #include "conv_outputs.h"
 #include "conv_transpose_pack.h"
+#include "conv_transpose_plain.h"
 #include "rows.h"
 #include "workspace.h"
 
@@ -31,9 +32,11 @@ class PackedConvTranspose {
   int64_t num_partials() const { return plan_.first_block.back(); }
 
   void pack() {
+    const float* weight = static_cast<const float*>(call_.weight);
+    finite_weights_ = all_finite(weight, p_.in_channels * plan_.group_out * p_.kernel_h * p_.kernel_w);
     for (const PhasePlan& phase : plan_.phases)
       if (phase.tap_count() > 0)
-        pack_weights(p_, plan_, phase, static_cast<const float*>(call_.weight), call_.num_threads, weights_);
+        pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
   }
 
   void run(const ConvOutputs<float>& outputs) const {
@@ -67,9 +70,11 @@ class PackedConvTranspose {
       for (int64_t t = item.first_tile; t < item.last_tile; ++t)
         for (int c = 0; c < plan_.tiles[t].count; ++c) *partial(outputs, item, plan_.tiles[t].first + c) = MomentsF64();
     }
+    const AxisPhase& h = plan_.phases[residue_h * plan_.phases_w].h;
+    const int64_t rows = std::min(plan_.rows, h.out_count - first_row);
+    if (!finite_weights_) return run_item_plain(outputs, item, h, first_row, rows);
     for (int64_t w = 0; w < plan_.phases_w; ++w) {
       const PhasePlan& phase = plan_.phases[residue_h * plan_.phases_w + w];
-      const int64_t rows = std::min(plan_.rows, phase.h.out_count - first_row);
       run_phase(outputs, item, phase, first_row, rows, scratch, scratch + plan_.x_floats);
     }
   }
@@ -131,6 +136,25 @@ class PackedConvTranspose {
     }
   }
 
+  // The tiles multiply absent taps' weights by zero, which is only right for finite weights.
+  void run_item_plain(const ConvOutputs<float>& outputs, const Item& item, const AxisPhase& h, int64_t first_row,
+                      int64_t rows) const {
+    const float* x = static_cast<const float*>(call_.x) + (outputs.first_sample + item.sample) * p_.x_stride_n;
+    for (int64_t t = item.first_tile; t < item.last_tile; ++t) {
+      for (int64_t co = plan_.tiles[t].first; co < plan_.tiles[t].first + plan_.tiles[t].count; ++co) {
+        const int64_t channel = item.group * plan_.group_out + co;
+        const ChannelEpilogue<float> epilogue(args_, channel);
+        for (int64_t r = first_row; r < first_row + rows; ++r) {
+          const int64_t oh = h.out_first + r * h.out_step;
+          float* row = outputs.out + ((item.sample * p_.out_channels + channel) * p_.out_h + oh) * p_.out_w;
+          plain_row(p_, x, static_cast<const float*>(call_.weight), channel, oh, row);
+          epilogue_row(isa_, row, row, p_.out_w, epilogue);
+          if (outputs.partials != nullptr) add_moments(isa_, row, p_.out_w, *partial(outputs, item, co));
+        }
+      }
+    }
+  }
+
   MomentsF64* partial(const ConvOutputs<float>& outputs, const Item& item, int64_t channel_of_group) const {
     return outputs.partials + (item.sample * num_partials() + item.block) * p_.out_channels +
            item.group * plan_.group_out + channel_of_group;
@@ -144,6 +168,7 @@ class PackedConvTranspose {
   float* weights_;
   float* scratch_;
   int64_t scratch_floats_, workspace_bytes_;
+  bool finite_weights_ = true;
 };
 
 }  // namespace cpu

@@ -74,20 +74,18 @@ TCONV_DEFINE_TILES(Avx2Tiles, TCONV_TARGET_AVX2, 32);
 #endif
 #undef TCONV_DEFINE_TILES
 
-inline TileFunction pick_tile(Isa isa, int channels) {
+inline TileFunction pick_tile([[maybe_unused]] Isa isa, int channels) {
 #if TCONV_HAVE_AVX2
   if (isa == Isa::kAvx2) return Avx2Tiles::pick(channels);
 #endif
-  (void)isa;
   return BaselineTiles::pick(channels);
 }
 
-inline int64_t tile_pixels(Isa isa, int channels) {
+inline int64_t tile_pixels([[maybe_unused]] Isa isa, int channels) {
   int lanes = BaselineTiles::kLanes;
 #if TCONV_HAVE_AVX2
   if (isa == Isa::kAvx2) lanes = Avx2Tiles::kLanes;
 #endif
-  (void)isa;
   return int64_t(lanes) * tile_vectors(channels);
 }
 

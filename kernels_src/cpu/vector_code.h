@@ -24,7 +24,7 @@ namespace cpu {
 
 enum class Isa { kBaseline, kAvx2 };
 
-inline Isa pick_isa(int64_t kernel_choice) {
+inline Isa pick_isa([[maybe_unused]] int64_t kernel_choice) {
 #if TCONV_HAVE_AVX2
   if (kernel_choice == kAuto && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
 #endif
@@ -40,7 +40,7 @@ TCONV_TARGET_AVX2 inline void call_for_avx2(const Body& body) {
 
 // Calls an always_inline lambda, compiled for `isa`.
 template <typename Body>
-TCONV_INLINE void vectorised(Isa isa, const Body& body) {
+TCONV_INLINE void vectorised([[maybe_unused]] Isa isa, const Body& body) {
 #if TCONV_HAVE_AVX2
   if (isa == Isa::kAvx2) return call_for_avx2(body);
 #endif
