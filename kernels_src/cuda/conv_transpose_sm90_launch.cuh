@@ -1,0 +1,120 @@
+// Host side of the Hopper convolution: is it to be used, what does it need, launch.
+#pragma once
+
+#include <algorithm>
+
+#include "check.h"
+#include "conv_transpose.cuh"
+#include "conv_transpose_sm90.cuh"
+#include "device_limits.h"
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// The plan of a call on a device, or an unusable one with the reason.
+inline Plan plan_call(const ConvCall& call, const DeviceLimits& device) {
+  Plan refused{};
+  refused.usable = false;
+  if (device.compute_major != 9 || device.compute_minor != 0) {
+    refused.reason = "not a compute capability 9.0 device";
+    return refused;
+  }
+  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
+  if (!sixteen_bit && !(call.dtype == kFloat32 && call.math == kMathTF32)) {
+    refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
+    return refused;
+  }
+  return make_plan(call.problem, static_cast<int>(device.smem_per_block), device.sm_count);
+}
+
+// Workspace: weight tiles, inverse scales, guard.
+struct Sm90Workspace {
+  int64_t tiles_bytes, scales_bytes, total_bytes;
+
+  explicit Sm90Workspace(const Plan& plan) {
+    tiles_bytes = plan.num_weight_tiles * plan.blocks_per_pass * kTapBytes;
+    const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_passes * plan.blocks_per_pass * kBlockOC;
+    scales_bytes = (channels * 4 + 255) / 256 * 256;
+    total_bytes = tiles_bytes + scales_bytes + 256;
+  }
+  uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
+  float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
+  GuardState* guard(void* base) const {
+    return reinterpret_cast<GuardState*>(static_cast<char*>(base) + tiles_bytes + scales_bytes);
+  }
+};
+
+template <int N, typename Storage>
+int64_t launch_columns(const Plan& plan, Sm90Args<Storage>& args, int num_sms, void* stream) {
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<N, Storage>, plan.smem_bytes));
+  const int64_t blocks = std::min<int64_t>(plan.num_tiles, num_sms);
+  args.tiles_per_block = static_cast<int>(plan.num_tiles / blocks);
+  args.blocks_with_one_more = static_cast<int>(plan.num_tiles % blocks);
+  return launch_kernel(conv_transpose_sm90<N, Storage>, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config::kThreads),
+                       plan.smem_bytes, stream, args);
+}
+
+// Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
+// the caller must run another kernel over the same outputs.
+template <typename Storage>
+int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {
+  const ConvTransposeProblem& p = call.problem;
+  const Sm90Workspace layout(plan);
+  const cudaError_t cleared =
+      cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+
+  WeightsArgs<Storage> weights{};
+  weights.plan = plan;
+  weights.kernel_h = p.kernel_h, weights.kernel_w = p.kernel_w;
+  weights.stride_h = p.stride_h, weights.stride_w = p.stride_w;
+  weights.padding_h = p.padding_h, weights.padding_w = p.padding_w;
+  weights.dilation_h = p.dilation_h, weights.dilation_w = p.dilation_w;
+  weights.weight = static_cast<const Storage*>(call.weight);
+  weights.tiles = layout.tiles(workspace);
+  weights.inv_scale = layout.scales(workspace);
+  weights.guard = layout.guard(workspace);
+  const int channels = plan.num_groups * plan.num_passes * plan.blocks_per_pass * kBlockOC;
+  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_sm90<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
+                                      call.stream, weights));
+
+  Sm90Args<Storage> args{};
+  args.plan = plan;
+  args.x = static_cast<const Storage*>(call.x);
+  args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
+  args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
+  args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
+  const int64_t quad = kVectorPixels;
+  args.whole_batches = plan.in_channels_per_group % Sm90Config::kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
+                      p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
+  args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
+  args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
+  args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
+  args.weight_tiles = layout.tiles(workspace);
+  args.inv_scale = layout.scales(workspace);
+  args.guard = layout.guard(workspace);
+  args.epilogue = make_epilogue_args<Storage>(call);
+  args.out = static_cast<Storage*>(outputs.out);
+  args.partials = outputs.partials;
+  switch (plan.n) {
+    case 96: return launch_columns<96>(plan, args, num_sms, call.stream);
+    case 128: return launch_columns<128>(plan, args, num_sms, call.stream);
+    case 184: return launch_columns<184>(plan, args, num_sms, call.stream);
+    case 216: return launch_columns<216>(plan, args, num_sms, call.stream);
+  }
+  return kUnsupportedKernel;
+}
+
+inline int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {
+  switch (call.dtype) {
+    case kFloat32: return launch_typed<float>(plan, call, outputs, workspace, num_sms);
+    case kFloat16: return launch_typed<__half>(plan, call, outputs, workspace, num_sms);
+    case kBFloat16: return launch_typed<__nv_bfloat16>(plan, call, outputs, workspace, num_sms);
+    default: return kUnsupportedDType;
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,97 @@
+// The few sm_90a instructions the Hopper kernels use, one thin wrapper each: mbarriers, bulk copies, wgmma's
+// bookkeeping, register reallocation. Semantics: PTX ISA, "Asynchronous barrier", "wgmma".
+#pragma once
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the asynchronous proxy.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Returns once the barrier has completed the phase of this parity.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
+__device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Orders this thread's ordinary shared-memory stores before later reads by wgmma or bulk copies.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most kPending of this warp's committed groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving reads of accumulators above the wait that completes them.
+template <int kCount>
+__device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
+// 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
+// hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared) {
+  constexpr uint64_t kSwizzle128B = uint64_t(1) << 62;
+  constexpr uint64_t kStrideByteOffset = uint64_t(1024 >> 4) << 32;
+  constexpr uint64_t kLeadingByteOffset = uint64_t(1) << 16;  // ignored for swizzled K-major operands
+  return kSwizzle128B | kStrideByteOffset | kLeadingByteOffset | ((shared & 0x3FFFF) >> 4);
+}
+constexpr uint64_t kDescriptorStepK16 = 32 >> 4;
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
