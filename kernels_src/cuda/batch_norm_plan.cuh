@@ -17,8 +17,8 @@ class BatchNormPlan {
   using Acc = AccOf<S>;
 
   // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
-  BatchNormPlan(const BatchNormPoolArgs& args, int64_t batch, int64_t channels, int64_t plane, int64_t producer_partials,
-                WorkspaceLayout& layout)
+  BatchNormPlan(const BatchNormPoolArgs& args, int64_t batch, int64_t channels, int64_t plane,
+                int64_t producer_partials, WorkspaceLayout& layout)
       : args_(args), batch_(batch), channels_(channels), plane_(plane), measure_(producer_partials == 0) {
     table_ = layout.reserve(channels * sizeof(ChannelAffine<Acc>));
     if (!args.use_batch_stats) return;
@@ -41,10 +41,9 @@ class BatchNormPlan {
                                           reinterpret_cast<const Acc*>(args_.running_var), channels_, affine,
                                           table(workspace), stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
-    if (measure_) {
-      const int64_t status = launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream);
-      if (status != kOk) return status;
-    }
+    if (measure_)
+      TCONV_RETURN_IF_ERROR(
+          launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
     return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine, table(workspace),
                                          reinterpret_cast<Acc*>(args_.batch_mean),
                                          reinterpret_cast<Acc*>(args_.batch_var), stream);

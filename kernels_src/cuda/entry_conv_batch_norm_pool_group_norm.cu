@@ -52,15 +52,13 @@ struct ConvBatchNormPoolGroupNorm {
     S* out = static_cast<S*>(conv.out);
     ConvOutputs outputs{y, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
-    int64_t status = launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace));
-    if (status == kOk) status = batch_norm.run(y, conv.workspace, stream);
-    if (status == kOk)
-      status = norm::launch_batch_norm_activation_max_pool<S>(
-          y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch,
-          p.out_channels, norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool), stream);
-    if (status == kOk)
-      status = group_norm.run(out, norm::make_group_norm_affine<S>(call.group_norm), conv.workspace, stream);
-    return status;
+    TCONV_RETURN_IF_ERROR(
+        launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+    TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
+    TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
+        y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
+        norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool), stream));
+    return group_norm.run(out, norm::make_group_norm_affine<S>(call.group_norm), conv.workspace, stream);
   }
 };
 
@@ -81,4 +79,4 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvBatchNormPoolGroupNormCall*
   });
 }
 
-TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::norm::error_string(code); }
+TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }

@@ -35,9 +35,8 @@ struct ConvGroupNorm {
     if (conv.workspace_bytes < layout.bytes()) return kWorkspaceTooSmall;
     ConvOutputs outputs{conv.out, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = group_norm.producer_partials(conv.workspace);
-    const int64_t status =
-        launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace));
-    if (status != kOk) return status;
+    TCONV_RETURN_IF_ERROR(
+        launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     return group_norm.run(static_cast<S*>(conv.out), norm::make_group_norm_affine<S>(call.group_norm), conv.workspace,
                           static_cast<cudaStream_t>(conv.stream));
   }
@@ -60,4 +59,4 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
   });
 }
 
-TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::norm::error_string(code); }
+TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }

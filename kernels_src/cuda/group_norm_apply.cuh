@@ -20,7 +20,8 @@ struct GroupNormApplyConfig {
 
 template <typename S>
 __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
-    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements, int64_t plane) {
+    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                            int64_t plane) {
   using Config = GroupNormApplyConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
@@ -60,19 +61,20 @@ __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
           pixel -= plane;
           affine = table[++channel];
         }
-        vectors[i].values[j] = from_acc<S>(affine.apply(to_acc(vectors[i].values[j])));
+        vectors[i].values[j] = to_storage<S>(affine.apply(to_acc(vectors[i].values[j])));
       }
       store_streaming(data + first, vectors[i]);
       continue;
     }
     // The ends of the tensor, where a vector is not whole.
+#pragma unroll 1
     for (int j = 0; j < kVector && first + j < elements; ++j, ++pixel) {
       if (first + j < 0) continue;
       if (pixel >= plane) {
         pixel -= plane;
         ++channel;
       }
-      data[first + j] = from_acc<S>(table[channel].apply(to_acc(data[first + j])));
+      data[first + j] = to_storage<S>(table[channel].apply(to_acc(data[first + j])));
     }
   }
 }

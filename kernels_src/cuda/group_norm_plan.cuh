@@ -54,12 +54,11 @@ class GroupNormPlan {
     if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
-    int64_t status = kOk;
     if (measure_)
-      status = launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels, shape_.plane, stream);
-    if (status == kOk) status = launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream);
-    if (status == kOk) status = launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
-    return status;
+      TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels,
+                                                               shape_.plane, stream));
+    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream));
+    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
   }
 
  private:
@@ -73,17 +72,6 @@ class GroupNormPlan {
 template <typename S>
 GroupNormAffine<S> make_group_norm_affine(const GroupNormArgs& args) {
   return {static_cast<const S*>(args.weight), static_cast<const S*>(args.bias), args.eps};
-}
-
-inline const char* error_string(int64_t code) {
-  if (code > 0) return cudaGetErrorString(static_cast<cudaError_t>(code));
-  switch (code) {
-    case kOk: return "success";
-    case kUnsupportedDType: return "the dtype has no kernel";
-    case kUnsupportedKernel: return "the forced kernel cannot do this problem";
-    case kWorkspaceTooSmall: return "the workspace is smaller than the call needs";
-    default: return "unknown error code";
-  }
 }
 
 }  // namespace norm

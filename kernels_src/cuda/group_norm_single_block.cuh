@@ -1,7 +1,8 @@
 // GroupNorm of groups small enough for one block's registers: read once, write once.
 //   out = (in - mean) * rstd * weight[c] + bias[c], statistics over the group's channels and pixels
-// in, out [batch][channels][plane], the same tensor or two that lie alike relative to 16-byte boundaries. A group is one
-// contiguous range; each thread holds vectors of it, aligned to 16 bytes; the first and the last may be partial.
+// in, out [batch][channels][plane], the same tensor or two that lie alike relative to 16-byte boundaries.
+// A group is one contiguous range; each thread holds vectors of it, aligned to 16 bytes; the first and the
+// last may be partial.
 #pragma once
 
 #include "group_norm_finalise.cuh"
@@ -14,7 +15,9 @@ template <typename S>
 struct GroupNormSingleBlockConfig {
   static constexpr int kMaxThreads = 512;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
-  static constexpr int kVectorsPerThread = 32 * static_cast<int>(sizeof(float)) / (kVector * static_cast<int>(sizeof(AccOf<S>)));
+  static constexpr int kRegistersPerThread = 32;  // that hold values, in the accumulation type
+  static constexpr int kVectorsPerThread =
+      kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
@@ -52,7 +55,8 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   out += base;
   // Vector i of this thread holds the group's elements [position(i), position(i) + kVector).
   const int shift = elements_past_boundary(in);
-  const auto position = [&](int i) { return (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVector - shift; };
+  const int num_threads = blockDim.x, thread = threadIdx.x;
+  const auto position = [&](int i) { return (i * num_threads + thread) * kVector - shift; };
   const auto whole = [&](int p) { return p >= 0 && p + kVector <= elements; };
   const auto inside = [&](int p) { return p >= 0 && p < elements; };
 
@@ -64,7 +68,7 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
       vectors[i] = load_streaming<S, 16>(in + p);
     } else {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) vectors[i].values[j] = inside(p + j) ? in[p + j] : from_acc<S>(Acc(0));
+      for (int j = 0; j < kVector; ++j) vectors[i].values[j] = inside(p + j) ? in[p + j] : to_storage<S>(Acc(0));
     }
   }
 
@@ -109,7 +113,7 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
         pixel -= plane;
         a = channel_affine(++channel);
       }
-      vectors[i].values[j] = from_acc<S>(a.apply(to_acc(vectors[i].values[j])));
+      vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j])));
     }
     if (whole(p)) {
       store_streaming(out + p, vectors[i]);

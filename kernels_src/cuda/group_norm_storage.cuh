@@ -1,53 +1,36 @@
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstring>
 
 #include "../moments.h"
+#include "check.h"
+#include "storage.cuh"
 
 namespace tconv {
 namespace cuda {
 namespace norm {
 
-// fp64 statistics need fp64 partials; every other dtype accumulates in fp32 and combines in fp64.
-template <typename S>
-struct StorageTraits {
-  using Acc = float;
-  using Partial = Moments;
-};
-template <>
-struct StorageTraits<double> {
-  using Acc = double;
-  using Partial = MomentsF64;
-};
-
 template <typename S>
 using AccOf = typename StorageTraits<S>::Acc;
+
+// fp64 statistics need fp64 partials; every other dtype has fp32 ones, combined in fp64.
 template <typename S>
-using PartialOf = typename StorageTraits<S>::Partial;
+struct PartialTraits {
+  using type = Moments;
+};
+template <>
+struct PartialTraits<double> {
+  using type = MomentsF64;
+};
+template <typename S>
+using PartialOf = typename PartialTraits<S>::type;
 
 // Named intrinsics, because PyTorch's build flags remove the implicit half conversions.
 __device__ __forceinline__ float to_acc(float v) { return v; }
 __device__ __forceinline__ double to_acc(double v) { return v; }
 __device__ __forceinline__ float to_acc(__half v) { return __half2float(v); }
 __device__ __forceinline__ float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
-
-template <typename S>
-__device__ __forceinline__ S from_acc(AccOf<S> v) {
-  return v;
-}
-template <>
-__device__ __forceinline__ __half from_acc<__half>(float v) {
-  return __float2half_rn(v);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_acc<__nv_bfloat16>(float v) {
-  return __float2bfloat16_rn(v);
-}
 
 // An affine parameter that may be absent.
 template <typename S>
@@ -114,14 +97,14 @@ int64_t dispatch_dtype(int64_t dtype, F f) {
   }
 }
 
-// Launches kernel<<<blocks, threads, 0, stream>>>(args...); nothing where there are no blocks.
+// Launches a one-dimensional grid; nothing where there are no blocks.
 template <typename... Params, typename... Args>
-int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream, Args... args) {
+int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream, const Args&... args) {
   constexpr int64_t kMaxGridX = 0x7fffffff;
   if (blocks == 0) return kOk;
   if (blocks > kMaxGridX) return cudaErrorInvalidConfiguration;
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(static_cast<Params>(args)...);
-  return cudaGetLastError();
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), 0, stream,
+                       static_cast<Params>(args)...);
 }
 
 }  // namespace norm

@@ -1,7 +1,7 @@
 // BatchNorm + activation + max-pool in one pass over the convolution's output.
 //   out[n][c][oh][ow] = max over the window of activation(affine[c].apply(in[n][c][ih][iw]))
-// in [batch][channels][in_h][in_w] -> out [batch][channels][out_h][out_w]. The activation never decreases, so it is applied
-// once, to the window's maximum. A window without any pixel gives -Inf, as PyTorch's.
+// in [batch][channels][in_h][in_w] -> out [batch][channels][out_h][out_w]. The activation never decreases,
+// so it is applied once, to the window's maximum. A window without any pixel gives -Inf, as PyTorch's.
 // A 1 x 1 window makes it BatchNorm + activation of data that were pooled before.
 // `partials`, where not null, receives moments of the outputs: [batch][num_partials][channels].
 // One warp owns a piece of one output plane and keeps its outputs in registers for the moments. Blocks run from the end
@@ -50,7 +50,8 @@ struct PairWindow {
 
 // Any window; `in` is the channel's plane.
 template <typename S>
-__device__ __forceinline__ AccOf<S> pool_any_window(const S* __restrict__ in, const PoolGeometry& g, int out_row, int out_col,
+__device__ __forceinline__ AccOf<S> pool_any_window(const S* __restrict__ in, const PoolGeometry& g,
+                                                    int out_row, int out_col,
                                                     const ChannelAffine<AccOf<S>>& affine) {
   using Acc = AccOf<S>;
   const WindowSpan rows = window_span(out_row, g.stride_h, g.padding_h, g.dilation_h, g.kernel_h, g.in_h);
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(PoolConfig::kThreads)
       if (output >= count) continue;
       Acc& value = values[round * kInFlight + i];
       if constexpr (kPairs) value = Activation::apply<Acc>(windows[i].maximum(affine));
-      const S stored = from_acc<S>(value);
+      const S stored = to_storage<S>(value);
       out[output] = stored;
       value = to_acc(stored);  // the moments are those of the tensor that GroupNorm reads
     }
