@@ -100,7 +100,7 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t r
       phase.tap_offsets.push_back((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
                                   int64_t(tw) * w.offset_step);
   // Packed planes stay in L2, a tile's weights in L1.
-  constexpr int64_t kPlanesBytes = 192 << 10, kWeightsBytes = 16 << 10;
+  constexpr int64_t kPlanesBytes = 128 << 10, kWeightsBytes = 16 << 10;
   const int64_t by_planes = kPlanesBytes / (phase.plane * 4);
   const int64_t by_weights = kWeightsBytes / (phase.tap_count() * kMaxTileChannels * 4);
   const int64_t block = std::clamp<int64_t>(std::min(by_planes, by_weights), 1, group_in);
