@@ -29,6 +29,11 @@ inline EpilogueArgs<Storage> make_epilogue_args(const ConvCall& call) {
 
 namespace tconv {
 
+template <typename Acc, typename Storage>
+TCONV_HD Acc channel_bias(const EpilogueArgs<Storage>& args, int64_t channel) {
+  return args.bias != nullptr ? static_cast<Acc>(args.bias[channel]) : Acc(0);
+}
+
 // acc + bias, then the generated chain. Acc is float, or double for fp64 tensors.
 template <typename Acc, typename Storage>
 TCONV_HD Acc apply_epilogue(Acc acc, const EpilogueArgs<Storage>& args, int64_t channel) {

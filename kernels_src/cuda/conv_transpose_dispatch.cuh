@@ -33,6 +33,10 @@ auto with_mma_config(const ConvCall& call, Function&& f) {
   }
 }
 
+inline bool has_no_outputs(const ConvTransposeProblem& p) {
+  return p.batch == 0 || p.out_channels == 0 || p.out_h <= 0 || p.out_w <= 0;
+}
+
 inline KernelPlan plain_plan(const ConvCall& call, const char* reason) {
   KernelPlan plan{};
   plan.kernel = kPlain;
@@ -60,7 +64,7 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   return with_mma_config(call, [&](auto config) {
     using Config = decltype(config);
     KernelPlan plan{};
-    if (!mma_choose_geometry<Config>(p, device, &plan.geometry))
+    if (!choose_geometry<Config>(p, mma_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry))
       return plain_plan(call, "no tile fits this device's shared memory");
     plan.kernel = kPortable;
     plan.reason = "tensor cores";
@@ -74,7 +78,7 @@ inline KernelPlan portable_plan(const ConvCall& call) {
 inline KernelPlan choose_kernel(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
-  if (p.batch == 0 || p.out_channels == 0 || p.out_h <= 0 || p.out_w <= 0) return plain_plan(call, "nothing to compute");
+  if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
   switch (call.kernel_choice) {
     case kPlain: return plain_plan(call, "forced");
     case kPortable: {
@@ -99,8 +103,7 @@ int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   const KernelPlan plan = choose_kernel(call);
   if (plan.status != kOk) return plan.status;
-  const ConvTransposeProblem& p = call.problem;
-  if (p.batch == 0 || p.out_channels == 0 || p.out_h <= 0 || p.out_w <= 0) return kOk;
+  if (has_no_outputs(call.problem)) return kOk;
   if (plan.kernel == kPortable)
     return with_mma_config(call, [&](auto config) {
       return launch_mma<decltype(config)>(call, plan.geometry, outputs.out, outputs.partials, workspace);

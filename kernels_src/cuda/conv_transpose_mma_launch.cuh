@@ -27,16 +27,14 @@ double mma_useful_fraction(const ConvTransposeProblem& p) {
          static_cast<double>(round_up(oc, Config::BLOCK_OC) * round_up(ic, Config::BLOCK_IC));
 }
 
+inline TileLimits tile_limits(const DeviceLimits& device) {
+  return {device.sm_count, device.smem_per_block, device.smem_per_sm, device.smem_reserved_per_block};
+}
+
+// Tiles per position of the tile grid.
 template <typename Config>
-bool mma_choose_geometry(const ConvTransposeProblem& p, const DeviceLimits& device, TileGeometry* geometry) {
-  TileLimits limits;
-  limits.sm_count = device.sm_count;
-  limits.smem_per_block = device.smem_per_block;
-  limits.smem_per_sm = device.smem_per_sm;
-  limits.smem_reserved = device.smem_reserved_per_block;
-  const int64_t elsewhere = p.batch * p.stride_h * p.stride_w * p.groups *
-                            ceil_div(p.out_channels / p.groups, Config::BLOCK_OC);
-  return choose_geometry<Config>(p, elsewhere, limits, geometry);
+int64_t mma_tiles_elsewhere(const ConvTransposeProblem& p) {
+  return p.batch * p.stride_h * p.stride_w * p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC);
 }
 
 inline int64_t mma_num_partials(const ConvTransposeProblem& p, const TileGeometry& g) {
@@ -59,8 +57,10 @@ int64_t mma_workspace_bytes(const ConvTransposeProblem& p) {
   return mma_phase_bytes(p) + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
 }
 
+// only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
 template <typename Config>
-int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace) {
+int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
+                   const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
   unsigned char* const stream = static_cast<unsigned char*>(workspace) + mma_phase_bytes(p);
@@ -70,6 +70,7 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.weight = static_cast<const Storage*>(call.weight);
   transform.stream = reinterpret_cast<uint4*>(stream);
   transform.phases = static_cast<AxisPhase*>(workspace);
+  transform.only_if = only_if;
   transform.group_h = geometry.group_h;
   transform.group_w = geometry.group_w;
   transform.tap_step_h = static_cast<int>(p.stride_h / gcd(p.stride_h, p.dilation_h));
@@ -90,6 +91,7 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   params.phases = transform.phases;
   params.out = static_cast<Storage*>(out);
   params.partials = partials;
+  params.only_if = only_if;
   params.epilogue = make_epilogue_args<Storage>(call);
   params.tile = geometry;
   params.by_window_pitch = FastDivisor::make(static_cast<uint32_t>(geometry.window_pitch));
@@ -112,7 +114,16 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   params.num_ic_blocks = transform.num_ic_blocks;
   params.num_oc_blocks = transform.num_oc_blocks;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_mma_kernel<Config>, geometry.smem_bytes));
-  const int64_t grid = p.batch * p.groups * mma_num_partials(p, geometry) * transform.num_oc_blocks;
+  const int64_t num_tiles = p.batch * p.groups * mma_num_partials(p, geometry) * transform.num_oc_blocks;
+  params.num_tiles = static_cast<unsigned>(num_tiles);
+  // One block per tile lets the hardware balance; a launch that may do nothing starts only as many as run at once.
+  int64_t grid = num_tiles;
+  if (only_if != nullptr) {
+    DeviceLimits device;
+    TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+    const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
+    if (resident < grid) grid = resident;
+  }
   return launch_kernel(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
                        geometry.smem_bytes, call.stream, params);
 }

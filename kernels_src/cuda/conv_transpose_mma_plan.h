@@ -76,6 +76,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
                      int64_t tiles_elsewhere, const TileLimits& limits) {
   constexpr double kFillCost = 0.35;    // per window pixel
   constexpr double kSectorCost = 35.0;  // per 32-byte run of outputs, all channels of the block
+  constexpr double kExposedRoundCost = 250.0;  // per round of fills that no products hide
   constexpr double kOneBlockPenalty = 1.25;
 
   const bool flat = g->flat_step != 0;
@@ -105,10 +106,15 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   if (blocks_per_sm > Config::kMinBlocksPerSm) blocks_per_sm = Config::kMinBlocksPerSm;
 
   const double products = static_cast<double>(h.max_taps) * w.max_taps * num_ic_blocks * Config::BLOCK_PIX;
-  const double fills = static_cast<double>(windows) * pixels;
+  const double fill_pixels = static_cast<double>(windows) * pixels;
+  const int64_t steps = static_cast<int64_t>(g->group_h) * g->group_w;
+  const int64_t fills = ceil_div(pixels, Config::kFillPixels * (Config::kNumWarps / Config::kChunks));
+  const int64_t hidden_fills = steps * Config::kFillsInFlight;
+  const int64_t exposed_rounds = fills > hidden_fills ? ceil_div(fills - hidden_fills, Config::kFillsInFlight) : 0;
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
-  double per_tile = products + kFillCost * fills + kSectorCost * sectors;
+  double per_tile = products + kFillCost * fill_pixels + kExposedRoundCost * static_cast<double>(windows * exposed_rounds) +
+                    kSectorCost * sectors;
   if (blocks_per_sm == 1) per_tile *= kOneBlockPenalty;
   const double tiles = static_cast<double>(g->tiles_h) * g->tiles_w * static_cast<double>(tiles_elsewhere);
   if (tiles > INT32_MAX) return false;  // one grid dimension
@@ -117,26 +123,20 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   return true;
 }
 
-// The cheapest geometry that fits; false where none does (then another kernel must do the call).
-// tiles_elsewhere = samples * phases * groups * channel blocks.
-template <typename Config>
-bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
-                     TileGeometry* best) {
+// Calls visit(geometry) for every candidate that fits. tiles_elsewhere = samples * phases * groups * channel blocks.
+template <typename Config, typename Visit>
+void for_each_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
+                       Visit&& visit) {
   const AxisSummary h = summarize_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h);
   const AxisSummary w = summarize_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w);
   const int64_t num_ic_blocks = ceil_div(p.in_channels / p.groups, Config::BLOCK_IC);
-  bool found = false;
   const auto consider = [&](TileGeometry g) {
-    // Fewest windows first: one for all taps, then more and smaller groups.
+    // One window for all taps, then more windows with fewer taps each, down to one.
     for (int64_t splits_h = 1;; ++splits_h) {
       g.group_h = h.max_taps == 0 ? 1 : static_cast<int>(ceil_div(h.max_taps, splits_h));
       for (int64_t splits_w = 1;; ++splits_w) {
         g.group_w = w.max_taps == 0 ? 1 : static_cast<int>(ceil_div(w.max_taps, splits_w));
-        const bool fits = finish_geometry<Config>(&g, h, w, num_ic_blocks, tiles_elsewhere, limits);
-        if (fits && (!found || g.cost < best->cost)) {
-          *best = g;
-          found = true;
-        }
+        if (finish_geometry<Config>(&g, h, w, num_ic_blocks, tiles_elsewhere, limits)) visit(g);
         if (g.group_w == 1) break;
         while (ceil_div(w.max_taps, splits_w + 1) == g.group_w) ++splits_w;
       }
@@ -163,26 +163,20 @@ bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, con
     g.tiles_w = 1;
     consider(g);
   }
-  return found;
 }
 
-// Division of 0 <= n < 2^31 by a fixed 1 <= d < 2^31: multiply and shift (Granlund, Montgomery, "Division by
-// invariant integers using multiplication", 1994).
-struct FastDivisor {
-  uint32_t divisor, multiplier, shift;
-
-  static FastDivisor make(uint32_t d) {
-    FastDivisor f{d, 0, 0};
-    while ((uint64_t{1} << f.shift) < d) ++f.shift;  // 2^shift >= d
-    if (d > 1) f.multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + f.shift)) + d - 1) / d);
-    return f;
-  }
-
-  TCONV_HD uint32_t quotient(uint32_t n) const {
-    if (divisor == 1) return n;
-    return static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> (31 + shift));
-  }
-};
+// The cheapest geometry; false where none fits (then another kernel must do the call).
+template <typename Config>
+bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
+                     TileGeometry* best) {
+  bool found = false;
+  for_each_geometry<Config>(p, tiles_elsewhere, limits, [&](const TileGeometry& g) {
+    if (found && !(g.cost < best->cost)) return;
+    *best = g;
+    found = true;
+  });
+  return found;
+}
 
 }  // namespace cuda
 }  // namespace tconv

@@ -9,6 +9,7 @@
 #include "../epilogue.h"
 #include "../moments.h"
 #include "check.h"
+#include "fast_divisor.h"
 #include "mma_sync.cuh"
 #include "storage.cuh"
 
@@ -16,6 +17,7 @@ namespace tconv {
 namespace cuda {
 
 constexpr int kPlainPixels = 256;
+constexpr int kPlainMinBlocksPerSm = 3;  // room for 64-bit addresses; more blocks would spill
 
 template <typename Storage>
 struct PlainParams {
@@ -26,19 +28,19 @@ struct PlainParams {
   Moments* partials;  // or null
   EpilogueArgs<Storage> epilogue;
   bool round_operands;  // fp32 in TF32 mode: the same operands as the tensor-core kernels
-  int64_t blocks_per_plane, num_blocks;
+  int64_t oc_per_group, ic_per_group, blocks_per_plane, num_blocks;
+  FastDivisor64 by_blocks_per_plane, by_out_channels, by_oc_per_group, by_out_w, by_stride_h, by_stride_w;
 };
 
 inline int64_t plain_blocks_per_plane(const ConvTransposeProblem& p) {
   return (p.out_h * p.out_w + kPlainPixels - 1) / kPlainPixels;
 }
 
-// Input coordinate that tap k contributes to output o, or -1.
-__device__ __forceinline__ int64_t tap_source(int64_t o, int64_t k, int64_t in, int64_t stride, int64_t padding,
-                                              int64_t dilation) {
-  const int64_t numerator = o + padding - k * dilation;
+// Input coordinate that a tap with this numerator (problem.h) contributes, or -1.
+__device__ __forceinline__ int64_t tap_source(int64_t numerator, int64_t in, int64_t stride,
+                                              const FastDivisor64& by_stride) {
   if (numerator < 0) return -1;
-  const int64_t i = stride == 1 ? numerator : numerator / stride;
+  const int64_t i = by_stride.quotient(numerator);
   return i * stride == numerator && i < in ? i : -1;
 }
 
@@ -57,16 +59,17 @@ __device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(con
                                                                              int64_t ow) {
   using Acc = typename StorageTraits<Storage>::Acc;
   const ConvTransposeProblem& p = params.problem;
-  const int64_t oc_per_group = p.out_channels / p.groups, ic_per_group = p.in_channels / p.groups;
-  const int64_t group = oc / oc_per_group, taps = p.kernel_h * p.kernel_w;
+  const int64_t oc_per_group = params.oc_per_group, ic_per_group = params.ic_per_group;
+  const int64_t group = params.by_oc_per_group.quotient(oc), taps = p.kernel_h * p.kernel_w;
   const Storage* const x = params.x + n * p.x_stride_n + group * ic_per_group * p.x_stride_c;
-  const Storage* const weight = params.weight + (group * ic_per_group * oc_per_group + oc % oc_per_group) * taps;
+  const Storage* const weight =
+      params.weight + (group * ic_per_group * oc_per_group + (oc - group * oc_per_group)) * taps;
   Acc acc = 0;
   for (int64_t kh = 0; kh < p.kernel_h; ++kh) {
-    const int64_t ih = tap_source(oh, kh, p.in_h, p.stride_h, p.padding_h, p.dilation_h);
+    const int64_t ih = tap_source(oh + p.padding_h - kh * p.dilation_h, p.in_h, p.stride_h, params.by_stride_h);
     if (ih < 0) continue;
     for (int64_t kw = 0; kw < p.kernel_w; ++kw) {
-      const int64_t iw = tap_source(ow, kw, p.in_w, p.stride_w, p.padding_w, p.dilation_w);
+      const int64_t iw = tap_source(ow + p.padding_w - kw * p.dilation_w, p.in_w, p.stride_w, params.by_stride_w);
       if (iw < 0) continue;
       const Storage* pixel = x + ih * p.x_stride_h + iw * p.x_stride_w;
       const Storage* tap = weight + kh * p.kernel_w + kw;
@@ -90,20 +93,20 @@ __device__ __forceinline__ Acc block_sum(Acc v, Acc* scratch) {
 }
 
 template <typename Storage>
-__global__ void __launch_bounds__(kPlainPixels)
+__global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
     conv_transpose_plain_kernel(const __grid_constant__ PlainParams<Storage> params) {
   using Acc = typename StorageTraits<Storage>::Acc;
   __shared__ Acc scratch[kPlainPixels / 32];
   const ConvTransposeProblem& p = params.problem;
   const int64_t plane = p.out_h * p.out_w;
   for (int64_t block = blockIdx.x; block < params.num_blocks; block += gridDim.x) {
-    const int64_t part = block % params.blocks_per_plane, image = block / params.blocks_per_plane;
-    const int64_t oc = image % p.out_channels, n = image / p.out_channels;
+    const int64_t image = params.by_blocks_per_plane.quotient(block), part = block - image * params.blocks_per_plane;
+    const int64_t n = params.by_out_channels.quotient(image), oc = image - n * p.out_channels;
     const int64_t pixel = part * kPlainPixels + threadIdx.x;
     const bool valid = pixel < plane;
     Acc v = 0;
     if (valid) {
-      const int64_t oh = pixel / p.out_w, ow = pixel % p.out_w;
+      const int64_t oh = params.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
       if constexpr (std::is_same_v<Storage, float>)
         v = params.round_operands ? plain_output<Storage, true>(params, n, oc, oh, ow)
                                   : plain_output<Storage, false>(params, n, oc, oh, ow);
@@ -135,7 +138,16 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
   params.epilogue = make_epilogue_args<Storage>(call);
   params.round_operands = call.math == kMathTF32;
   params.blocks_per_plane = plain_blocks_per_plane(call.problem);
-  params.num_blocks = params.blocks_per_plane * call.problem.batch * call.problem.out_channels;
+  const ConvTransposeProblem& p = call.problem;
+  params.num_blocks = params.blocks_per_plane * p.batch * p.out_channels;
+  params.oc_per_group = p.out_channels / p.groups;
+  params.ic_per_group = p.in_channels / p.groups;
+  params.by_blocks_per_plane = FastDivisor64::make(params.blocks_per_plane);
+  params.by_out_channels = FastDivisor64::make(p.out_channels);
+  params.by_oc_per_group = FastDivisor64::make(params.oc_per_group);
+  params.by_out_w = FastDivisor64::make(p.out_w);
+  params.by_stride_h = FastDivisor64::make(p.stride_h);
+  params.by_stride_w = FastDivisor64::make(p.stride_w);
   const int64_t grid = params.num_blocks < INT32_MAX ? params.num_blocks : INT32_MAX;
   return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
                        call.stream, params);

@@ -28,10 +28,15 @@ struct Sm90Config {
   static constexpr int kThreads = 384;
   static constexpr int kConsumerWarps = 8;
   static constexpr int kDataWarps = 3;
-  // 65536 registers over kThreads are 168 each, in eights; consumers take from producers.
-  static constexpr int kConsumerRegisters = 176;
-  static constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
-  static constexpr int kBatchesInFlight = 2;  // register sets of a data warp
+  // 65536 registers over kThreads are 168 each, in eights. A consumer thread holds N/2 accumulators; what consumers
+  // do not need, producers take for loads in flight.
+  static constexpr int kLaunchRegisters = 168;
+  static TCONV_HD constexpr int consumer_registers(int n) { return n > 184 ? 176 : 160; }
+  static TCONV_HD constexpr int producer_registers(int n) {
+    return 3 * kLaunchRegisters - 2 * consumer_registers(n) < 232 ? 3 * kLaunchRegisters - 2 * consumer_registers(n) : 232;
+  }
+  // Register sets of a data warp: batches whose loads are under way at once.
+  static TCONV_HD constexpr int batches_in_flight(int n) { return n > 184 ? 2 : 3; }
   // A batch is what a data warp moves at once: 8 groups of kVectorPixels pixels x 32 channels.
   static constexpr int kBatchPixels = 8 * kVectorPixels;
   static constexpr int kBatchChannels = 32;
@@ -301,14 +306,13 @@ __device__ __forceinline__ void store_pixels(uint32_t ring, int pixel, int chunk
                  : "memory");
 }
 
-template <bool kWhole, typename Storage>
+template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
   int begin, end;
   tile_range(args, &begin, &end);
   const Plan& plan = args.plan;
   BatchWalk walk(plan, begin, end, warp);
   if (walk.tiles_left <= 0) return;
-  constexpr int kSets = kWhole ? Sm90Config::kBatchesInFlight : 1;
   Storage values[kSets][8][kVectorPixels];
   BatchPlace places[kSets];
 #pragma unroll
@@ -425,8 +429,9 @@ __device__ __forceinline__ Moments segment_moments(const float* values, uint64_t
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, typename Storage>
 __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int channel0, int first_row, int segment, float (&acc)[N / 2]) {
+                                               int channel0, int segment, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
+  const int first_row = at.row_tile * plan.rows_per_tile + segment * plan.segment_rows;
   const Phase& phase = plan.phases[at.phase];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const SegmentExtent extent{max(0, min(plan.segment_rows, phase.out_count_h - first_row)),
@@ -439,12 +444,13 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
     const bool real = in_group < plan.out_channels_per_group;
     const int channel = at.group * plan.out_channels_per_group + (real ? in_group : 0);
     const float inv_scale = args.inv_scale[at.group * padded + in_group];
+    const float bias = channel_bias<float>(args.epilogue, channel);
 #pragma unroll
     for (int j = 0; j < N / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& value = acc[4 * j + 2 * half + e];
-        value = apply_epilogue<float, Storage>(value * inv_scale, args.epilogue, channel);
+        value = Epilogue::apply<float, Storage>(value * inv_scale + bias, args.epilogue, channel);
       }
   }
   if (args.partials != nullptr) {
@@ -484,6 +490,8 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
     int pair = extent.pair_at(8 * j0 + 2 * lane, &row, &col);
     if (8 * j0 + 2 * lane >= N) pair = 0;
     Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
+    const bool simple = args.pair_stores && first_channel + 16 <= plan.out_channels_per_group &&
+                        __all_sync(0xFFFFFFFFu, pair != 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       __syncwarp();
@@ -493,22 +501,23 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
                      "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-      const int channels = min(8, plan.out_channels_per_group - first_channel - 8 * half);
+      float2 values[8];
 #pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        float2 values;
+      for (int c = 0; c < 8; ++c)
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(values.x), "=f"(values.y)
+                     : "=f"(values[c].x), "=f"(values[c].y)
                      : "r"(read_at + c * Sm90Config::kStagePitch * 4));
-        if (c < channels) {
-          if (pair == 3 && args.pair_stores) {
-            store_pair(to, values);
-          } else {
-            if (pair != 0) to[0] = static_cast<Storage>(values.x);
-            if (pair == 3) to[args.stride_w] = static_cast<Storage>(values.y);
-          }
+      if (simple) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c, to += plane)
+          if (pair != 0) store_pair(to, values[c]);
+      } else {
+        const int channels = plan.out_channels_per_group - first_channel - 8 * half;
+#pragma unroll
+        for (int c = 0; c < 8; ++c, to += plane) {
+          if (c < channels && pair != 0) to[0] = static_cast<Storage>(values[c].x);
+          if (c < channels && pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
         }
-        to += plane;
       }
     }
   }
@@ -537,9 +546,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   const uint32_t tap_descriptor_step = plan.tap_step_w * kPixelBytes >> 4;
   const int row_offset = plan.split_channels ? 0 : warpgroup * plan.segment_rows;
   RingCursor base, stage;  // first row of the window; next weight stage
-  TileCursor at(plan, begin);
 
-  for (int tile = begin; tile < end; ++tile, at.next(plan)) {
+  for (int tile = begin; tile < end; ++tile) {
+    const TileCursor at(plan, tile);
     const Phase& phase = plan.phases[at.phase];
     const bool continues = tile + 1 < end && at.window_continues(plan);
     if (plan.resident_weights) {  // stages stay full once loaded: only the slot matters
@@ -601,8 +610,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         }
       } while (++ic_block < plan.num_ic_blocks);
       pin_registers(acc);
-      finish_segment<N, Storage>(args, shared, at, (pass * plan.blocks_per_pass + (plan.split_channels ? warpgroup : 0)) * kBlockOC,
-                                 at.row_tile * plan.rows_per_tile + row_offset, plan.split_channels ? 0 : warpgroup, acc);
+      int tile_again = tile;  // worked out anew, so that its place takes no registers while multiplying
+      asm volatile("" : "+r"(tile_again));
+      finish_segment<N, Storage>(args, shared, TileCursor(plan, tile_again), (pass * plan.blocks_per_pass + (plan.split_channels ? warpgroup : 0)) * kBlockOC,
+                                 plan.split_channels ? 0 : warpgroup, acc);
     }
   }
 }
@@ -636,19 +647,19 @@ __global__ void __launch_bounds__(Sm90Config::kThreads, 1)
 
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup >= 2) {
-    registers_shrink<Sm90Config::kProducerRegisters>();
+    set_registers<Sm90Config::kLaunchRegisters, Sm90Config::producer_registers(N)>();
     const int producer = warp - Sm90Config::kConsumerWarps;
     if (producer < Sm90Config::kDataWarps) {
       if (args.whole_batches) {
-        produce_rows<true>(args, shared, producer, lane);
+        produce_rows<Sm90Config::batches_in_flight(N), true>(args, shared, producer, lane);
       } else {
-        produce_rows<false>(args, shared, producer, lane);
+        produce_rows<1, false>(args, shared, producer, lane);
       }
     } else if (lane == 0) {
       produce_weights(args, shared);
     }
   } else {
-    registers_grow<Sm90Config::kConsumerRegisters>();
+    set_registers<Sm90Config::kLaunchRegisters, Sm90Config::consumer_registers(N)>();
     consume<N, Storage>(args, shared, warpgroup);
   }
 #endif

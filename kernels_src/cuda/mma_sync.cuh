@@ -39,11 +39,12 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row)
                : "r"(smem_row));
 }
 
-// To nearest, ties away from zero; NaN and infinities stay what they are.
+// To nearest, ties away from zero, as cvt.rna.tf32; every NaN stays one (the sum makes it quiet, so that it does not
+// hang on the bits that are dropped), infinities stay what they are.
 __device__ __forceinline__ uint32_t round_to_tf32(float v) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(v));
-  return bits;
+  const uint32_t bits = __float_as_uint(v);
+  const bool finite = (bits & 0x7fffffffu) < 0x7f800000u;
+  return (finite ? bits + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
 }
 
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {

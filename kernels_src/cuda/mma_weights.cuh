@@ -18,6 +18,7 @@ struct WeightTransformParams {
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
+  const int* only_if;        // null, or on the device: nothing is done where it holds 0
   int group_h, group_w;      // taps per window
   int tap_step_h, tap_step_w;
   int num_ic_blocks, num_oc_blocks;
@@ -46,6 +47,7 @@ __device__ __forceinline__ int64_t stream_tile(const Params& p, int kernel_row, 
 template <typename Config>
 __global__ void __launch_bounds__(256)
     transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+  if (p.only_if != nullptr && *p.only_if == 0) return;
   constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
   constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
