@@ -113,13 +113,15 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   const int64_t exposed_rounds = fills > hidden_fills ? ceil_div(fills - hidden_fills, Config::kFillsInFlight) : 0;
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
-  double per_tile = products + kFillCost * fill_pixels + kExposedRoundCost * static_cast<double>(windows * exposed_rounds) +
-                    kSectorCost * sectors;
+  const double exposed = static_cast<double>(windows * exposed_rounds);
+  double per_tile =
+      products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
   if (blocks_per_sm == 1) per_tile *= kOneBlockPenalty;
   const double tiles = static_cast<double>(g->tiles_h) * g->tiles_w * static_cast<double>(tiles_elsewhere);
   if (tiles > INT32_MAX) return false;  // one grid dimension
   const double slots = static_cast<double>(limits.sm_count) * static_cast<double>(blocks_per_sm);
-  g->cost = per_tile * (tiles < 8 * slots ? std::ceil(tiles / slots) : tiles / slots) * static_cast<double>(blocks_per_sm);
+  const double waves = tiles < 8 * slots ? std::ceil(tiles / slots) : tiles / slots;
+  g->cost = per_tile * waves * static_cast<double>(blocks_per_sm);
   return true;
 }
 
