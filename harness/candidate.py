@@ -137,7 +137,6 @@ class Candidate:
     def _send(self, op: str, doing: str, arguments: dict) -> tuple[str, float]:
         # Harness and solution share the device and never work on it at the same time.
         clock.synchronize(self.device)
-        os.ftruncate(self.outbox, 0)
         identity = secrets.token_hex(8)
         try:
             message = {"op": op, "id": identity, "arguments": arguments}
@@ -208,7 +207,6 @@ class Candidate:
 
     def load_weights(self, state: dict) -> None:
         """Copy a state_dict into the solution's model."""
-        os.ftruncate(self.inbox, 0)
         offset, entries = 0, []
         for name, tensor in state.items():
             offset = wire.write_tensor(self.inbox, offset, tensor)
@@ -217,7 +215,6 @@ class Candidate:
 
     def send_inputs(self, values: list) -> list:
         """Write input values into the inbox; returns their descriptions for a request."""
-        os.ftruncate(self.inbox, 0)
         offset, entries = 0, []
         for value in values:
             if isinstance(value, torch.Tensor):

@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,12 +79,28 @@ def precision_name(device: torch.device, dtype: torch.dtype, tf32_setting: str) 
     return name
 
 
-def require_compiler(source: str) -> None:
-    """Raise EnvironmentUnfit when a solution builds an extension and no C++ compiler is here."""
+def require_build_tools(source: str, device: torch.device) -> None:
+    """Raise EnvironmentUnfit when a solution builds an extension and the tools for it are missing.
+
+    A C++ compiler and ninja for any extension, nvcc for one with CUDA sources on a CUDA device.
+    """
+    if "cpp_extension" not in source:
+        return
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     compiler = os.environ.get("CXX", "c++")
-    if "cpp_extension" in source and not (shutil.which(compiler) or shutil.which("g++")):
+    missing = []
+    if not (shutil.which(compiler, path=path) or shutil.which("g++", path=path)):
+        missing.append(f"C++ compiler ({compiler})")
+    if not shutil.which("ninja", path=path):
+        missing.append("ninja")
+    if device.type == "cuda" and "cuda_sources" in source:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        if CUDA_HOME is None:
+            missing.append("CUDA toolkit (nvcc)")
+    if missing:
         raise EnvironmentUnfit(
-            f"the solution builds a C++ extension and there is no compiler {compiler!r} on PATH"
+            f"the solution builds an extension, and this machine has no {' and no '.join(missing)}"
         )
 
 

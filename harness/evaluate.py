@@ -2,8 +2,6 @@
 
 import hashlib
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -13,48 +11,12 @@ from harness.candidate import Candidate
 from harness.cases import Case, make_case
 from harness.catalog import Problem
 from harness.errors import Rejected, UsageError
+from harness.outcome import Options, Outcome
 from harness.reference import Reference, batch_of, cast
 from harness.truth import Expected, expected, loaded
 
 CASES = ("own", "normal", "wide")
 _CPU_EAGER_SECONDS = 0.3
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to evaluate; the command line's options under their own names."""
-
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    tf32: str = "forbid"
-    batch: int | None = None
-    backward: bool = False
-    baselines: tuple[str, ...] = timing.BASELINES
-    timeout: float = 600.0
-    check_only: bool = False
-    build_dir: Path | None = None
-    seed: int = 2026
-
-
-@dataclass
-class Outcome:
-    """What an evaluation found out; `reasons` is empty for an accepted solution."""
-
-    reasons: list[str] = field(default_factory=list)
-    batch: int | None = None
-    batch_cut: bool = False
-    shape: list[int] = field(default_factory=list)
-    precision: str = ""
-    errors: dict = field(default_factory=dict)
-    kernelbench: dict | None = None
-    measurement: timing.Measurement | None = None
-    own_clock_ms: float | None = None
-    roofline: dict | None = None
-    build_s: float | None = None
-    peak_bytes: int | None = None
-    reduction_length: int | None = None
-    seeds: dict = field(default_factory=dict)
-    solution_sha256: str = ""
 
 
 class Evaluation:
@@ -70,7 +32,7 @@ class Evaluation:
         if problem.solution is None or not problem.solution.is_file():
             raise UsageError(f"solution {problem.solution}: no such file")
         source = problem.solution.read_bytes()
-        devices.require_compiler(source.decode(errors="replace"))
+        devices.require_build_tools(source.decode(errors="replace"), self.device)
         self.reference = Reference(problem.reference)
         self.outcome = Outcome(solution_sha256=hashlib.sha256(source).hexdigest())
         self.outcome.precision = devices.precision_name(self.device, self.dtype, options.tf32)
@@ -102,8 +64,7 @@ class Evaluation:
             self.progress.step("choosing a batch for the CPU")
             batch = self._cpu_batch(full)
         self.batch = batch
-        self.outcome.batch = batch or full
-        self.outcome.batch_cut = bool(batch and full and batch < full)
+        self.outcome.problem_batch = full
 
     def _cpu_batch(self, full: int) -> int:
         """The power of two whose eager forward takes about 0.3 s, at most the problem's own."""
@@ -184,6 +145,8 @@ class Evaluation:
         candidate, options = self.candidate, self.options
         candidate.load_weights(case.state)
         values = [*case.inputs, answer.grad_output] if options.backward else case.inputs
+        # The same call again gives the same output: nothing to learn from the earlier tensor.
+        resend = self.last_output is not None and not flags.get("poison")
         reply = candidate.request(
             "forward",
             f"computing {case.name} inputs",
@@ -191,7 +154,7 @@ class Evaluation:
             seed=case.seed,
             max_bytes=answer.own.nbytes,
             backward=options.backward,
-            resend_previous=self.last_output is not None,
+            resend_previous=resend,
             **flags,
         )
         if flags.get("measure_memory") and type(reply.get("peak_bytes")) is int:
@@ -206,16 +169,15 @@ class Evaluation:
             )
         except Rejected as rejection:
             self.outcome.errors[case.name] = getattr(rejection, "details", {})
-            again = self.last_output is not None and not flags.get("poison")
-            stale = again and check.same_bits(ours, self.last_output)
+            stale = resend and check.same_bits(ours, self.last_output)
             code = "stale_output" if stale else rejection.code
             told = "the previous call's output again; " if stale else ""
             self._note(Rejected(code, told + rejection.message))
-        self._after_forward(case, answer, reply, ours)
+        self._after_forward(case, answer, reply, ours, resend)
         self.last_output = ours
         return ours
 
-    def _after_forward(self, case: Case, answer: Expected, reply: dict, ours) -> None:
+    def _after_forward(self, case: Case, answer: Expected, reply: dict, ours, resent: bool):
         """What else the call may have done: to its inputs, weights, gradients, earlier output."""
         candidate, where = self.candidate, f"{case.name} inputs"
         try:
@@ -229,7 +191,7 @@ class Evaluation:
                 )
                 self.outcome.errors[case.name]["gradients"] = record
                 offset += sum(value.nbytes for value in answer.own_gradients)
-            if self.last_output is not None:
+            if resent:
                 again = candidate.read(offset, _spec(self.last_output), self.device)
                 if not check.same_bits(again, self.last_output):
                     raise Rejected("output_reused", "a later call changed an earlier output")

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness import devices, wire
 from harness.catalog import ROOT, Problem
 from harness.errors import UsageError
-from harness.evaluate import Options, Outcome
+from harness.outcome import Options, Outcome
 
 
 def make_record(problem: Problem, options: Options, outcome: Outcome, command: str) -> dict:
@@ -31,7 +31,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "dtype": wire.dtype_name(options.dtype),
         "tf32": options.tf32,
         "batch": outcome.batch,
-        "batch_cut": outcome.batch_cut,
+        "problem_batch": outcome.problem_batch or outcome.batch,
         "input_shape": outcome.shape,
         "backward": options.backward,
         "verdict": "accepted" if accepted else "rejected",
@@ -111,22 +111,34 @@ def write_json(path: Path, value) -> None:
 
 
 def read_records(path: Path) -> list[dict]:
-    """The records in a file (one object or a list) or in the JSON files of a folder.
+    """The records in a file (one object or a list), or in a folder among its JSON files.
 
     Raises UsageError for a missing path, malformed JSON, or JSON that holds no record.
     """
     if path.is_dir():
-        files = sorted(path.glob("*.json"))
-        if not files:
+        values = [_parsed(file) for file in sorted(path.glob("*.json"))]
+        found = [item for value in values for item in _listed(value) if _is_record(item)]
+        if not found:
             raise UsageError(f"{path}: no record (*.json) in this folder")
-        return [record for file in files for record in read_records(file)]
+        return found
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder")
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error})") from None
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, dict) and {"problem", "verdict"} <= set(item) for item in found):
+    found = _listed(_parsed(path))
+    if not all(map(_is_record, found)):
         raise UsageError(f"{path}: not a record of an evaluation")
     return found
+
+
+def _parsed(path: Path):
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error})") from None
+
+
+def _listed(value) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_record(value) -> bool:
+    return isinstance(value, dict) and {"problem", "verdict", "ms", "device"} <= set(value)

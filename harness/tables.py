@@ -11,7 +11,8 @@ _BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
 def print_record(console: Console, record: dict) -> None:
     """Verdict, times, errors and rates of one evaluation."""
     shape = "x".join(map(str, record["input_shape"]))
-    cut = " (batch cut for the CPU)" if record["batch_cut"] else ""
+    full, batch = record["problem_batch"], record["batch"]
+    cut = f" (the problem's own batch is {full})" if full != batch else ""
     precision = record["error"]["precision"]
     console.print(
         f"[bold]{record['problem']} {record['name']}[/] on {record['device_name']}, "

@@ -129,7 +129,8 @@ def _write_fully(fd: int, view: memoryview, offset: int) -> None:
 
 def read_tensor(fd: int, offset: int, spec: dict, device: torch.device) -> torch.Tensor:
     """A new tensor on `device` with the bytes at `offset`; WireError when there are fewer."""
-    if os.fstat(fd).st_size < offset + spec_bytes(spec):
+    count = spec_bytes(spec)
+    if count and os.fstat(fd).st_size < offset + count:
         raise WireError("fewer tensor bytes than announced")
     tensor = torch.empty(spec["shape"], dtype=DTYPES[spec["dtype"]], device=device)
     flat = _as_bytes(tensor)

@@ -8,7 +8,8 @@ import torch
 
 from harness.candidate import Candidate
 from harness.catalog import Problem
-from harness.evaluate import Evaluation, Options
+from harness.evaluate import Evaluation
+from harness.outcome import Options
 from harness.progress import Silent
 
 FIXTURES = Path(__file__).parent / "fixtures"

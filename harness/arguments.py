@@ -1,0 +1,96 @@
+"""The options of run_eval.py."""
+
+import argparse
+from pathlib import Path
+
+from harness import timing
+from harness.catalog import ROOT
+
+_EXAMPLES = """examples:
+  python run_eval.py --problem 65                 check and time the solution of problem 1/65
+  python run_eval.py --all --record               all problems, records to results/<device>/
+  python run_eval.py --problem 2/19 --device cuda --dtype bfloat16 --backward
+  python run_eval.py --problem 65 --solution my_kernel.py --json -
+  python run_eval.py --reference my_problem.py    generate a solution for it, then evaluate that
+  python run_eval.py --compare results/cpu old.json
+
+exit status: 0 accepted, 1 rejected, 2 wrong usage or missing file, 3 the environment cannot"""
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser; its error exit is status 2."""
+    parser = argparse.ArgumentParser(
+        prog="run_eval.py",
+        description="Check a solution of a KernelBench-style problem against float64 and time it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to evaluate")
+    what.add_argument("--problem", metavar="N", help="65, 1/65, or part of a name")
+    what.add_argument("--all", action="store_true", help="every problem of the catalogue")
+    what.add_argument("--list", action="store_true", help="list the problems and stop")
+    what.add_argument("--solution", type=Path, metavar="FILE", help="file with ModelNew")
+    what.add_argument("--reference", type=Path, metavar="FILE", help="file with Model")
+    what.add_argument(
+        "--compare", type=Path, nargs="+", metavar="RECORD", help="records or folders to compare"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
+    how.add_argument("--dtype", choices=_DTYPES, default="float32")
+    how.add_argument(
+        "--tf32", choices=("allow", "forbid"), help="default: allow on CUDA, as PyTorch does"
+    )
+    how.add_argument("--batch", type=_positive, help="samples; default: the problem's own, on a "
+                     "CPU cut so that an eager forward takes about 0.3 s")  # fmt: skip
+    how.add_argument("--backward", action="store_true", help="check gradients, time both passes")
+    how.add_argument(
+        "--baselines",
+        default=",".join(timing.BASELINES),
+        metavar="LIST",
+        help="comma-separated, of %(default)s; or none",
+    )
+    how.add_argument("--check-only", action="store_true", help="no timing")
+    how.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds the solution may use in all; default %(default)g",
+    )
+    how.add_argument(
+        "--build-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep builds here; default: an empty folder, for a cold build",
+    )
+    how.add_argument("--seed", type=int, default=2026, help="default %(default)s")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", metavar="FILE", help="write the record here; - for standard output")
+    out.add_argument(
+        "--record",
+        type=Path,
+        nargs="?",
+        const=ROOT / "results",
+        metavar="DIR",
+        help="write DIR/<device>/<level>_<number>.json; default DIR: results",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value

@@ -1,0 +1,45 @@
+"""What is asked of an evaluation and what it finds out."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness import timing
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to evaluate; the command line's options under their own names."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    tf32: str = "forbid"
+    batch: int | None = None
+    backward: bool = False
+    baselines: tuple[str, ...] = timing.BASELINES
+    timeout: float = 600.0
+    check_only: bool = False
+    build_dir: Path | None = None
+    seed: int = 2026
+
+
+@dataclass
+class Outcome:
+    """What an evaluation found out; `reasons` is empty for an accepted solution."""
+
+    reasons: list[str] = field(default_factory=list)
+    batch: int | None = None
+    problem_batch: int | None = None
+    shape: list[int] = field(default_factory=list)
+    precision: str = ""
+    errors: dict = field(default_factory=dict)
+    kernelbench: dict | None = None
+    measurement: timing.Measurement | None = None
+    own_clock_ms: float | None = None
+    roofline: dict | None = None
+    build_s: float | None = None
+    peak_bytes: int | None = None
+    reduction_length: int | None = None
+    seeds: dict = field(default_factory=dict)
+    solution_sha256: str = ""

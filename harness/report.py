@@ -1,0 +1,124 @@
+"""`python -m harness.report` writes the README's result tables from the records in results/.
+
+A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
+of results/. `--check` changes nothing and exits 1 when a table differs from its records.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from harness import records
+from harness.catalog import ROOT
+from harness.errors import HarnessError, UsageError
+
+_TABLE = re.compile(
+    r"(?P<open><!-- table:(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(?P<close><!-- /table -->)",
+    re.DOTALL,
+)
+_BASELINES = {
+    "eager": "eager",
+    "compile": "compile",
+    "channels_last": "channels_last",
+    "compile_channels_last": "compile + channels_last",
+}
+
+
+def render(found: list[dict]) -> str:
+    """The Markdown table of one device's records, with a line about device, date and method."""
+    found = sorted(found, key=_order)
+    head = ["problem", "input", "solution ms (IQR)", *(f"{b} ms" for b in _BASELINES.values())]
+    head += ["speedup over fastest", "TFLOP/s", "of roofline", "rel. L2 error (PyTorch's)"]
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines += [f"| {' | '.join(_row(record))} |" for record in found]
+    return "\n".join(lines) + "\n\n" + _footer(found) + "\n"
+
+
+def _order(record: dict) -> list:
+    return [int(part) if part.isdigit() else 0 for part in record["problem"].split("/")]
+
+
+def _row(record: dict) -> list[str]:
+    full, batch = record["problem_batch"], record["batch"]
+    cut = f" (batch {batch} of {full})" if batch != full else ""
+    shape = " × ".join(map(str, record["input_shape"])) + cut
+    row = [f"{record['problem']}", shape]
+    ms, fastest, rates = record["ms"], record["fastest"], record["roofline"]
+    if not ms:
+        codes = sorted({reason.partition(":")[0] for reason in record["reasons"]})
+        told = ", ".join(codes) or "not timed"
+        row += [f"{record['verdict']}: {told}", *["–"] * len(_BASELINES), "–", "–", "–"]
+    else:
+        solution = ms["solution"]
+        row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g})")
+        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in _BASELINES]
+        spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
+        row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
+        row += [f"{rates['tflops']:.3g}", f"{rates['share']:.0%}"]
+    own = record["error"]["cases"].get("own")
+    row.append(f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else "–")
+    return row
+
+
+def _footer(found: list[dict]) -> str:
+    devices = sorted({_device_line(record) for record in found})
+    accepted = sum(record["verdict"] == "accepted" for record in found)
+    speedups = [record["fastest"]["speedup"] for record in found if record["fastest"]]
+    lowest = f"; smallest speedup {min(speedups):.2f}×" if speedups else ""
+    return f"{'; '.join(devices)}. {accepted} of {len(found)} accepted{lowest}."
+
+
+def _device_line(record: dict) -> str:
+    versions = record["versions"]
+    parts = [record["device_name"]]
+    if versions["gpu"]:
+        parts.append(f"driver {versions['driver']}, CUDA {versions['cuda']}")
+    else:
+        parts.append(f"{versions['cpu_threads']} threads")
+    parts.append(f"PyTorch {versions['torch']}")
+    what = "forward and backward" if record["backward"] else "forward"
+    tf32 = f", TF32 {record['tf32']}" if versions["gpu"] and record["dtype"] == "float32" else ""
+    return f"{', '.join(parts)}; {record['dtype']}{tf32}, {what}; {record['date']}"
+
+
+def rendered(text: str, results: Path) -> str:
+    """`text` with every table replaced by the one its records give.
+
+    Raises UsageError for a table whose folder has no record, and for markers that do not pair.
+    """
+    if len(_TABLE.findall(text)) != text.count("<!-- table:"):
+        raise UsageError("a '<!-- table:NAME -->' without its '<!-- /table -->'")
+
+    def replace(match: re.Match) -> str:
+        found = records.read_records(results / match["name"])
+        return match["open"] + render(found) + match["close"]
+
+    return _TABLE.sub(replace, text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m harness.report", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit 1 on a difference")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    given = parser.parse_args(arguments)
+    try:
+        if not given.readme.is_file():
+            raise UsageError(f"{given.readme}: no such file")
+        before = given.readme.read_text()
+        after = rendered(before, given.results)
+    except HarnessError as error:
+        print(f"harness.report: error: {error}", file=sys.stderr)
+        return error.exit_status
+    if given.check:
+        if before != after:
+            print(f"{given.readme}: tables differ from the records", file=sys.stderr)
+        return int(before != after)
+    given.readme.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

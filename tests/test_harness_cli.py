@@ -1,0 +1,157 @@
+"""run_eval.py's command line: exit statuses, pure JSON on standard output, records, messages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+FIXTURES = ROOT / "tests" / "fixtures"
+TINY = str(FIXTURES / "tiny.py")
+HONEST = str(FIXTURES / "honest" / "functional.py")
+FIELDS = {
+    "problem",
+    "reference",
+    "solution",
+    "solution_sha256",
+    "device",
+    "dtype",
+    "tf32",
+    "batch",
+    "backward",
+    "verdict",
+    "reasons",
+    "ms",
+    "speedup",
+    "error",
+    "roofline",
+    "build_s",
+    "peak_bytes",
+    "versions",
+    "seeds",
+    "command",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of --problem, --all"),
+        (["--problem", "66"], "no such problem"),
+        (["--problem", "conv_transpose"], "more than one"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--prob", "65"], "unrecognized arguments"),
+        (["--problem", "65", "--all"], "exclude each other"),
+        (["--problem", "65", "--solution", "no/such.py"], "no/such.py"),
+        (["--reference", "no/such.py"], "no/such.py: no such file"),
+        (["--solution", HONEST], "say what to evaluate with --solution"),
+        (["--problem", "65", "--device", "tpu"], "allowed are cpu, cuda"),
+        (["--problem", "65", "--dtype", "int8"], "invalid choice"),
+        (["--problem", "65", "--batch", "0"], "not a positive whole number"),
+        (["--problem", "65", "--timeout", "-1"], "not a positive number of seconds"),
+        (["--problem", "65", "--baselines", "eager,fast"], "allowed, each once"),
+        (["--compare", "no_such.json", "b.json"], "no_such.json"),
+        (["--compare", "one.json"], "two or more"),
+        (["--reference", TINY, "--solution", HONEST, "--record"], "--record goes with"),
+    ],
+)
+def test_wrong_usage_is_status_2_with_one_clear_message(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_missing_device_is_status_3(capsys):
+    arguments = ["--reference", TINY, "--solution", HONEST, "--device", "cuda:63"]
+    assert cli.main(arguments) == 3
+    assert "CUDA device" in capsys.readouterr().err
+
+
+def test_missing_compiler_is_status_3(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    solution = str(FIXTURES / "honest" / "shared_library.py")
+    assert cli.main(["--reference", TINY, "--solution", solution, "--device", "cpu"]) == 3
+    assert "no C++ compiler" in capsys.readouterr().err
+
+
+def test_reference_without_solution_that_cannot_be_generated_is_status_2(capsys, tmp_path):
+    reference = tmp_path / "reference.py"
+    reference.write_text(
+        "import torch\nimport torch.nn as nn\n\n"
+        "class Model(nn.Module):\n"
+        "    def forward(self, x):\n        return torch.fft.fft(x).real\n\n"
+        "def get_inputs():\n    return [torch.rand(2, 3)]\n\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    assert cli.main(["--reference", str(reference)]) == 2
+    assert "no solution could be generated" in capsys.readouterr().err
+
+
+def test_help_has_examples_and_list_names_the_problems(capsys):
+    assert cli.main(["--help"]) == 0
+    assert "exit status: 0 accepted" in capsys.readouterr().out
+    assert cli.main(["--list"]) == 0
+    assert "2/19" in capsys.readouterr().out
+
+
+def test_json_on_stdout_is_alone_there_and_complete():
+    arguments = ["--reference", TINY, "--solution", HONEST, "--device", "cpu", "--batch", "2"]
+    done = subprocess.run(
+        [sys.executable, "run_eval.py", *arguments, "--baselines", "eager,channels_last"]
+        + ["--json", "-"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record.keys() >= FIELDS
+    assert record["verdict"] == "accepted" and record["reasons"] == []
+    assert set(record["ms"]) == {"solution", "eager", "channels_last"}
+    assert set(record["speedup"]) == {"eager", "channels_last"}
+    assert all(set(entry) == {"median", "iqr"} for entry in record["ms"].values())
+    assert set(record["error"]["cases"]) == {"own", "normal", "wide", "after_timing"}
+    assert record["dtype"] == "float32" and record["tf32"] == "forbid" and record["batch"] == 2
+    assert "accepted" in done.stderr and "building" in done.stderr
+
+
+def test_rejection_is_status_1_with_a_record_and_no_speedup(tmp_path, capsys):
+    out = tmp_path / "record.json"
+    wrong = str(FIXTURES / "wrong" / "missing_bias.py")
+    arguments = ["--reference", TINY, "--solution", wrong, "--device", "cpu", "--batch", "2"]
+    before = torch.backends.cudnn.allow_tf32
+    assert cli.main([*arguments, "--json", str(out)]) == 1
+    assert torch.backends.cudnn.allow_tf32 == before
+    record = json.loads(out.read_text())
+    assert record["verdict"] == "rejected" and record["reasons"][0].startswith("inaccurate: ")
+    assert record["speedup"] == {} and record["ms"] == {} and record["fastest"] is None
+    assert record.keys() >= FIELDS
+    assert "rejected" in capsys.readouterr().out
+
+
+def test_compare_prints_a_table_and_json(tmp_path, capsys):
+    record = {
+        "problem": "1/65",
+        "device": "cpu",
+        "dtype": "float32",
+        "tf32": "forbid",
+        "batch": 1,
+        "backward": False,
+        "verdict": "accepted",
+        "ms": {"solution": {"median": 3.0, "iqr": 0.1}},
+        "fastest": None,
+    }
+    paths = [tmp_path / "old.json", tmp_path / "new.json"]
+    for path, median in zip(paths, (3.0, 1.5), strict=True):
+        record["ms"]["solution"]["median"] = median
+        path.write_text(json.dumps(record))
+    assert cli.main(["--compare", *map(str, paths)]) == 0
+    assert "2.00x" in capsys.readouterr().out

@@ -1,0 +1,106 @@
+"""Committed records belong to the committed solutions, and the README shows what they say."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import report
+from harness.catalog import list_problems
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+FOLDERS = sorted(path for path in RESULTS.glob("*") if any(path.glob("[0-9]*_[0-9]*.json")))
+RECORDS = [path for folder in FOLDERS for path in sorted(folder.glob("[0-9]*_[0-9]*.json"))]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=relative)
+def test_record_is_of_the_committed_solution(path):
+    record = json.loads(path.read_text())
+    solution = ROOT / record["solution"]
+    assert record["solution_sha256"] == hashlib.sha256(solution.read_bytes()).hexdigest()
+    assert record["device"] == path.parent.name
+    assert record["problem"].replace("/", "_") == path.stem
+    assert record["verdict"] == "accepted" and record["reasons"] == []
+    assert (ROOT / record["reference"]).is_file()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_every_problem_has_its_record(folder):
+    expected = {problem.record_name for problem in list_problems()}
+    assert expected <= {path.name for path in folder.glob("*.json")}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_readme_shows_the_records(folder):
+    text = (ROOT / "README.md").read_text()
+    assert f"<!-- table:{folder.name} -->" in text
+    assert report.main(["--check"]) == 0
+
+
+# The rendering itself --------------------------------------------------------------------------
+
+
+def record(**changes) -> dict:
+    made = {
+        "problem": "1/65",
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "dtype": "float32",
+        "tf32": "forbid",
+        "batch": 1,
+        "problem_batch": 8,
+        "backward": False,
+        "input_shape": [1, 64, 512, 512],
+        "verdict": "accepted",
+        "reasons": [],
+        "ms": {
+            "solution": {"median": 100.0, "iqr": 1.0},
+            "eager": {"median": 300.0, "iqr": 2.0},
+            "compile": {"median": 250.0, "iqr": 2.0},
+        },
+        "fastest": {"baseline": "compile", "speedup": 2.5, "low": 2.4, "high": 2.6},
+        "roofline": {"tflops": 0.45, "share": 0.5},
+        "error": {"cases": {"own": {"rel_l2": 2e-7, "pytorch_rel_l2": 3e-7}}},
+        "versions": {"gpu": None, "cpu_threads": 2, "torch": "2.13.0"},
+        "date": "2026-11-21",
+    }
+    return {**made, **changes}
+
+
+def test_table_is_written_between_its_markers_and_checked(tmp_path):
+    results, readme = tmp_path / "results", tmp_path / "README.md"
+    (results / "cpu").mkdir(parents=True)
+    rejected = record(
+        problem="1/69", verdict="rejected", reasons=["crash: x"], ms={}, fastest=None, roofline=None
+    )
+    (results / "cpu" / "1_65.json").write_text(json.dumps(record()))
+    (results / "cpu" / "1_69.json").write_text(json.dumps(rejected))
+    readme.write_text("before\n<!-- table:cpu -->\nold\n<!-- /table -->\nafter\n")
+    arguments = ["--readme", str(readme), "--results", str(results)]
+    assert report.main([*arguments, "--check"]) == 1
+    assert report.main(arguments) == 0
+    assert report.main([*arguments, "--check"]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- table:cpu -->\n| problem |") and text.endswith("after\n")
+    assert (
+        "(batch 1 of 8)" in text and "**2.50×** (2.40–2.60)" in text and "rejected: crash" in text
+    )
+    assert "1 of 2 accepted; smallest speedup 2.50×" in text and "Some CPU, 2 threads" in text
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len({line.count("|") for line in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["<!-- table:cpu -->\nno end\n", "<!-- table:none -->\n<!-- /table -->"]
+)
+def test_table_without_end_or_records_is_an_error(tmp_path, text):
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    assert report.main(["--readme", str(readme), "--results", str(tmp_path)]) == 2
+    assert readme.read_text() == text
