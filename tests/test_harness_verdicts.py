@@ -154,6 +154,11 @@ def test_syntax_error_is_an_import_error(tmp_path, judge):
     assert judge("tiny", solution, batch=2).reasons[0].startswith("import_error: ")
 
 
+def test_every_reason_is_documented():
+    text = (FIXTURES.parent.parent / "harness" / "README.md").read_text()
+    assert [c for c in {*WRONG.values(), *WRONG_NORM.values()} if f"`{c}`" not in text] == []
+
+
 def test_every_fixture_has_its_expected_reason():
     assert names("wrong") == sorted(WRONG)
     assert names("wrong_norm") == sorted(WRONG_NORM)
