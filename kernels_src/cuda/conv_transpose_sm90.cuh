@@ -149,44 +149,64 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
 
 // Walks the batches of one data warp: rows of windows in ring order, batches of a row in order, every
 // kDataWarps-th batch of the whole sequence.
+template <typename Storage>
 struct BatchWalk {
-  const Plan& plan;
+  const Sm90Args<Storage>& args;
   TileCursor at;
   int tiles_left;
   int passes_left;  // passes that will load this window again (only with several ic blocks)
   int ic_block;
-  int row;  // of the window
+  int row, ih, iw;         // row of the window; input row, and column of the window's first pixel
+  const Storage* row_base; // the first channel of the ic block at input row ih, column iw: maybe outside x
   int batch, pixel_groups, batches_per_row;
   RingCursor slot;
 
-  __device__ __forceinline__ BatchWalk(const Plan& p, int begin, int end, int first)
-      : plan(p), at(p, begin), tiles_left(end - begin), ic_block(0), row(0), batch(0) {
-    pixel_groups = (p.pitch + Sm90Config::kBatchPixels - 1) / Sm90Config::kBatchPixels;
-    batches_per_row = pixel_groups * (p.in_channels_per_group > Sm90Config::kBatchChannels ? 2 : 1);
+  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int begin, int end, int first)
+      : args(a), at(a.plan, begin), tiles_left(end - begin), ic_block(0), batch(0) {
+    pixel_groups = (a.plan.pitch + Sm90Config::kBatchPixels - 1) / Sm90Config::kBatchPixels;
+    batches_per_row = pixel_groups * (a.plan.in_channels_per_group > Sm90Config::kBatchChannels ? 2 : 1);
     passes_left = reloading_passes();
+    enter_window(0);
     step(first);
   }
 
-  __device__ __forceinline__ int reloading_passes() const { return plan.num_ic_blocks > 1 ? plan.num_passes - 1 : 0; }
+  __device__ __forceinline__ int reloading_passes() const {
+    return args.plan.num_ic_blocks > 1 ? args.plan.num_passes - 1 : 0;
+  }
+
+  __device__ __forceinline__ void enter_window(int first_row) {
+    const Phase& phase = args.plan.phases[at.phase];
+    row = first_row;
+    ih = at.row_tile * args.plan.rows_per_tile + phase.row_offset + row;
+    iw = at.strip * args.plan.tile_w + phase.col_offset;
+    const int64_t channel = static_cast<int64_t>(at.group) * args.plan.in_channels_per_group + ic_block * kBlockIC;
+    row_base = args.x + at.sample * args.x_stride_n + channel * args.x_stride_c + ih * args.x_stride_h + iw * args.x_stride_w;
+  }
 
   __device__ __forceinline__ void step(int count) {
     batch += count;
     while (batch >= batches_per_row && tiles_left > 0) {
       batch -= batches_per_row;
-      slot.next(plan.ring_rows);
-      if (++row == plan.rows_per_tile + plan.span_h) next_window();
+      slot.next(args.plan.ring_rows);
+      ++row;
+      ++ih;
+      row_base += args.x_stride_h;
+      if (row == args.plan.rows_per_tile + args.plan.span_h) next_window();
     }
   }
 
   __device__ __forceinline__ void next_window() {
-    row = 0;
-    if (++ic_block < plan.num_ic_blocks) return;
-    ic_block = 0;
-    if (passes_left-- > 0) return;
-    passes_left = reloading_passes();
-    if (at.window_continues(plan)) row = plan.span_h;
-    at.next(plan);
-    --tiles_left;
+    int first_row = 0;
+    if (++ic_block == args.plan.num_ic_blocks) {
+      ic_block = 0;
+      if (passes_left-- == 0) {
+        passes_left = reloading_passes();
+        if (at.window_continues(args.plan)) first_row = args.plan.span_h;
+        at.next(args.plan);
+        if (--tiles_left == 0) return;
+      }
+    }
+    enter_window(first_row);
   }
 };
 
@@ -202,32 +222,27 @@ struct BatchPlace {
 // Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
 // every batch has all its channels.
 template <bool kWhole, typename Storage>
-__device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk& walk, int lane,
+__device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
                                                  Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
-  const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[walk.at.phase];
   const int channel_group = walk.batch >= walk.pixel_groups ? 1 : 0;
   const int pixel_group = walk.batch - channel_group * walk.pixel_groups;
   // 8 consecutive lanes take 2 quads x 4 chunks, so that their 16-byte stores fall into different banks; a warp's
   // loads of one channel are 8 quads in a row.
   const int quad = (lane & 1) + 2 * (lane >> 3);
   const int col = pixel_group * Sm90Config::kBatchPixels + quad * kVectorPixels;
-  const int ih = walk.at.row_tile * plan.rows_per_tile + phase.row_offset + walk.row;
-  const int iw = walk.at.strip * plan.tile_w + phase.col_offset + col;
+  const int iw = walk.iw + col;
   BatchPlace place;
   place.slot = walk.slot.slot;
   place.parity = walk.slot.parity;
-  place.pixel = col < plan.pitch ? walk.slot.slot * plan.pitch + col : -1;
+  place.pixel = col < args.plan.pitch ? walk.slot.slot * args.plan.pitch + col : -1;
   place.chunk = channel_group * 4 + ((lane >> 1) & 3);
-  place.zero = ih < 0 || ih >= args.in_h;
-  const int ic = walk.ic_block * kBlockIC + place.chunk * 8;
-  const Storage* row = args.x + walk.at.sample * args.x_stride_n + ih * args.x_stride_h +
-                       (static_cast<int64_t>(walk.at.group) * plan.in_channels_per_group + ic) * args.x_stride_c;
+  place.zero = walk.ih < 0 || walk.ih >= args.in_h;
   const bool inside = !place.zero && place.pixel >= 0 && iw > -kVectorPixels && iw < args.in_w;
   if constexpr (kWhole) {
-    const Storage* from = row + iw;
+    // 64 channels lie within 32-bit offsets (the launcher checks), and x_stride_w is 1.
+    const Storage* from = walk.row_base + (place.chunk * 8 * static_cast<int>(args.x_stride_c) + col);
     if (__all_sync(0xFFFFFFFFu, inside)) {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c)
@@ -241,13 +256,14 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
       }
     }
   } else {
-    const int channels_left = plan.in_channels_per_group - ic;
+    const int channels_left = args.plan.in_channels_per_group - (walk.ic_block * kBlockIC + place.chunk * 8);
+    const Storage* from = walk.row_base + place.chunk * 8 * args.x_stride_c + col * args.x_stride_w;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
         const bool valid = inside && k < channels_left && iw + j >= 0 && iw + j < args.in_w;
-        values[k][j] = valid ? row[k * args.x_stride_c + (iw + j) * args.x_stride_w] : static_cast<Storage>(0.0f);
+        values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
   }
@@ -311,7 +327,7 @@ __device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, cons
   int begin, end;
   tile_range(args, &begin, &end);
   const Plan& plan = args.plan;
-  BatchWalk walk(plan, begin, end, warp);
+  BatchWalk<Storage> walk(args, begin, end, warp);
   if (walk.tiles_left <= 0) return;
   Storage values[kSets][8][kVectorPixels];
   BatchPlace places[kSets];
@@ -338,7 +354,8 @@ __device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, cons
         if (place.slot < plan.segment_rows - 1)
           store_pixels(shared.ring, place.pixel + plan.ring_rows * plan.pitch, place.chunk, pixels);
       }
-      fence_async_proxy();
+      // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also
+      // wait for the loads under way.
       __syncwarp();
       if (lane == 0) mbarrier_arrive(shared.row_full + 8 * place.slot);
     }
@@ -573,6 +590,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
             mbarrier_wait(shared.row_full + 8 * ready.slot, ready.parity);
             ready.next(plan.ring_rows);
           }
+          fence_async_proxy();  // the rows were written by ordinary stores
           uint64_t b = matrix_descriptor(shared.ring + (top.slot * plan.pitch + phase.col_shift) * kPixelBytes);
           int tap_w = 0;
           do {

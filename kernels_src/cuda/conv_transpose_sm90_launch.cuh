@@ -86,7 +86,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   const int64_t quad = kVectorPixels;
-  args.whole_batches = plan.in_channels_per_group % Sm90Config::kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
+  args.whole_batches = plan.in_channels_per_group % Sm90Config::kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+                       p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
                       p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
   args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
