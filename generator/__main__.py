@@ -13,11 +13,11 @@ PROBLEMS = ROOT / "harness" / "problems"
 SOLUTIONS = ROOT / "solutions"
 
 _EXAMPLES = """examples:
-  python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o /tmp/solution.py
+  python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solution.py
   python -m generator --all       write solutions/ anew
   python -m generator --check     exit 1 where solutions/ differs from what would be written
 
-exit status: 0 done, 1 --check found a difference, 2 wrong usage or a reference that cannot be done"""
+exit status: 0 done, 1 --check found a difference, 2 wrong usage or a refused reference"""
 
 
 def _parser() -> argparse.ArgumentParser:

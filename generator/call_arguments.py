@@ -30,7 +30,9 @@ class CallArguments:
         raise Refusal(f"{self.reference.path}:{line}: {self.label} {problem}")
 
     def bind(self, *required: str, **defaults: Any) -> dict[str, Any]:
-        """Arguments after the tensor, by name, in this order; refuses unknown, missing and surplus ones."""
+        """Arguments after the tensor, by name, in this order; refuses unknown, missing and surplus
+        ones.
+        """
         kwargs = dict(self.node.kwargs)
         positional = list(self.node.args)
         first = positional.pop(0) if positional else kwargs.pop("input", None)

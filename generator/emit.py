@@ -20,10 +20,11 @@ RUNTIME = Path(__file__).resolve().parent / "runtime"
 
 _LATE = ("_CHAIN", "_ACTIVATION")  # constants that need the step classes defined before them
 
-_PRECISION = """Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32 and the
-fp32_precision settings): TF32 allowed means operands rounded to nearest to 11 significant bits, products summed in
-fp32; forbidden means an fp32 answer. fp16 and bf16 are read as they are, summed in fp32, rounded once at the end.
-fp64 is computed in fp64. On the CPU, fp32 is computed in fp32."""
+_PRECISION = """Precision. fp32 on CUDA follows PyTorch's switches at every call
+(torch.backends.cudnn.allow_tf32 and the fp32_precision settings): TF32 allowed means operands rounded to nearest to 11 significant
+bits, products summed in fp32; forbidden means an fp32 answer. fp16 and bf16 are read as they are,
+summed in fp32, rounded once at the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
+fp32."""
 
 
 def generate(reference_path: Path, output_path: Path) -> str:
@@ -95,8 +96,8 @@ On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ one
 
 {_PRECISION}
 
-Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them; everything else is
-read from the modules at each call.
+Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
+model with others is refused); everything else is read from the modules at each call.
 
 Generated, do not edit:
     {command}
@@ -118,7 +119,9 @@ def _raw(source: str) -> str:
 
 
 def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[Statement]:
-    """The operator layer of this pattern, pruned to what is reached, in an order that Python can execute."""
+    """The operator layer of this pattern, pruned to what is reached, in an order that Python can
+    execute.
+    """
     statements: list[Statement] = []
     seen: set[str] = set()
 
@@ -188,7 +191,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         shared -= {"torch"} if isinstance(statement.node, ast.Import) else set()
         if shared:
             raise Refusal(
-                f"{reference.path}:{statement.node.lineno}: the name {sorted(shared)[0]} is one that solutions use "
+                f"{reference.path}:{statement.node.lineno}: the name {sorted(shared)[0]} is one "
+                "that solutions use "
                 "themselves; rename it"
             )
 
@@ -197,6 +201,7 @@ def _check(reference: Reference, text: str) -> None:
     broken = static_rules.violations(text)
     if broken:
         raise Refusal(
-            f"{reference.path}: the solution would break a rule of the benchmark: {'; '.join(broken)}"
+            f"{reference.path}: the solution would break a rule of the benchmark: "
+            f"{'; '.join(broken)}"
         )
     compile(text, "<solution>", "exec")

@@ -2,4 +2,4 @@
 
 
 class Refusal(Exception):
-    """The reference cannot be turned into a solution; the message names the operation and its line."""
+    """The reference cannot be done; the message names the operation and its line."""

@@ -3,19 +3,22 @@
 import ast
 import re
 
+from generator.constants import reachable_methods
 from generator.errors import Refusal
 from generator.reference import Reference
 from generator.statements import Statement, needed, split
 
-# What torch.nn offers besides layers; the layers must not be spelled with their full path in a solution.
+# What torch.nn offers besides layers; the layers must not be spelled with their full path in a
+# solution.
 _NOT_LAYERS = {"Module", "Parameter", "ParameterList", "ParameterDict", "ModuleList", "ModuleDict"}
-_CLASS_DOC = '    """The reference\'s Model with one fused operator as forward; same parameters and state_dict."""'
+_CLASS_DOC = '    """Model with forward as one fused operator; same parameters and state_dict."""'
 
 
 def solution_statements(
     reference: Reference, input_name: str, forward_body: str
 ) -> list[Statement]:
-    """Imports, constants, helpers, ModelNew, get_inputs and get_init_inputs, in the reference's order.
+    """Imports, constants, helpers, ModelNew, get_inputs and get_init_inputs, in the reference's
+    order.
 
     ModelNew has the reference's own __init__; its forward is `forward_body`.
     """
@@ -85,7 +88,7 @@ def _model_new(reference: Reference, node: ast.ClassDef, input_name: str, forwar
     start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     header_end = node.body[0].lineno - 1
     pieces = [_segment(reference, node, start, header_end), _CLASS_DOC]
-    for item in _kept_members(node, forward[0]):
+    for item in _kept_members(node):
         first = min([item.lineno, *(d.lineno for d in getattr(item, "decorator_list", []))])
         while lines[first - 2].lstrip().startswith("#"):
             first -= 1
@@ -103,24 +106,9 @@ def _segment(reference: Reference, node: ast.AST, first: int, last: int) -> str:
     return "\n".join(edited.splitlines()[: last - first + 1])
 
 
-def _kept_members(node: ast.ClassDef, forward: ast.stmt) -> list[ast.stmt]:
-    """Everything in the class but its docstring, forward, and the methods that only forward calls."""
-    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
-
-    def reachable(name: str, found: set[str]) -> set[str]:
-        for child in ast.walk(methods[name]):
-            if (
-                isinstance(child, ast.Attribute)
-                and child.attr in methods
-                and child.attr not in found
-            ):
-                found.add(child.attr)
-                reachable(child.attr, found)
-        return found
-
-    dropped = reachable("forward", {"forward"})
-    if "__init__" in methods:
-        dropped -= reachable("__init__", {"__init__"}) - {"forward"}
+def _kept_members(node: ast.ClassDef) -> list[ast.stmt]:
+    """The class without its docstring, forward, and the methods that only forward calls."""
+    dropped = reachable_methods(node, "forward") - reachable_methods(node, "__init__")
     return [
         item
         for item in node.body

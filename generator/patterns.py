@@ -60,12 +60,16 @@ def _call(function: str, *arguments: str) -> str:
     return f"{function}(\n{_lines(*arguments)}        )"
 
 
-def _forward(operations: list[Operation], result: str) -> str:
-    """The body of ModelNew.forward: each module looked up once, then the call."""
+def _forward(chain: Chain, operations: list[Operation], result: str) -> str:
+    """The body of ModelNew.forward: modules looked up once, constants checked, then the call."""
     modules = [
         operation.values["module"] for operation in operations if "module" in operation.values
     ]
     lines = [f"{name} = {path}" for name, path in modules]
+    if chain.constants:
+        given = "".join(f"{expression}, " for expression, _ in chain.constants)
+        compiled = "".join(f"{value!r}, " for _, value in chain.constants)
+        lines.append(f"_require_constants(({given.rstrip()}), ({compiled.rstrip()}))")
     return "\n".join(f"        {line}" for line in [*lines, f"return {result}"])
 
 
@@ -92,6 +96,7 @@ def _conv(chain: Chain, conv: Operation, elementwise: list[Operation]) -> Match:
         chain.input_name,
         *conv.values["arguments"],
         *conv.values["parameters"],
+        *chain.vectors,
     )
     if chain.adds_batch_dimension:
         call = f"_with_batch_dimension({call})"
@@ -99,11 +104,13 @@ def _conv(chain: Chain, conv: Operation, elementwise: list[Operation]) -> Match:
         entry="conv",
         headers=_epilogue(elementwise),
         constants=_chain_constants(chain, elementwise),
-        forward=_forward([conv], call),
+        forward=_forward(chain, [conv], call),
         summary=_summary([conv, *elementwise]),
         method=(
-            "One kernel walks a tap table: outputs with the same residue modulo the stride share their taps, so every\n"
-            "phase is a dense sliding product and no multiplication by an inserted zero is done. Bias and element-wise\n"
+            "One kernel walks a tap table: outputs with the same residue modulo the stride share "
+            "their taps, so every\n"
+            "phase is a dense sliding product and no multiplication by an inserted zero is done. "
+            "Bias and element-wise\n"
             "operations are applied to the accumulator before its only store."
         ),
     )
@@ -124,12 +131,15 @@ def _conv_group_norm(
         entry="conv_group_norm",
         headers=_epilogue(elementwise),
         constants=_chain_constants(chain, elementwise),
-        forward=_forward([conv, norm], call),
+        forward=_forward(chain, [conv, norm], call),
         summary=_summary([conv, *elementwise, norm]),
         method=(
-            "The convolution walks a tap table (outputs with the same residue modulo the stride share their taps); bias,\n"
-            "element-wise operations and the moments that GroupNorm needs are computed while a tile is on chip, so the\n"
-            "statistics cost no read of the output. Normalisation reads the moments and rewrites the output once."
+            "The convolution walks a tap table (outputs with the same residue modulo the stride "
+            "share their taps); bias,\n"
+            "element-wise operations and the moments that GroupNorm needs are computed while a "
+            "tile is on chip, so the\n"
+            "statistics cost no read of the output. Normalisation reads the moments and rewrites "
+            "the output once."
         ),
     )
 
@@ -164,11 +174,14 @@ def _conv_batch_norm_pool_group_norm(
             "generated_activation.h": steps.activation_header(step),
         },
         constants={"_ACTIVATION": step.python},
-        forward=_forward([conv, *rest], _call("_forward_and_track", *arguments)),
+        forward=_forward(chain, [conv, *rest], _call("_forward_and_track", *arguments)),
         summary=_summary([conv, *rest]),
         method=(
-            "The convolution walks a tap table and gathers the moments of every channel for BatchNorm. BatchNorm is\n"
-            "affine per channel and the activation never decreases, so max-pooling can come first (the minimum where the\n"
-            "scale is negative): BatchNorm, activation and GroupNorm then work on the pooled image only."
+            "The convolution walks a tap table and gathers the moments of every channel for "
+            "BatchNorm. BatchNorm is\n"
+            "affine per channel and the activation never decreases, so max-pooling can come first "
+            "(the minimum where the\n"
+            "scale is negative): BatchNorm, activation and GroupNorm then work on the pooled "
+            "image only."
         ),
     )

@@ -17,7 +17,7 @@ from generator.errors import Refusal
 
 @dataclasses.dataclass
 class Reference:
-    """A reference file in KernelBench format: its text, and its model built from get_init_inputs()."""
+    """A reference in KernelBench format: its text, and its model from get_init_inputs()."""
 
     path: Path
     source: str
@@ -84,7 +84,8 @@ def trace(reference: Reference) -> fx.Graph:
     for left, right in zip(in_eval.nodes, in_training.nodes, strict=False):
         if _describe(left) != _describe(right):
             raise Refusal(
-                f"{reference.path}:{right.meta.get('line', '?')}: forward does something else in eval mode than in "
+                f"{reference.path}:{right.meta.get('line', '?')}: forward does something else in "
+                "eval mode than in "
                 f"training mode at `{right.format_node() or right.name}`"
             )
     if len(in_eval.nodes) != len(in_training.nodes):

@@ -14,8 +14,8 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 def resolve(entry: Path, replacements: dict[str, str]) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
-    `replacements` maps file names (generated_epilogue.h ...) to the text used instead. Raises Refusal where a
-    file is missing.
+    `replacements` maps file names (generated_epilogue.h ...) to the text used instead. Raises
+    Refusal where a file is missing.
     """
     seen: set[Path] = set()
 
@@ -42,7 +42,9 @@ def resolve(entry: Path, replacements: dict[str, str]) -> str:
 
 
 def _find(name: str, includer: Path) -> Path:
-    """Beside the including file first, then in kernels_src, as a compiler with -I kernels_src would."""
+    """Beside the including file first, then in kernels_src, as a compiler with -I kernels_src
+    would.
+    """
     beside = (includer.parent / name).resolve()
     return beside if beside.is_file() else (KERNELS / name).resolve()
 

@@ -19,7 +19,9 @@ class Statement:
 
 
 def split(source: str, tree: ast.Module | None = None) -> list[Statement]:
-    """The statements of a module in order, without its docstring; comments stay with the statement below them."""
+    """The statements of a module in order, without its docstring; comments stay with the statement
+    below them.
+    """
     tree = tree or ast.parse(source)
     lines = source.splitlines()
     statements = []

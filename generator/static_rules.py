@@ -1,7 +1,7 @@
 """What KernelBench-style suites look for in the text of a solution.
 
-They match patterns on the source after cutting every line at its first `#` or `//`. A solution must trigger none:
-neither what rejects it nor what only flags it.
+They match patterns on the source after cutting every line at its first `#` or `//`. A solution must
+trigger none: neither what rejects it nor what only flags it.
 """
 
 import re
@@ -10,11 +10,16 @@ _LAYER_EXCEPTIONS = (
     "Module|parameter|Parameter|ParameterList|ParameterDict|ModuleList|ModuleDict|init"
 )
 _COMPUTATIONS = (
-    "mm bmm matmul einsum conv1d conv2d conv3d conv conv_transpose1d conv_transpose2d conv_transpose3d avg_pool1d "
-    "avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
-    "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d relu hardtanh elu selu "
-    "leaky_relu gelu softsign softplus softmax log_softmax tanh sigmoid hardsigmoid silu mish batch_norm group_norm "
-    "layer_norm instance_norm rms_norm normalize linear cross_entropy kl_div mse_loss huber_loss triplet_margin_loss "
+    "mm bmm matmul einsum conv1d conv2d conv3d conv conv_transpose1d conv_transpose2d "
+    "conv_transpose3d avg_pool1d "
+    "avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d "
+    "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d relu "
+    "hardtanh elu selu "
+    "leaky_relu gelu softsign softplus softmax log_softmax tanh sigmoid hardsigmoid silu mish "
+    "batch_norm group_norm "
+    "layer_norm instance_norm rms_norm normalize linear cross_entropy kl_div mse_loss huber_loss "
+    "triplet_margin_loss "
     "cosine_similarity logsumexp clamp dropout"
 )
 _FORBIDDEN = {

@@ -1,4 +1,6 @@
-"""Element-wise steps: one table from a step to its device code and to its class in generator/runtime/steps.py."""
+"""Element-wise steps: one table from a step to its device code and to its class in
+generator/runtime/steps.py.
+"""
 
 import dataclasses
 import math
@@ -6,7 +8,9 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One element-wise step. `device` is C++ that changes `v`; `python` constructs the step for the backward."""
+    """One element-wise step. `device` is C++ that changes `v`; `python` constructs the step for the
+    backward.
+    """
 
     kind: str
     device: str

@@ -1,4 +1,6 @@
-"""What the tests of generator and operator share: references, loading, parameter grids, error bounds."""
+"""What the tests of generator and operator share: references, loading, parameter grids, error
+bounds.
+"""
 
 import contextlib
 import dataclasses
@@ -48,7 +50,9 @@ class Loaded:
     text: str
 
     def pair(self, *arguments, seed: int = 0, **options):
-        """(Model, ModelNew) of the same arguments and seed; without arguments, of get_init_inputs()."""
+        """(Model, ModelNew) of the same arguments and seed; without arguments, of
+        get_init_inputs().
+        """
         arguments = arguments or (() if options else self.reference["get_init_inputs"]())
         models = []
         for factory in (self.reference["Model"], self.solution["ModelNew"]):
@@ -62,6 +66,10 @@ class SolutionShelf:
         self._folder = folder
         self._loaded: dict[str, Loaded] = {}
 
+    def build_folder(self):
+        """The environment in which everything on this shelf is built."""
+        return environment(TORCH_EXTENSIONS_DIR=self._folder / "build")
+
     def __getitem__(self, name: str) -> Loaded:
         """`name` is a file of tests/references or the number of a problem, without .py."""
         if name not in self._loaded:
@@ -71,7 +79,7 @@ class SolutionShelf:
                 if path.stem == name or path.stem.startswith(f"{name}_")
             )
             text = generate(path, self._folder / path.name)
-            with environment(TORCH_EXTENSIONS_DIR=self._folder / "build"):
+            with self.build_folder():
                 solution = load_text(text, name)
             self._loaded[name] = Loaded(load_text(path.read_text(), name), solution, text)
         return self._loaded[name]
@@ -161,9 +169,9 @@ GRID = [
 def conv_bound(case: Case, x, weight, bias, out_dtype, *, tf32: bool = False) -> torch.Tensor:
     """Element-wise bound on |y - exact| for any order of summation, in float64.
 
-    gamma * (|x| * |w| + |bias|) with gamma = (K + 2) * u of the accumulator (Higham, "Accuracy and Stability of
-    Numerical Algorithms", section 3.1), tensor cores truncating (2 u); TF32 adds 2**-11 per rounded operand; storing
-    adds half an ulp of the output's dtype.
+    gamma * (|x| * |w| + |bias|) with gamma = (K + 2) * u of the accumulator (Higham, "Accuracy and
+    Stability of Numerical Algorithms", section 3.1), tensor cores truncating (2 u); TF32 adds
+    2**-11 per rounded operand; storing adds half an ulp of the output's dtype.
     """
     absolute = case.reference(x.abs(), weight.abs(), None if bias is None else bias.abs())
     accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -184,7 +192,8 @@ def assert_within(y: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> 
     if not bool(good.all()):
         first = tuple((~good).nonzero()[0].tolist())
         raise AssertionError(
-            f"{int((~good).sum())} of {good.numel()} outside the bound; first at {first}: got {y[first].item()!r}, "
+            f"{int((~good).sum())} of {good.numel()} outside the bound; first at {first}: got "
+            f"{y[first].item()!r}, "
             f"expected {exact[first].item()!r}, allowed {bound[first].item()!r}"
         )
 

@@ -1,4 +1,4 @@
-"""Pattern 1's operator on the CPU: every parameter of ConvTranspose2d, every layout, every refusal."""
+"""Pattern 1 on the CPU: every parameter of ConvTranspose2d, every layout, every refusal."""
 
 import dataclasses
 import subprocess
@@ -207,7 +207,8 @@ def test_forced_kernels(operator):
         operator(*tensors, *case.parameters)
 
 
-# Each line: a statement, then whether PyTorch's convolutions use TF32 after it. In a process of its own, because a
+# Each line: a statement, then whether PyTorch's convolutions use TF32 after it. In a process of its
+# own, because a
 # mixture of old and new switches cannot be undone.
 TF32_STATES = """
 b = torch.backends                              | True

@@ -23,7 +23,8 @@ def _require(condition, message: str) -> None:
 def _as_pair(name: str, values) -> tuple:
     _require(
         len(values) == 2,
-        f"{name} must be an int or a pair (height, width), got {len(values)} values: {tuple(values)}",
+        f"{name} must be an int or a pair (height, width), got {len(values)} values: "
+        f"{tuple(values)}",
     )
     return tuple(values)
 
@@ -46,7 +47,8 @@ def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
         limit = max(conv.stride[axis], conv.dilation[axis])
         _require(
             added < limit,
-            f"output_padding must be smaller than stride or dilation on each axis, got output_padding "
+            "output_padding must be smaller than stride or dilation on each axis, got "
+            "output_padding "
             f"{conv.output_padding}, stride {conv.stride}, dilation {conv.dilation}",
         )
     return conv
@@ -85,8 +87,8 @@ def _output_size(size, kernel, stride, padding, output_padding, dilation):
 def _conv_output_shape(x, weight, bias, vectors, conv: _Conv) -> tuple:
     """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w].
 
-    x, weight, bias, vectors: (shape, dtype, device) of each tensor, or None. Raises RuntimeError, as PyTorch does,
-    for every combination that nn.ConvTranspose2d refuses.
+    x, weight, bias, vectors: (shape, dtype, device) of each tensor, or None. Raises RuntimeError,
+    as PyTorch does, for every combination that nn.ConvTranspose2d refuses.
     """
     x_shape, x_dtype, _ = x
     weight_shape = weight[0]
@@ -97,7 +99,8 @@ def _conv_output_shape(x, weight, bias, vectors, conv: _Conv) -> tuple:
     )
     _require(
         len(weight_shape) == 4,
-        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), "
+        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel "
+        "width), "
         f"got shape {tuple(weight_shape)}",
     )
     _require(
@@ -108,12 +111,14 @@ def _conv_output_shape(x, weight, bias, vectors, conv: _Conv) -> tuple:
     channels, height, width = x_shape[-3:]
     _require(
         weight_shape[0] == channels,
-        f"input must have {weight_shape[0]} channels, the first dimension of weight {tuple(weight_shape)}, "
+        f"input must have {weight_shape[0]} channels, the first dimension of weight "
+        f"{tuple(weight_shape)}, "
         f"got {channels} in an input of shape {tuple(x_shape)}",
     )
     _require(
         channels % conv.groups == 0,
-        f"input channels must be divisible by groups, got {channels} channels and groups {conv.groups}",
+        f"input channels must be divisible by groups, got {channels} channels and groups "
+        f"{conv.groups}",
     )
     _require(
         channels > 0 and height > 0 and width > 0,
@@ -145,7 +150,8 @@ def _conv_output_shape(x, weight, bias, vectors, conv: _Conv) -> tuple:
     ]
     _require(
         sizes[0] > 0 and sizes[1] > 0,
-        f"the output must have a positive size, got {sizes[0]} x {sizes[1]} for an input of shape {tuple(x_shape)}, "
+        f"the output must have a positive size, got {sizes[0]} x {sizes[1]} for an input of shape "
+        f"{tuple(x_shape)}, "
         f"a kernel of {tuple(weight_shape[2:])}, stride {conv.stride}, padding {conv.padding}",
     )
     return (*x_shape[:-3], out_channels, *sizes)
@@ -161,13 +167,15 @@ def _group_norm_ok(shape, num_groups, weight, bias, x) -> None:
     _require(num_groups > 0, f"num_groups must be positive, got {num_groups}")
     _require(
         channels % num_groups == 0,
-        f"channels must be divisible by num_groups, got {channels} channels and num_groups {num_groups}",
+        f"channels must be divisible by num_groups, got {channels} channels and num_groups "
+        f"{num_groups}",
     )
     _channel_vector_ok("the GroupNorm weight", weight, channels, x)
     _channel_vector_ok("the GroupNorm bias", bias, channels, x)
     if batch * channels // num_groups * height * width == 1:
         raise ValueError(
-            f"group_norm: expected more than 1 value per group, got an input of shape {tuple(shape)} "
+            "group_norm: expected more than 1 value per group, got an input of shape "
+            f"{tuple(shape)} "
             f"and num_groups {num_groups}"
         )
 
@@ -204,7 +212,9 @@ def _make_pool(kernel, stride, padding, dilation, ceil_mode) -> _Pool:
 
 
 def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
-    """One axis after nn.MaxPool2d: in ceil_mode a last window that starts beyond the image is dropped."""
+    """One axis after nn.MaxPool2d: in ceil_mode a last window that starts beyond the image is
+    dropped.
+    """
     reach = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return reach // stride + 1
@@ -223,10 +233,13 @@ def _pooled_shape(shape, pool: _Pool) -> tuple:
 
 
 def _batch_norm_ok(shape, use_batch_stats: bool, x, weight, bias, mean, var) -> None:
-    """Checks BatchNorm2d over an output of `shape`; ValueError as PyTorch for a wrong number of dimensions or values."""
+    """Checks BatchNorm2d over an output of `shape`; ValueError as PyTorch for a wrong number of
+    dimensions or values.
+    """
     if len(shape) != 4:
         raise ValueError(
-            "batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of "
+            "batch_norm: input must have 4 dimensions (batch, channels, height, width), got a "
+            "convolution output of "
             f"shape {tuple(shape)}"
         )
     batch, channels, height, width = shape
@@ -235,7 +248,8 @@ def _batch_norm_ok(shape, use_batch_stats: bool, x, weight, bias, mean, var) -> 
     if use_batch_stats:
         if batch * height * width == 1:
             raise ValueError(
-                f"batch_norm: expected more than 1 value per channel when training, got shape {tuple(shape)}"
+                "batch_norm: expected more than 1 value per channel when training, got shape "
+                f"{tuple(shape)}"
             )
         return
     for name, value in (("running_mean", mean), ("running_var", var)):
@@ -249,7 +263,7 @@ def _batch_norm_ok(shape, use_batch_stats: bool, x, weight, bias, mean, var) -> 
 
 
 def _plan_conv(x, weight, bias, vectors, *conv_args) -> tuple:
-    """(parameters, output shape) of a checked convolution; tensors given as (shape, dtype, device)."""
+    """(parameters, output shape), checked; tensors are given as (shape, dtype, device)."""
     conv = _make_conv(*conv_args)
     return conv, _conv_output_shape(x, weight, bias, vectors, conv)
 

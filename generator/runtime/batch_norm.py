@@ -4,7 +4,8 @@ import torch
 
 
 def _statistics_source(norm) -> tuple:
-    """(running_mean, running_var, use_batch_stats) for nn.BatchNorm2d `norm`; counts the batch in training mode.
+    """(running_mean, running_var, use_batch_stats) for nn.BatchNorm2d `norm`; counts the batch in
+    training mode.
 
     Running statistics are None where this call does not read them.
     """
@@ -18,8 +19,8 @@ def _statistics_source(norm) -> tuple:
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     """Moves the running statistics of `norm` towards a batch of `count` values per channel.
 
-    batch_var is the biased variance; the running one is unbiased. momentum None means the cumulative average,
-    1 / num_batches_tracked. An empty batch changes nothing.
+    batch_var is the biased variance; the running one is unbiased. momentum None means the
+    cumulative average, 1 / num_batches_tracked. An empty batch changes nothing.
     """
     if not (norm.training and norm.track_running_stats) or norm.running_mean is None or count == 0:
         return

@@ -1,4 +1,6 @@
-"""Builds and loads the shared library: C++ always, CUDA where this PyTorch and an nvcc can serve it."""
+"""Builds and loads the shared library: C++ always, CUDA where this PyTorch and an nvcc can serve
+it.
+"""
 
 import ctypes as _ctypes
 import fcntl as _fcntl
@@ -11,7 +13,8 @@ import torch.utils.cpp_extension as _cpp_extension
 from generator.runtime.problem import _SLUG, CPU_SOURCE, CUDA_SOURCE
 
 _CPU_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique")
-# Always the same architectures, whether or not a GPU is visible: machine code for sm_80 and sm_90a, and PTX of
+# Always the same architectures, whether or not a GPU is visible: machine code for sm_80 and sm_90a,
+# and PTX of
 # compute_80 for every other one.
 _CUDA_FLAGS = (
     "-std=c++17",
@@ -45,7 +48,8 @@ def _load_library():
     root = _os.environ.get("TORCH_EXTENSIONS_DIR") or _cpp_extension.get_default_build_root()
     directory = _os.path.join(root, name)
     _os.makedirs(directory, exist_ok=True)
-    # The kernel drops this lock when its holder dies, so a `lock` file seen while holding it was left behind by a
+    # The kernel drops this lock when its holder dies, so a `lock` file seen while holding it was
+    # left behind by a
     # build that was killed; PyTorch would wait for it for ever.
     with open(_os.path.join(directory, "flock"), "w") as guard:
         _fcntl.flock(guard, _fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm."""
+"""Pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm."""
 
 import torch
 
@@ -17,7 +17,6 @@ from generator.runtime.batch_norm import _statistics_source, _update_running_sta
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
-    _group_norm_moments,
     _recompute_conv,
 )
 from generator.runtime.launch import (
@@ -33,9 +32,12 @@ from generator.runtime.problem import _ACTIVATION
 from generator.runtime.registration import _register
 
 _SCHEMA = (
-    "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
-    "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? batch_norm_bias, "
-    "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] pool_kernel, "
+    "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] "
+    "stride, int[] padding, "
+    "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? "
+    "batch_norm_bias, "
+    "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] "
+    "pool_kernel, "
     "int[] pool_stride, int[] pool_padding, int[] pool_dilation, bool ceil_mode, int num_groups, "
     "Tensor? norm_weight, Tensor? norm_bias, float norm_eps) -> (Tensor, Tensor, Tensor)"
 )
@@ -140,9 +142,8 @@ def _backward_pattern(ctx, grad, _grad_mean, _grad_var):
     )
     active = _ACTIVATION.forward(normed, ())
     pooled, indices = aten.max_pool2d_with_indices(active, *pool)
-    moments = _group_norm_moments(pooled, ctx.num_groups, ctx.group_eps)
     grad, grad_group_weight, grad_group_bias = _group_norm_gradients(
-        grad, pooled, moments, group_weight, ctx.num_groups, needs[-3:-1]
+        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, needs[-3:-1]
     )
     grad = aten.max_pool2d_with_indices_backward(grad, active, *pool, indices)
     grad = _ACTIVATION.backward(grad, normed, active, (), None)

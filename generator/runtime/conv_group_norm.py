@@ -9,7 +9,6 @@ from generator.runtime.gradients import (
     _chain_forward,
     _conv_gradients,
     _group_norm_gradients,
-    _group_norm_moments,
     _recompute_conv,
 )
 from generator.runtime.launch import _dense, _fill_conv, _fill_group_norm, _launch, _plan_call
@@ -19,7 +18,8 @@ from generator.runtime.registration import _register, _vector_arguments
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each.
 _SCHEMA = (
-    "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
+    "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
+    "padding, "
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
@@ -83,9 +83,8 @@ def _backward_conv_group_norm(ctx, grad):
     x, weight, bias, norm_weight, *vectors = saved
     needs = ctx.needs_input_grad
     values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
-    moments = _group_norm_moments(values[-1], ctx.num_groups, ctx.norm_eps)
     grad, grad_norm_weight, grad_norm_bias = _group_norm_gradients(
-        grad, values[-1], moments, norm_weight, ctx.num_groups, needs[9:11]
+        grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, needs[9:11]
     )
     grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
     conv_grads = _conv_gradients(grad, x, weight, ctx.conv, needs[:3])

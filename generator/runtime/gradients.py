@@ -24,7 +24,9 @@ def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 
 def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
-    """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels, out_h, out_w]."""
+    """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
+    out_h, out_w].
+    """
     if not any(needs):
         return None, None, None
     grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
@@ -56,7 +58,9 @@ def _chain_forward(chain, value, vectors) -> list:
 
 
 def _chain_backward(chain, grad, values, vectors) -> tuple:
-    """(gradient of the convolution's output, gradients of the vectors); `values` may be None where no step looks."""
+    """(gradient of the convolution's output, gradients of the vectors); `values` may be None where
+    no step looks.
+    """
     vector_grads = [None] * len(vectors)
     for index in reversed(range(len(chain))):
         before, after = (None, None) if values is None else (values[index], values[index + 1])
@@ -64,25 +68,30 @@ def _chain_backward(chain, grad, values, vectors) -> tuple:
     return grad, vector_grads
 
 
-def _group_norm_moments(value, num_groups: int, eps: float) -> tuple:
-    """(mean, 1 / sqrt(variance + eps)) of each sample's groups."""
-    batch, channels, height, width = value.shape
-    return torch.ops.aten.native_group_norm(
-        value, None, None, batch, channels, height * width, num_groups, eps
-    )[1:]
-
-
-def _group_norm_gradients(grad, value, moments, weight, num_groups: int, needs) -> tuple:
+def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
     """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
+    if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
+        return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
     batch, channels, height, width = value.shape
+    sizes = batch, channels, height * width, num_groups
+    _, mean, rstd = torch.ops.aten.native_group_norm(value, None, None, *sizes, eps)
     return torch.ops.aten.native_group_norm_backward(
-        grad.contiguous(),
-        value,
-        *moments,
-        weight,
-        batch,
-        channels,
-        height * width,
-        num_groups,
-        [True, *needs],
+        grad.contiguous(), value, mean, rstd, weight, *sizes, [True, *needs]
     )
+
+
+def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, eps: float) -> tuple:
+    """The same from plain tensor arithmetic, per group with normalised values n and g = grad *
+    weight:
+
+    rstd * (g - mean(g) - n * mean(g * n))
+    """
+    grouped = value.unflatten(1, (num_groups, -1)).flatten(2)
+    variance, mean = torch.var_mean(grouped, 2, correction=0, keepdim=True)
+    rstd = (variance + eps).rsqrt()
+    normed = (grouped - mean) * rstd
+    scaled = grad if weight is None else grad * weight.view(1, -1, 1, 1)
+    scaled = scaled.unflatten(1, (num_groups, -1)).flatten(2)
+    inner = scaled - scaled.mean(2, True) - normed * (scaled * normed).mean(2, True)
+    products = grad * normed.view(value.shape)
+    return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))

@@ -31,8 +31,9 @@ def _kernel_choice() -> int:
 def _math_mode(dtype: torch.dtype) -> int:
     """How fp32 products are formed, read at every call.
 
-    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32) and the new ones
-    (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however they were set.
+    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
+    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
+    they were set.
     """
     if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
         return _MATH_TF32
@@ -50,7 +51,8 @@ def _dense(tensor):
 
 @_functools.lru_cache(maxsize=1024)
 def _plan_call(x, x_stride, weight, bias, vectors, *conv_args) -> tuple:
-    """(output shape, the bytes of a ConvCall without its pointers), checked once per combination of arguments.
+    """(output shape, the bytes of a ConvCall without its pointers), checked once per combination of
+    arguments.
 
     x, weight, bias, vectors: what `_about` says of each tensor.
     """
@@ -116,7 +118,9 @@ def _call_kernel(library, call, workspace_bytes, run, device: torch.device) -> N
 
 
 def _launch(library, call, device: torch.device) -> None:
-    """Runs a filled argument block: on the host, or on the device's current stream. Raises RuntimeError on failure."""
+    """Runs a filled argument block: on the host, or on the device's current stream. Raises
+    RuntimeError on failure.
+    """
     if device.type == "cpu":
         call.conv.num_threads = torch.get_num_threads()
         _call_kernel(
@@ -125,7 +129,8 @@ def _launch(library, call, device: torch.device) -> None:
         return
     if not library.has_cuda:
         raise RuntimeError(
-            "conv_transpose2d: the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc "
+            "conv_transpose2d: the CUDA kernels were not built: this needs a CUDA build of "
+            "PyTorch and nvcc "
             "(CUDA_HOME) when the file is loaded"
         )
     with torch.cuda.device(device):

@@ -1,9 +1,9 @@
 """Element-wise steps after the convolution, as the backward formula sees them.
 
-`forward(v, vectors)` recomputes a step; `backward(grad, before, after, vectors, vector_grads)` returns the gradient of its
-input and writes the one of its per-channel operand into vector_grads[index]. Steps with `needs_values = False` look
-at neither `before` nor `after`. The forward of the operator itself runs none of this: there the steps are compiled
-into the kernels.
+`forward(v, vectors)` recomputes a step; `backward(grad, before, after, vectors, vector_grads)`
+returns the gradient of its input and writes the one of its per-channel operand into
+vector_grads[index]. Steps with `needs_values = False` look at neither `before` nor `after`. The
+forward of the operator itself runs none of this: there the steps are compiled into the kernels.
 """
 
 import torch
@@ -61,7 +61,7 @@ class _Sigmoid:
 
 
 class _Clamp:
-    """Passes the gradient on the bounds themselves, as PyTorch's clamp does; None means unbounded."""
+    """Lets the gradient through on the bounds, as PyTorch's clamp does; None: unbounded."""
 
     needs_values = True
 

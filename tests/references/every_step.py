@@ -11,7 +11,7 @@ def double(value):
 
 class Model(nn.Module):
     def __init__(self, width, kernel=3):
-        super(Model, self).__init__()
+        super(Model, self).__init__()  # noqa: UP008 - an older spelling that must be understood
         self.stage = nn.Sequential(
             torch.nn.ConvTranspose2d(5, width, double(kernel), stride=2, padding=1, bias=True),
             nn.Hardtanh(-3.0, 3.0),

@@ -1,4 +1,6 @@
-"""GroupNorm without parameters through the functional form, after a scaled ReLU and a per-channel operand."""
+"""GroupNorm without parameters through the functional form, after a scaled ReLU and a per-channel
+operand.
+"""
 
 import torch
 import torch.nn as nn

@@ -1,0 +1,108 @@
+"""Solutions keep the rules of the benchmark's text checker, and our statement of the rules has
+teeth.
+"""
+
+import ast
+import builtins
+
+import pytest
+
+from generator.emit import generate
+from generator.statements import split
+from generator.static_rules import violations
+from tests.solution_tools import PROBLEMS, REFERENCES, load_text
+
+CLEAN = "_f = load_inline(r'''__global__ void kernel() {}''')\n"
+SOURCES = [*PROBLEMS, *sorted(REFERENCES.glob("*.py"))]
+
+
+def test_a_clean_text_is_clean():
+    assert violations(CLEAN) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "try:",
+        "except ValueError:",
+        "    pass",
+        "import threading",
+        "from concurrent.futures import x",
+        "multiprocessing.Pool(2)",
+        "class A(torch.Tensor):",
+        "torch.Tensor._make_subclass(x)",
+        "torch.cuda.Event = Fake",
+        "torch.cuda.synchronize = f",
+        "time.perf_counter = f",
+        "torch.nn.Linear(2, 2)",
+        "y = torch.conv_transpose2d(x)",
+        "torch.relu(x)",
+        "nn.functional.gelu(x)",
+        "F.conv2d(x)",
+        "torch.cuda.Stream()",
+        "s.wait_stream(t)",
+        "__float2half(v)",
+        "x.half()",
+        "x.to(torch.float16)",
+        "x.to(dtype=torch.half)",
+        "static_cast<__half>(v)",
+    ],
+)
+def test_every_rule_catches(bad):
+    assert len(violations(CLEAN + bad + "\n")) == 1
+    assert violations(CLEAN + f"# {bad}\n// {bad}\n") == []
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        "bypass = passed",
+        "torch.nn.Module",
+        "import torch.nn as nn",
+        "torch.ops.aten.relu(x)",
+        "torch.cuda.current_stream()",
+    ],
+)
+def test_no_rule_catches_honest_words(fine):
+    assert violations(CLEAN + fine + "\n") == []
+
+
+def test_missing_kernels_are_noticed():
+    assert violations("x = 1\n") == [
+        "missing a CUDA kernel (__global__)",
+        "missing a build (load_inline)",
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_solutions_keep_every_rule(path):
+    assert violations(generate(path, path)) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path):
+    """One namespace: what the reference defines keeps its value; all else has a name of our own."""
+    reference = load_text(path.read_text())
+    shared = {"ModelNew", "CUDA_SOURCE", "CPU_SOURCE", "torch", "nn"}
+    for statement in split(generate(path, path)):
+        for name in statement.defines - shared:
+            assert name.startswith("_") or name in reference, name
+            if isinstance(statement.node, ast.Assign) and name in reference:
+                assert reference[name] == eval(ast.unparse(statement.node.value), dict(reference))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_solutions_use_no_name_that_they_do_not_define(path):
+    tree = ast.parse(generate(path, path))
+    defined = set(dir(builtins)) | {"__name__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    assert used <= defined
