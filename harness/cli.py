@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         given = make_parser().parse_args(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else UsageError.exit_status
+    # So that the solution's process and its files go, too, when the harness is told to stop.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with _clean_stdout(given.json == "-") as (stdout, console):
         try:
             return _run(given, arguments, stdout, console)
