@@ -20,8 +20,9 @@ RUNTIME = Path(__file__).resolve().parent / "runtime"
 
 _LATE = ("_CHAIN", "_ACTIVATION")  # constants that need the step classes defined before them
 
-_PRECISION = """Precision. fp32 on CUDA follows PyTorch's switches at every call
-(torch.backends.cudnn.allow_tf32 and the fp32_precision settings): TF32 allowed means operands rounded to nearest to 11 significant
+_PRECISION = """\
+Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
+and the fp32_precision settings): TF32 allowed means operands rounded to nearest to 11 significant
 bits, products summed in fp32; forbidden means an fp32 answer. fp16 and bf16 are read as they are,
 summed in fp32, rounded once at the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32."""

@@ -23,6 +23,9 @@ _CUDA_FLAGS = (
     "-gencode=arch=compute_90a,code=sm_90a",
     "-Xcompiler=-fvisibility=hidden,-fno-gnu-unique",
     "--threads=2",
+    # PyTorch's flags switch the arithmetic types' own conversions off; these sources use them.
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
 
