@@ -1,9 +1,13 @@
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 #pragma once
 
+#include <cstring>
+
 #include "conv_transpose.cuh"
 #include "conv_transpose_mma_launch.cuh"
 #include "conv_transpose_plain.cuh"
+#include "conv_transpose_sm90_launch.cuh"
+#include "moments_merge.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -12,8 +16,10 @@ struct KernelPlan {
   int64_t status;       // kOk, or why the call cannot be done
   KernelChoice kernel;
   const char* reason;
-  TileGeometry geometry;  // kPortable
+  TileGeometry geometry;  // kPortable, and the fallback of kHopper
+  sm90::Plan hopper;      // kHopper
   int64_t workspace_bytes, num_partials;
+  int64_t fallback_workspace, fallback_partials;  // kHopper on fp32: offsets into the workspace
 };
 
 inline Numeric portable_numeric(const ConvCall& call) {
@@ -74,8 +80,34 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
-// Which kernel a call gets, why, and what it needs. Depends on the call and the current device only.
-inline KernelPlan choose_kernel(const ConvCall& call) {
+// The Hopper kernel's plan, or one whose status and reason say why not. On fp32 the portable kernel stands behind it
+// for operands that fp16 containers cannot hold.
+inline KernelPlan hopper_plan(const ConvCall& call) {
+  DeviceLimits device;
+  const int64_t status = query_device_limits(&device);
+  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  const sm90::Plan hopper = sm90::plan_call(call, device);
+  if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
+  KernelPlan plan{};
+  if (call.dtype == kFloat32) {
+    plan = portable_plan(call);
+    if (plan.status != kOk) return plan;
+    if (plan.kernel != kPortable) return failed_plan(kUnsupportedKernel, plan.reason);
+    plan.fallback_workspace = sm90::Sm90Workspace(hopper).total_bytes;
+    plan.fallback_partials = round_up(plan.fallback_workspace + plan.workspace_bytes, 256);
+    plan.workspace_bytes = plan.fallback_partials + call.problem.batch * plan.num_partials * call.problem.out_channels *
+                                                        static_cast<int64_t>(sizeof(Moments));
+  } else {
+    plan.workspace_bytes = sm90::Sm90Workspace(hopper).total_bytes;
+  }
+  plan.kernel = kHopper;
+  plan.reason = "wgmma";
+  plan.hopper = hopper;
+  plan.num_partials = hopper.partials_per_sample();
+  return plan;
+}
+
+inline KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
   if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
@@ -85,6 +117,7 @@ inline KernelPlan choose_kernel(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
+    case kHopper: return hopper_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
   }
@@ -93,17 +126,63 @@ inline KernelPlan choose_kernel(const ConvCall& call) {
   const double useful =
       with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
   if (useful < kMinUsefulFraction) return plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  // The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
+  // still ahead.
+  if (p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4) {
+    const KernelPlan plan = hopper_plan(call);
+    if (plan.status == kOk) return plan;
+  }
   return portable_plan(call);
+}
+
+// Which kernel a call gets, why, and what it needs. Depends on the call's problem, dtype, math and forced choice, and on
+// the current device. The search for tiles takes tens of microseconds, so the last answer is kept.
+inline const KernelPlan& choose_kernel(const ConvCall& call) {
+  struct Key {
+    ConvTransposeProblem problem;
+    int64_t dtype, math, kernel_choice, device;
+  };
+  thread_local Key last_key{};
+  thread_local KernelPlan last_plan{};
+  thread_local bool known = false;
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  Key key{};
+  key.problem = call.problem;
+  key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
+  if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
+    last_plan = choose_kernel_anew(call);
+    last_key = key;
+    known = error == cudaSuccess && last_plan.status == kOk;
+  }
+  return last_plan;
 }
 
 int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num_partials; }
 
 int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).workspace_bytes; }
 
+// The Hopper kernel, then the portable one over the same outputs where the guard is up.
+inline int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  TCONV_RETURN_IF_ERROR(sm90::launch(plan.hopper, call, outputs, workspace, device.sm_count));
+  if (call.dtype != kFloat32) return kOk;
+  using Fallback = MmaConfig<Numeric::kTF32>;
+  char* const base = static_cast<char*>(workspace);
+  const int* guard = &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range;
+  Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
+  TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(call, plan.geometry, outputs.out, partials, base + plan.fallback_workspace, guard));
+  if (partials == nullptr) return kOk;
+  return launch_merge_moments(partials, mma_num_partials(call.problem, plan.geometry), outputs.partials, plan.num_partials,
+                              call.problem.batch, call.problem.out_channels, guard, call.stream);
+}
+
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   const KernelPlan plan = choose_kernel(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
+  if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
   if (plan.kernel == kPortable)
     return with_mma_config(call, [&](auto config) {
       return launch_mma<decltype(config)>(call, plan.geometry, outputs.out, outputs.partials, workspace);

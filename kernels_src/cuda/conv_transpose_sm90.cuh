@@ -5,9 +5,8 @@
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_sm90_plan.h defines tile, pass, segment, window and ring; README.md follows a value through.
 //
-// Warpgroups 0 and 1 multiply and run the epilogue. Of the four warps after them, three load input values
-// (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the last streams weight tiles
-// by bulk copy.
+// The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
+// channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
 // A row of the ring and a stage of the weights each have a full and an empty barrier.
 #pragma once
 
@@ -24,29 +23,34 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// kConsumers warpgroups multiply, N columns each. Two with wide segments read less shared memory for a product; three
+// with narrow ones, and twice the producers, hide more of what is not multiplying: many bytes or much epilogue for few taps.
+template <int kConsumers, int N>
 struct Sm90Config {
-  static constexpr int kThreads = 384;
-  static constexpr int kConsumerWarps = 8;
-  static constexpr int kDataWarps = 3;
-  // 65536 registers over kThreads are 168 each, in eights. A consumer thread holds N/2 accumulators; what consumers
-  // do not need, producers take for loads in flight.
-  static constexpr int kLaunchRegisters = 168;
-  static TCONV_HD constexpr int consumer_registers(int n) { return n > 184 ? 176 : 160; }
-  static TCONV_HD constexpr int producer_registers(int n) {
-    return 3 * kLaunchRegisters - 2 * consumer_registers(n) < 232 ? 3 * kLaunchRegisters - 2 * consumer_registers(n) : 232;
-  }
-  // Register sets of a data warp: batches whose loads are under way at once.
-  static TCONV_HD constexpr int batches_in_flight(int n) { return n > 184 ? 2 : 3; }
-  // A batch is what a data warp moves at once: 8 groups of kVectorPixels pixels x 32 channels.
-  static constexpr int kBatchPixels = 8 * kVectorPixels;
-  static constexpr int kBatchChannels = 32;
-  // Outputs go to memory through a buffer per consumer warp: 8 channels x 64 columns, rows padded so that
-  // neither writing fragments nor reading rows conflicts.
-  static constexpr int kStageColumns = 64;
-  static constexpr int kStagePitch = kStageColumns + 8;
-  static constexpr int kStageBytes = 8 * kStagePitch * 4;
+  static_assert(kConsumers == 2 || kConsumers == 3, "register shares are worked out for these");
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerWarps = kConsumers == 2 ? 4 : 8;
+  static constexpr int kDataWarps = kProducerWarps - 1;  // the last producer warp streams weights
+  static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
+  // Of 65536 registers: the share of each thread at launch, in eights; then what consumers do not need for N/2
+  // accumulators goes to producers, for loads in flight.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 104 : N > 184 ? 176 : 160;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : 3 * kLaunchRegisters - 2 * kConsumerRegisters;
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
+                "what some take others must give, or setmaxnreg waits for ever");
+  // Batches whose loads a data warp has under way at once.
+  static constexpr int kBatchesInFlight = kConsumers == 3 ? 1 : N > 184 ? 2 : 3;
 };
-static_assert(Sm90Config::kConsumerWarps * Sm90Config::kStageBytes == kStoreBytes, "the plan counts the store buffers");
+
+// A batch is what a data warp moves at once: 8 groups of kVectorPixels pixels x 32 channels.
+constexpr int kBatchPixels = 8 * kVectorPixels;
+constexpr int kBatchChannels = 32;
+
+// Outputs go to memory through a buffer per consumer warp: 8 channels x kStoreColumns columns, rows padded so that
+// neither writing fragments nor reading rows conflicts.
+constexpr int kStorePitch = kStoreColumns + 8;
+static_assert(8 * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
 template <typename Storage>
 struct Sm90Args {
@@ -54,8 +58,6 @@ struct Sm90Args {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
-  // A block's tiles are one range, so that it walks down images: num_tiles / gridDim.x, one more in the first blocks.
-  int tiles_per_block, blocks_with_one_more;
   int whole_batches;  // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
   int pair_stores;   // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
@@ -67,36 +69,38 @@ struct Sm90Args {
   Moments* partials;  // or null
 };
 
-// A tile's place. Row tiles of one strip are neighbours in the order of tiles, so a block walks down the image.
+// The tiles of a block, in order: chunks of neighbouring row tiles of one strip, so that it walks down the image; chunk
+// c belongs to block c modulo the grid, so that blocks work side by side and memory sees long runs.
 struct TileCursor {
-  int row_tile, phase, strip, group, sample;
+  int chunk, row_tile, row_end;
+  int phase, strip, group, sample;
 
-  __device__ __forceinline__ TileCursor(const Plan& plan, int tile) {
-    row_tile = tile % plan.num_row_tiles;
-    tile /= plan.num_row_tiles;
-    phase = tile % plan.num_phases;
-    tile /= plan.num_phases;
-    strip = tile % plan.num_strips;
-    tile /= plan.num_strips;
-    group = tile % plan.num_groups;
-    sample = tile / plan.num_groups;
+  __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
+
+  __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
+    chunk = new_chunk;
+    int rest = chunk;
+    strip = rest % plan.num_strips;
+    rest /= plan.num_strips;
+    const int row_chunk = rest % plan.num_row_chunks;
+    rest /= plan.num_row_chunks;
+    phase = rest % plan.num_phases;
+    rest /= plan.num_phases;
+    group = rest % plan.num_groups;
+    sample = rest / plan.num_groups;
+    row_tile = row_chunk * plan.chunk_row_tiles;
+    row_end = min(row_tile + plan.chunk_row_tiles, plan.num_row_tiles);
+  }
+
+  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
+
+  // Is the next tile the one below, whose window continues this one's in the ring?
+  __device__ __forceinline__ bool window_continues(const Plan& plan) const {
+    return plan.num_ic_blocks == 1 && row_tile + 1 < row_end;
   }
 
   __device__ __forceinline__ void next(const Plan& plan) {
-    if (++row_tile < plan.num_row_tiles) return;
-    row_tile = 0;
-    if (++phase < plan.num_phases) return;
-    phase = 0;
-    if (++strip < plan.num_strips) return;
-    strip = 0;
-    if (++group < plan.num_groups) return;
-    group = 0;
-    ++sample;
-  }
-
-  // Does the window of the next tile continue this one's in the ring?
-  __device__ __forceinline__ bool window_continues(const Plan& plan) const {
-    return plan.num_ic_blocks == 1 && row_tile + 1 < plan.num_row_tiles;
+    if (++row_tile == row_end) enter(plan, chunk + gridDim.x);
   }
 };
 
@@ -120,13 +124,6 @@ struct RingCursor {
   }
 };
 
-template <typename Storage>
-__device__ __forceinline__ void tile_range(const Sm90Args<Storage>& args, int* begin, int* end) {
-  const int block = blockIdx.x;
-  *begin = block * args.tiles_per_block + min(block, args.blocks_with_one_more);
-  *end = *begin + args.tiles_per_block + (block < args.blocks_with_one_more ? 1 : 0);
-}
-
 struct Shared {
   uint32_t ring, weights, stores;
   uint32_t row_full, row_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
@@ -138,7 +135,7 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   s.ring = (base + 1023u) & ~1023u;
   s.weights = s.ring + args.plan.ring_bytes;
   s.stores = s.weights + args.plan.weight_stages * args.plan.blocks_per_pass * kTapBytes;
-  s.row_full = s.stores + kStoreBytes;
+  s.row_full = s.stores + args.plan.num_consumers * 4 * kStoreBytesPerWarp;
   s.row_empty = s.row_full + 8 * kMaxRingRows;
   s.weight_full = s.row_empty + 8 * kMaxRingRows;
   s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
@@ -153,7 +150,6 @@ template <typename Storage>
 struct BatchWalk {
   const Sm90Args<Storage>& args;
   TileCursor at;
-  int tiles_left;
   int passes_left;  // passes that will load this window again (only with several ic blocks)
   int ic_block;
   int row, ih, iw;         // row of the window; input row, and column of the window's first pixel
@@ -161,14 +157,16 @@ struct BatchWalk {
   int batch, pixel_groups, batches_per_row;
   RingCursor slot;
 
-  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int begin, int end, int first)
-      : args(a), at(a.plan, begin), tiles_left(end - begin), ic_block(0), batch(0) {
-    pixel_groups = (a.plan.pitch + Sm90Config::kBatchPixels - 1) / Sm90Config::kBatchPixels;
-    batches_per_row = pixel_groups * (a.plan.in_channels_per_group > Sm90Config::kBatchChannels ? 2 : 1);
+  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
+      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
+    pixel_groups = (a.plan.pitch + kBatchPixels - 1) / kBatchPixels;
+    batches_per_row = pixel_groups * (a.plan.in_channels_per_group > kBatchChannels ? 2 : 1);
     passes_left = reloading_passes();
     enter_window(0);
     step(first);
   }
+
+  __device__ __forceinline__ bool done() const { return at.done(args.plan); }
 
   __device__ __forceinline__ int reloading_passes() const {
     return args.plan.num_ic_blocks > 1 ? args.plan.num_passes - 1 : 0;
@@ -185,7 +183,7 @@ struct BatchWalk {
 
   __device__ __forceinline__ void step(int count) {
     batch += count;
-    while (batch >= batches_per_row && tiles_left > 0) {
+    while (batch >= batches_per_row && !done()) {
       batch -= batches_per_row;
       slot.next(args.plan.ring_rows);
       ++row;
@@ -203,7 +201,7 @@ struct BatchWalk {
         passes_left = reloading_passes();
         if (at.window_continues(args.plan)) first_row = args.plan.span_h;
         at.next(args.plan);
-        if (--tiles_left == 0) return;
+        if (done()) return;
       }
     }
     enter_window(first_row);
@@ -231,7 +229,7 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
   // 8 consecutive lanes take 2 quads x 4 chunks, so that their 16-byte stores fall into different banks; a warp's
   // loads of one channel are 8 quads in a row.
   const int quad = (lane & 1) + 2 * (lane >> 3);
-  const int col = pixel_group * Sm90Config::kBatchPixels + quad * kVectorPixels;
+  const int col = pixel_group * kBatchPixels + quad * kVectorPixels;
   const int iw = walk.iw + col;
   BatchPlace place;
   place.slot = walk.slot.slot;
@@ -322,42 +320,54 @@ __device__ __forceinline__ void store_pixels(uint32_t ring, int pixel, int chunk
                  : "memory");
 }
 
-template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
-  int begin, end;
-  tile_range(args, &begin, &end);
-  const Plan& plan = args.plan;
-  BatchWalk<Storage> walk(args, begin, end, warp);
-  if (walk.tiles_left <= 0) return;
-  Storage values[kSets][8][kVectorPixels];
-  BatchPlace places[kSets];
-#pragma unroll
-  for (int i = 0; i < kSets; ++i) {
-    places[i].slot = -1;
-    if (walk.tiles_left > 0) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-    walk.step(Sm90Config::kDataWarps);
+// Waits for the batch's row to be free, stores it, and reports.
+template <typename Storage>
+__device__ __forceinline__ void store_batch(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place,
+                                            const uint4 (&pixels)[kVectorPixels], int lane) {
+  mbarrier_wait(shared.row_empty + 8 * place.slot, place.parity ^ 1);
+  if (place.pixel >= 0) {
+    store_pixels(shared.ring, place.pixel, place.chunk, pixels);
+    if (place.slot < args.plan.segment_rows - 1)
+      store_pixels(shared.ring, place.pixel + args.plan.ring_rows * args.plan.pitch, place.chunk, pixels);
   }
-  for (;;) {
+  // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
+  // the loads under way.
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared.row_full + 8 * place.slot);
+}
+
+template <int kDataWarps, int kSets, bool kWhole, typename Storage>
+__device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
+  BatchWalk<Storage> walk(args, warp);
+  Storage values[kSets][8][kVectorPixels];
+  if constexpr (kSets == 1) {
+    for (; !walk.done(); walk.step(kDataWarps)) {
+      const BatchPlace place = load_batch<kWhole>(args, walk, lane, values[0]);
+      uint4 pixels[kVectorPixels];
+      convert_batch(args, place.zero, lane, values[0], pixels);
+      store_batch(args, shared, place, pixels, lane);
+    }
+  } else {
+    BatchPlace places[kSets];
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
-      const BatchPlace place = places[i];
-      if (place.slot < 0) return;
-      uint4 pixels[kVectorPixels];
-      convert_batch(args, place.zero, lane, values[i], pixels);
-      // The loads that reuse these registers are under way while this batch waits for its row and is stored.
       places[i].slot = -1;
-      if (walk.tiles_left > 0) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-      walk.step(Sm90Config::kDataWarps);
-      mbarrier_wait(shared.row_empty + 8 * place.slot, place.parity ^ 1);
-      if (place.pixel >= 0) {
-        store_pixels(shared.ring, place.pixel, place.chunk, pixels);
-        if (place.slot < plan.segment_rows - 1)
-          store_pixels(shared.ring, place.pixel + plan.ring_rows * plan.pitch, place.chunk, pixels);
+      if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
+      walk.step(kDataWarps);
+    }
+    for (;;) {
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) {
+        const BatchPlace place = places[i];
+        if (place.slot < 0) return;
+        uint4 pixels[kVectorPixels];
+        convert_batch(args, place.zero, lane, values[i], pixels);
+        // The loads that reuse these registers are under way while this batch waits for its row and is stored.
+        places[i].slot = -1;
+        if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
+        walk.step(kDataWarps);
+        store_batch(args, shared, place, pixels, lane);
       }
-      // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also
-      // wait for the loads under way.
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(shared.row_full + 8 * place.slot);
     }
   }
 }
@@ -366,15 +376,11 @@ __device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, cons
 
 template <typename Storage>
 __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared) {
-  int begin, end;
-  tile_range(args, &begin, &end);
   const Plan& plan = args.plan;
   const uint32_t stage_bytes = plan.blocks_per_pass * kTapBytes;
   const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
   RingCursor stage;
-  if (plan.resident_weights) end = begin < end ? begin + 1 : begin;  // one tile asks for all of them, once
-  TileCursor at(plan, begin);
-  for (int tile = begin; tile < end; ++tile, at.next(plan)) {
+  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
     int count = plan.num_passes * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
     int64_t first = phase.weight_base + static_cast<int64_t>(at.group) * count;
@@ -389,6 +395,7 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
       bulk_load(shared.weights + stage.slot * stage_bytes, tiles + (first + i) * stage_bytes, stage_bytes, full);
       stage.next(plan.weight_stages);
     }
+    if (plan.resident_weights) return;  // the first tile asked for all of them
   }
 }
 
@@ -483,7 +490,7 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
       const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
       if (lane % 4 == 0 && in_group < plan.out_channels_per_group) {
         const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_row_tiles + at.row_tile;
-        const int64_t index = static_cast<int64_t>(tile) * (plan.split_channels ? 1 : 2) + segment;
+        const int64_t index = static_cast<int64_t>(tile) * plan.num_segments + segment;
         args.partials[(at.sample * plan.partials_per_sample() + index) * num_channels +
                       at.group * plan.out_channels_per_group + in_group] = moments;
       }
@@ -491,24 +498,27 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   }
 
   // Through the warp's buffer: fragments in, rows of one channel out, so that stores cover whole sectors.
-  const uint32_t buffer = shared.stores + (threadIdx.x / 32) * Sm90Config::kStageBytes;
-  const uint32_t write_at = buffer + ((lane / 4) * Sm90Config::kStagePitch + 2 * (lane % 4)) * 4;
-  const uint32_t read_at = buffer + lane * 8;
+  const uint32_t buffer = shared.stores + (threadIdx.x / 32) * kStoreBytesPerWarp;
+  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
+  // A reading lane takes a pair of columns of one channel: half a warp a row.
+  constexpr int kPairs = kStoreColumns / 2, kChannelsAtOnce = 32 / kPairs;
+  const int lane_channel = lane / kPairs, lane_column = 2 * (lane % kPairs);
+  const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
   const int first_channel = channel0 + warp * 16;
   Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
+                                  at.group * plan.out_channels_per_group + first_channel + lane_channel) * plane +
                       (static_cast<int64_t>(first_row) * args.stride_h + phase.out_first_h) * args.out_w +
                       static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
-  constexpr int kBlocks = Sm90Config::kStageColumns / 8;
+  const int channels_left = plan.out_channels_per_group - first_channel - lane_channel;
+  constexpr int kBlocks = kStoreColumns / 8, kRounds = 8 / kChannelsAtOnce;
 #pragma unroll
   for (int j0 = 0; j0 < N / 8; j0 += kBlocks) {
     int row, col;
-    int pair = extent.pair_at(8 * j0 + 2 * lane, &row, &col);
-    if (8 * j0 + 2 * lane >= N) pair = 0;
+    int pair = extent.pair_at(8 * j0 + lane_column, &row, &col);
+    if (8 * j0 + lane_column >= N) pair = 0;
     Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
-    const bool simple = args.pair_stores && first_channel + 16 <= plan.out_channels_per_group &&
-                        __all_sync(0xFFFFFFFFu, pair != 1);
+    const bool simple = args.pair_stores && __all_sync(0xFFFFFFFFu, pair != 1 && channels_left >= 16 - lane_channel);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       __syncwarp();
@@ -518,22 +528,19 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
                      "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-      float2 values[8];
+      float2 values[kRounds];
 #pragma unroll
-      for (int c = 0; c < 8; ++c)
+      for (int c = 0; c < kRounds; ++c)
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                      : "=f"(values[c].x), "=f"(values[c].y)
-                     : "r"(read_at + c * Sm90Config::kStagePitch * 4));
-      if (simple) {
+                     : "r"(read_at + c * kChannelsAtOnce * kStorePitch * 4));
 #pragma unroll
-        for (int c = 0; c < 8; ++c, to += plane)
+      for (int c = 0; c < kRounds; ++c, to += kChannelsAtOnce * plane) {
+        if (simple) {
           if (pair != 0) store_pair(to, values[c]);
-      } else {
-        const int channels = plan.out_channels_per_group - first_channel - 8 * half;
-#pragma unroll
-        for (int c = 0; c < 8; ++c, to += plane) {
-          if (c < channels && pair != 0) to[0] = static_cast<Storage>(values[c].x);
-          if (c < channels && pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
+        } else if (half * 8 + c * kChannelsAtOnce < channels_left) {
+          if (pair != 0) to[0] = static_cast<Storage>(values[c].x);
+          if (pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
         }
       }
     }
@@ -552,22 +559,20 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint64_t a, ui
 
 template <int N, typename Storage>
 __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
-  int begin, end;
-  tile_range(args, &begin, &end);
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
   const bool elected = threadIdx.x % 32 == 0;
   const uint64_t weights_descriptor =
-      matrix_descriptor(shared.weights + (plan.split_channels ? warpgroup * kTapBytes : 0));
+      matrix_descriptor(shared.weights + warpgroup % plan.blocks_per_pass * kTapBytes);
   const uint32_t stage_step = plan.blocks_per_pass * kTapBytes >> 4;  // of descriptors, in 16 bytes
   const uint32_t tap_descriptor_step = plan.tap_step_w * kPixelBytes >> 4;
-  const int row_offset = plan.split_channels ? 0 : warpgroup * plan.segment_rows;
+  const int segment = warpgroup / plan.blocks_per_pass;
+  const int row_offset = segment * plan.segment_rows;
   RingCursor base, stage;  // first row of the window; next weight stage
 
-  for (int tile = begin; tile < end; ++tile) {
-    const TileCursor at(plan, tile);
+  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
-    const bool continues = tile + 1 < end && at.window_continues(plan);
+    const bool continues = at.window_continues(plan);
     if (plan.resident_weights) {  // stages stay full once loaded: only the slot matters
       stage.slot = phase.weight_base + at.group * plan.num_passes * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
       stage.parity = 0;
@@ -628,56 +633,59 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         }
       } while (++ic_block < plan.num_ic_blocks);
       pin_registers(acc);
-      int tile_again = tile;  // worked out anew, so that its place takes no registers while multiplying
-      asm volatile("" : "+r"(tile_again));
-      finish_segment<N, Storage>(args, shared, TileCursor(plan, tile_again), (pass * plan.blocks_per_pass + (plan.split_channels ? warpgroup : 0)) * kBlockOC,
-                                 plan.split_channels ? 0 : warpgroup, acc);
+      int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
+      asm volatile("" : "+r"(chunk));
+      TileCursor place(plan, chunk);
+      place.row_tile = at.row_tile;
+      finish_segment<N, Storage>(args, shared, place,
+                                 (pass * plan.blocks_per_pass + warpgroup % plan.blocks_per_pass) * kBlockOC, segment, acc);
     }
   }
 }
 
-template <int N, typename Storage>
-__global__ void __launch_bounds__(Sm90Config::kThreads, 1)
+template <int kConsumers, int N, typename Storage>
+__global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Config = Sm90Config<kConsumers, N>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Pixels behind the last row are read, as zeros or into columns that are dropped, but never written.
-  for (uint32_t i = threadIdx.x * 16; i < static_cast<uint32_t>(plan.ring_bytes); i += Sm90Config::kThreads * 16)
+  for (uint32_t i = threadIdx.x * 16; i < static_cast<uint32_t>(plan.ring_bytes); i += Config::kThreads * 16)
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared.ring + i), "r"(0) : "memory");
   fence_async_proxy();
   if (threadIdx.x == 0) {
-    const int pixel_groups = (plan.pitch + Sm90Config::kBatchPixels - 1) / Sm90Config::kBatchPixels;
-    const int channel_groups = plan.in_channels_per_group > Sm90Config::kBatchChannels ? 2 : 1;
+    const int pixel_groups = (plan.pitch + kBatchPixels - 1) / kBatchPixels;
+    const int channel_groups = plan.in_channels_per_group > kBatchChannels ? 2 : 1;
     for (int i = 0; i < plan.ring_rows; ++i) {
       mbarrier_init(shared.row_full + 8 * i, pixel_groups * channel_groups);
-      mbarrier_init(shared.row_empty + 8 * i, Sm90Config::kConsumerWarps);
+      mbarrier_init(shared.row_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
-      mbarrier_init(shared.weight_empty + 8 * i, Sm90Config::kConsumerWarps);
+      mbarrier_init(shared.weight_empty + 8 * i, Config::kConsumerWarps);
     }
     fence_barrier_init();
   }
   __syncthreads();
 
   const int warpgroup = threadIdx.x / 128;
-  if (warpgroup >= 2) {
-    set_registers<Sm90Config::kLaunchRegisters, Sm90Config::producer_registers(N)>();
-    const int producer = warp - Sm90Config::kConsumerWarps;
-    if (producer < Sm90Config::kDataWarps) {
+  if (warpgroup >= kConsumers) {
+    set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
+    const int producer = warp - Config::kConsumerWarps;
+    if (producer < Config::kDataWarps) {
       if (args.whole_batches) {
-        produce_rows<Sm90Config::batches_in_flight(N), true>(args, shared, producer, lane);
+        produce_rows<Config::kDataWarps, Config::kBatchesInFlight, true>(args, shared, producer, lane);
       } else {
-        produce_rows<1, false>(args, shared, producer, lane);
+        produce_rows<Config::kDataWarps, 1, false>(args, shared, producer, lane);
       }
     } else if (lane == 0) {
       produce_weights(args, shared);
     }
   } else {
-    set_registers<Sm90Config::kLaunchRegisters, Sm90Config::consumer_registers(N)>();
+    set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
     consume<N, Storage>(args, shared, warpgroup);
   }
 #endif

@@ -45,14 +45,24 @@ struct Sm90Workspace {
   }
 };
 
-template <int N, typename Storage>
-int64_t launch_columns(const Plan& plan, Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<N, Storage>, plan.smem_bytes));
-  const int64_t blocks = std::min<int64_t>(plan.num_tiles, num_sms);
-  args.tiles_per_block = static_cast<int>(plan.num_tiles / blocks);
-  args.blocks_with_one_more = static_cast<int>(plan.num_tiles % blocks);
-  return launch_kernel(conv_transpose_sm90<N, Storage>, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config::kThreads),
-                       plan.smem_bytes, stream, args);
+template <int kConsumers, int N, typename Storage>
+int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, Storage>, plan.smem_bytes));
+  const int blocks = std::min(plan.num_chunks, num_sms);
+  return launch_kernel(conv_transpose_sm90<kConsumers, N, Storage>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(Sm90Config<kConsumers, N>::kThreads), plan.smem_bytes, stream, args);
+}
+
+// The compiled kernel of the plan's shape: one per entry of kShapes.
+template <typename Storage, int kIndex = 0>
+int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
+  if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
+    constexpr Shape kShape = kShapes[kIndex];
+    if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
+      return launch_shape<kShape.consumers, kShape.n>(plan, args, num_sms, stream);
+    return launch_planned<Storage, kIndex + 1>(plan, args, num_sms, stream);
+  }
+  return kUnsupportedKernel;
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
@@ -86,7 +96,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   const int64_t quad = kVectorPixels;
-  args.whole_batches = plan.in_channels_per_group % Sm90Config::kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+  args.whole_batches = plan.in_channels_per_group % kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
                        p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
                       p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
   args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
@@ -98,13 +108,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  switch (plan.n) {
-    case 96: return launch_columns<96>(plan, args, num_sms, call.stream);
-    case 128: return launch_columns<128>(plan, args, num_sms, call.stream);
-    case 184: return launch_columns<184>(plan, args, num_sms, call.stream);
-    case 216: return launch_columns<216>(plan, args, num_sms, call.stream);
-  }
-  return kUnsupportedKernel;
+  return launch_planned(plan, args, num_sms, call.stream);
 }
 
 inline int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {

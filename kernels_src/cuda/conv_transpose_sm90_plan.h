@@ -2,13 +2,13 @@
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
 // Terms. A *tile* is `rows_per_tile` x `tile_w` outputs of one phase of one sample and group, for all output
-// channels. A *pass* is the part of a tile that the two consumer warpgroups compute together: 64 output channels,
-// each warpgroup taking `segment_rows` rows; or, with split_channels, 128 output channels, 64 each, over the same
-// rows. A *segment* is one warpgroup's share: one wgmma of N columns covers it, walking the window as a flat line
-// of pixels of pitch `pitch`, so the columns between two rows are computed and dropped.
+// channels. A *pass* is the part of a tile that the consumer warpgroups compute together: blocks_per_pass blocks of 64
+// output channels by num_segments segments, a warpgroup each. A *segment* is segment_rows rows: one wgmma of N columns
+// covers it, walking the window as a flat line of pixels of pitch `pitch`, so the columns between two rows are
+// computed and dropped.
 // The *window* of a tile is the input it needs: rows_per_tile + span_h rows of `pitch` pixels by 64 channels.
-// Windows live in a ring of `ring_rows` rows in shared memory; tiles that follow each other down an image share
-// rows. The first segment_rows - 1 rows of the ring are mirrored behind its end: a segment never wraps.
+// Windows live in a ring of `ring_rows` rows in shared memory; tiles that follow each other down an image, a *chunk*,
+// share rows. The first segment_rows - 1 rows of the ring are mirrored behind its end: a segment never wraps.
 #pragma once
 
 #include "../call.h"
@@ -23,12 +23,16 @@ constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 o
 constexpr int kMaxPhases = 16;
 constexpr int kMaxRingRows = 64;
 constexpr int kMaxWeightStages = 24;
-constexpr int kSegmentWidths[] = {96, 128, 184, 216};  // N of the compiled kernels
+struct Shape {
+  int consumers, n;
+};
+constexpr Shape kShapes[] = {{2, 128}, {2, 184}, {2, 216}, {3, 88}, {3, 104}};  // the compiled kernels
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
 // align the ring to 1024 bytes.
-constexpr int kStoreBytes = 8 * 8 * (64 + 8) * 4;
+constexpr int kStoreColumns = 32;
+constexpr int kStoreBytesPerWarp = 8 * (kStoreColumns + 8) * 4;
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingRows + kMaxWeightStages);
 constexpr int kAlignmentSlack = 1024;
 
@@ -45,22 +49,24 @@ struct Phase {
 struct Plan {
   bool usable;
   const char* reason;  // why not usable
+  int num_consumers;   // warpgroups that multiply
   int n;               // columns of a segment's wgmma
   int segment_rows, tile_w, pitch;
-  int rows_per_tile, split_channels;
+  int rows_per_tile, num_segments;
   int span_h;          // extra window rows, the largest over phases
   int tap_step_h, tap_step_w;  // window rows / columns between neighbouring taps
   int num_phases, num_strips, num_row_tiles;
+  int chunk_row_tiles, num_row_chunks, num_chunks;  // a block walks down chunks of row tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_passes, blocks_per_pass;
   int ring_rows, weight_stages, resident_weights;
-  int64_t num_tiles, num_weight_tiles;  // weight tiles of one pass: blocks_per_pass * kTapBytes each
+  int64_t num_weight_tiles;  // weight tiles of one pass: blocks_per_pass * kTapBytes each
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
 
   TCONV_HD int64_t partials_per_sample() const {
-    return static_cast<int64_t>(num_strips) * num_phases * num_row_tiles * (split_channels ? 1 : 2);
+    return static_cast<int64_t>(num_strips) * num_phases * num_row_tiles * num_segments;
   }
 };
 
@@ -112,9 +118,10 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
   return plan;
 }
 
-// Completes `plan` for N columns and the given cut; false where it does not fit.
-inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, int n, int num_strips, bool split_channels,
+// Completes `plan` for a kernel and the given cut; false where it does not fit.
+inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_pass,
                        int smem_limit, int num_sms) {
+  const int n = shape.n;
   int max_w = 0, max_h = 0, needed_pitch = 8, all_taps = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
@@ -144,19 +151,19 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, int n, int num
   }
   plan.n = n;
   plan.pitch = needed_pitch;
-  plan.split_channels = split_channels;
+  plan.num_consumers = shape.consumers;
+  plan.blocks_per_pass = blocks_per_pass;
+  plan.num_segments = shape.consumers / blocks_per_pass;
   plan.segment_rows = 1 + (n - plan.tile_w) / plan.pitch;
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
-  if (split_channels && out_blocks % 2 != 0) return false;
-  plan.blocks_per_pass = split_channels ? 2 : 1;
+  if (out_blocks % blocks_per_pass != 0 || shape.consumers % blocks_per_pass != 0) return false;
   plan.num_passes = out_blocks / plan.blocks_per_pass;
-  // No taller than the image needs.
-  const int tallest = split_channels ? max_h : ceil_div(max_h, 2);
+  const int tallest = ceil_div(max_h, plan.num_segments);  // no taller than the image needs
   if (plan.segment_rows > tallest) plan.segment_rows = tallest;
-  plan.rows_per_tile = plan.segment_rows * (split_channels ? 1 : 2);
+  plan.rows_per_tile = plan.segment_rows * plan.num_segments;
   plan.num_row_tiles = ceil_div(max_h, plan.rows_per_tile);
-  plan.num_tiles = p.batch * plan.num_groups * plan.num_strips * plan.num_phases * plan.num_row_tiles;
-  if (plan.num_tiles > INT32_MAX) return false;
+  const int64_t columns = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
+  if (columns * plan.num_row_tiles > INT32_MAX / 2) return false;
   plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_passes * plan.num_groups;
   int base = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
@@ -166,7 +173,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, int n, int num
 
   // Shared memory. The ring wants the rows of a window and those of the next; the weights want to be resident, or a
   // ring deep enough for one warpgroup to run ahead while the other stores its outputs.
-  const int budget = smem_limit - kStoreBytes - kBarrierBytes - kAlignmentSlack;
+  const int store_bytes = 4 * shape.consumers * kStoreBytesPerWarp;
+  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
   const int stage_bytes = kTapBytes * plan.blocks_per_pass;
   const int window_rows = plan.rows_per_tile + plan.span_h;
   const int next_rows = plan.num_ic_blocks > 1 ? window_rows : plan.rows_per_tile;
@@ -191,7 +199,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, int n, int num
   if (stages == 0) return false;
   plan.resident_weights = plan.num_weight_tiles <= stages ? 1 : 0;
   plan.weight_stages = plan.resident_weights ? static_cast<int>(plan.num_weight_tiles) : stages;
-  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * stage_bytes + kStoreBytes + kBarrierBytes + kAlignmentSlack;
+  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * stage_bytes + store_bytes + kBarrierBytes + kAlignmentSlack;
 
   // Cost in cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
   // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
@@ -199,7 +207,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, int n, int num
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
   const double taps_mean = static_cast<double>(all_taps) / plan.num_phases;
-  const double multiply = 2.0 * plan.num_passes * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double multiply = 1.0 * shape.consumers * plan.num_passes * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
   const int reloads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_passes : 1;
   const double rows_loaded = plan.num_ic_blocks > 1 ? window_rows : plan.rows_per_tile + 0.1 * plan.span_h;
   const double moved = rows_loaded * reloads * plan.pitch * kBlockIC * 4.0 +
@@ -209,23 +217,39 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, int n, int num
   const double sum = multiply + dram + l2;
   double slowest = multiply > dram ? multiply : dram;
   slowest = l2 > slowest ? l2 : slowest;
-  plan.cost = ceil_div(plan.num_tiles, num_sms) * (slowest + 0.1 * (sum - slowest));
+  const double tile_cost = slowest + 0.1 * (sum - slowest);
+
+  // Chunks of row tiles: long ones load few rows twice, short ones share out evenly. A new chunk costs the rows above
+  // its own and the time until the first row is there.
+  const double restart_cost = plan.span_h * plan.pitch * kBlockIC * 4.0 / 18.0 + 1500.0;
+  plan.cost = 0;
+  for (int rows_of_tiles = 1; rows_of_tiles <= plan.num_row_tiles && rows_of_tiles <= 64; ++rows_of_tiles) {
+    const int chunks = ceil_div(plan.num_row_tiles, rows_of_tiles);
+    const int rounds = ceil_div(columns * chunks, num_sms);
+    const double cost = rounds * (rows_of_tiles * tile_cost + restart_cost);
+    if (plan.cost != 0 && cost >= plan.cost) continue;
+    plan.cost = cost;
+    plan.chunk_row_tiles = rows_of_tiles;
+    plan.num_row_chunks = chunks;
+    plan.num_chunks = static_cast<int>(columns * chunks);
+  }
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
+// The cheapest plan, or one that is not usable and says why. `only` restricts it to one kernel (measurements).
+inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms, const Shape* only = nullptr) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
-  for (int n : kSegmentWidths) {
-    for (int split = 0; split < 2; ++split) {
+  for (const Shape& shape : kShapes) {
+    if (only != nullptr && (only->consumers != shape.consumers || only->n != shape.n)) continue;
+    for (int blocks = 1; blocks <= 2; ++blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
         Plan plan = geometry;
-        if (!plan_tiles(plan, p, n, strips, split != 0, smem_limit, num_sms)) continue;
+        if (!plan_tiles(plan, p, shape, strips, blocks, smem_limit, num_sms)) continue;
         if (best.usable && plan.cost >= best.cost) continue;
         best = plan;
         best.reason = "";
