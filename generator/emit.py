@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import tempfile
+import textwrap
 from pathlib import Path
 
 from generator import static_rules
@@ -91,7 +92,7 @@ def _docstring(reference: Reference, matched: Match, output: Path, cuda: str, cp
     command = f"python -m generator {_shown(reference.path)} -o {_shown(output)}"
     return f'''"""{_slug(reference.path)}: {matched.summary}.
 
-{matched.method}
+{textwrap.fill(matched.method, 98, break_on_hyphens=False)}
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE).
 

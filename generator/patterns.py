@@ -108,9 +108,9 @@ def _conv(chain: Chain, conv: Operation, elementwise: list[Operation]) -> Match:
         summary=_summary([conv, *elementwise]),
         method=(
             "One kernel walks a tap table: outputs with the same residue modulo the stride share "
-            "their taps, so every\n"
+            "their taps, so every "
             "phase is a dense sliding product and no multiplication by an inserted zero is done. "
-            "Bias and element-wise\n"
+            "Bias and element-wise "
             "operations are applied to the accumulator before its only store."
         ),
     )
@@ -135,9 +135,9 @@ def _conv_group_norm(
         summary=_summary([conv, *elementwise, norm]),
         method=(
             "The convolution walks a tap table (outputs with the same residue modulo the stride "
-            "share their taps); bias,\n"
+            "share their taps); bias, "
             "element-wise operations and the moments that GroupNorm needs are computed while a "
-            "tile is on chip, so the\n"
+            "tile is on chip, so the "
             "statistics cost no read of the output. Normalisation reads the moments and rewrites "
             "the output once."
         ),
@@ -178,9 +178,9 @@ def _conv_batch_norm_pool_group_norm(
         summary=_summary([conv, *rest]),
         method=(
             "The convolution walks a tap table and gathers the moments of every channel for "
-            "BatchNorm. BatchNorm is\n"
+            "BatchNorm. BatchNorm is "
             "affine per channel and the activation never decreases, so max-pooling can come first "
-            "(the minimum where the\n"
+            "(the minimum where the "
             "scale is negative): BatchNorm, activation and GroupNorm then work on the pooled "
             "image only."
         ),
