@@ -70,30 +70,27 @@ struct WindowFill {
              (min(tap_w + p.tile.group_w, work.w.tap_count) - 1) * work.w.offset_step;
   }
 
-  // Zeros outside the image, beyond the last channel and where not wanted. No branches: the loads are to be scheduled
-  // among the products.
+  // Leaves the chunk as it is outside the image and beyond the last channel.
   template <typename Params>
-  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Params& p) const {
+  __device__ __forceinline__ void load(Chunk& chunk, int pixel, const Params& p) const {
     const int position = flat + pixel;
     const int row = static_cast<int>(p.by_window_pitch.quotient(position));
     const int h = row + line, w = position - row * p.tile.window_pitch + column;
     const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(p.in_w);
-    const Storage* pointer =
-        source + static_cast<int64_t>(h) * p.x_stride_h + static_cast<int64_t>(w) * p.x_stride_w;
-    const int present = inside && wanted ? channels : 0;
+    const unsigned offset = static_cast<unsigned>(h) * p.x_stride_h + static_cast<unsigned>(w) * p.x_stride_w;
+    const Storage* pointer = source + static_cast<int>(offset);
+    const int present = inside ? channels : 0;
 #pragma unroll
     for (int i = 0; i < Chunk::kElements; ++i) {
-      chunk.bits[i] = 0;
       if (i < present) chunk.load(i, pointer);
       pointer += p.x_stride_c;
     }
   }
 
-  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, bool wanted, unsigned char* window) {
+  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window) {
     const unsigned swizzled = (chunk_position() ^ (threadIdx.x % 32 / 2)) & 3u;  // pixel and lane agree modulo 8
-    const uint4 packed = chunk.packed();
-    if (wanted) *reinterpret_cast<uint4*>(window + pixel * Config::PIXEL_BYTES + swizzled * 16) = packed;
+    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed());
   }
 };
 
@@ -101,14 +98,14 @@ struct WindowFill {
 template <typename Config>
 struct WeightRing {
   const unsigned char* source;  // this thread's first bytes of the next tile to copy
-  unsigned char* ring;
+  uint32_t ring;               // shared address
   int tiles_left;
   int write_stage, read_stage;
 
   __device__ __forceinline__ void copy_next() {
     if (tiles_left > 0) {
       --tiles_left;
-      const uint32_t dst = smem_address(ring) + write_stage * Config::WEIGHT_TILE_BYTES + threadIdx.x * 16;
+      const uint32_t dst = ring + write_stage * Config::WEIGHT_TILE_BYTES + threadIdx.x * 16;
 #pragma unroll
       for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads)
         cp_async_16(dst + i, source + i);
@@ -119,10 +116,10 @@ struct WeightRing {
   }
 
   // Waits for the next tile; afterwards the tile of the step before is free, and so is what else was shared then.
-  __device__ __forceinline__ const unsigned char* advance() {
+  __device__ __forceinline__ uint32_t advance() {
     cp_async_wait<Config::kStages - 2>();
     __syncthreads();
-    const unsigned char* tile = ring + read_stage * Config::WEIGHT_TILE_BYTES;
+    const uint32_t tile = ring + read_stage * Config::WEIGHT_TILE_BYTES;
     read_stage = read_stage + 1 == Config::kStages ? 0 : read_stage + 1;
     copy_next();
     return tile;
@@ -163,18 +160,39 @@ __device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsig
   return work;
 }
 
-// kFills fills at once, nothing else going on meanwhile.
-template <typename Config, int kFills, typename Params>
-__device__ __forceinline__ void copy_pixels(const WindowFill<Config>& fill, int pixel, unsigned char* window,
-                                            const Params& p) {
+// Up to kFills fills from window pixel `first` of this thread on, but none at `end` or beyond. Pixels of a fill are as
+// many as lanes and a window is whole fills, so a warp agrees on which fills it takes.
+template <typename Config, int kFills>
+struct FillRound {
   using Fill = WindowFill<Config>;
   typename Fill::Chunk chunks[kFills];
+
+  template <typename Params>
+  __device__ __forceinline__ void load(const Fill& fill, int first, int end, const Params& p) {
 #pragma unroll
-  for (int f = 0; f < kFills; ++f)
-    fill.load(chunks[f], pixel + f * Fill::kStep, pixel + f * Fill::kStep < p.tile.window_pixels, p);
+    for (int f = 0; f < kFills; ++f) {
+      chunks[f] = {};  // here rather than where it is loaded: conditional registers would live through the whole kernel
+      if (first + f * Fill::kStep < end) fill.load(chunks[f], first + f * Fill::kStep, p);
+    }
+  }
+
+  __device__ __forceinline__ void store(int first, int end, uint32_t window) const {
 #pragma unroll
-  for (int f = 0; f < kFills; ++f)
-    Fill::store(chunks[f], pixel + f * Fill::kStep, pixel + f * Fill::kStep < p.tile.window_pixels, window);
+    for (int f = 0; f < kFills; ++f)
+      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window);
+  }
+};
+
+// As many rounds as it takes, nothing else going on meanwhile.
+template <typename Config, int kFills, typename Params>
+__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window,
+                                            const Params& p) {
+#pragma unroll 1
+  for (; first < p.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
+    FillRound<Config, kFills> round;
+    round.load(fill, first, p.tile.window_pixels, p);
+    round.store(first, p.tile.window_pixels, window);
+  }
 }
 
 template <typename Config>
@@ -186,7 +204,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
   static_assert(sizeof(TileWork) <= Config::SMEM_WORK_BYTES, "the block's work must fit its place");
   const TileWork& work = *reinterpret_cast<const TileWork*>(dynamic_smem());
   unsigned char* const shared = dynamic_smem() + Config::SMEM_WORK_BYTES;  // ring and windows, then staging
-  unsigned char* const windows = shared + Config::SMEM_RING_BYTES;
+  const uint32_t windows = smem_address(shared) + Config::SMEM_RING_BYTES;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const TileGeometry& g = p.tile;
 
@@ -195,102 +213,109 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(p, tile);
     __syncthreads();
 
-    float acc[Config::kSegmentsPerWarp][Config::kRowTiles][4] = {};
     const int num_steps = work.h.tap_count * work.w.tap_count * p.num_ic_blocks;
-    if (num_steps > 0) {
-      WeightRing<Config> ring;
-      {
-        const int taps_before =
-            taps_in_earlier_classes(work.h.tap_first, p.kernel_h, work.h.tap_step) * p.kernel_w +
-            work.h.tap_count * taps_in_earlier_classes(work.w.tap_first, p.kernel_w, work.w.tap_step);
-        const int64_t tiles_before = static_cast<int64_t>(work.group * p.num_oc_blocks + work.oc_block) *
-                                     (p.kernel_h * p.kernel_w) * p.num_ic_blocks;
-        ring.source = p.weight_stream + Config::WEIGHT_TILE_BYTES *
-                                            (tiles_before + window_stream_offset(taps_before, 0, p.num_ic_blocks));
-        ring.source += threadIdx.x * 16;
-        ring.ring = shared;
-        ring.tiles_left = num_steps;
-        ring.write_stage = ring.read_stage = 0;
-      }
-#pragma unroll
-      for (int i = 0; i < Config::kStages - 1; ++i) ring.copy_next();
-
-      // Bytes from window pixel 0 to each of the warp's segments; idle segments re-read segment 0.
-      uint32_t segment_offset[Config::kSegmentsPerWarp];
-#pragma unroll
-      for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
-        const int first = (warp * Config::kSegmentsPerWarp + s) * 8;
-        segment_offset[s] = first >= g.tile_pixels
-                                ? 0
-                                : (first / g.segment_width * g.window_pitch + first % g.segment_width) *
-                                      Config::PIXEL_BYTES;
-      }
-
-      // A window: taps [tap_h, tap_h + group_h) x [tap_w, tap_w + group_w), cut at the phase's end, of one
-      // channel block.
-      int tap_h = 0, tap_w = 0, ic_block = 0;
-      Fill fill;
-      fill.prepare(work, p, tap_h, tap_w, ic_block);
-#pragma unroll 1
-      for (int pixel = Fill::first_pixel(); pixel < g.window_pixels; pixel += 4 * Fill::kStep)
-        copy_pixels<Config, 4>(fill, pixel, windows, p);
-
-      int buffer = 0;
-      bool more = true;
-#pragma unroll 1
-      while (more) {
-        const int taps_h = min(g.group_h, work.h.tap_count - tap_h), taps_w = min(g.group_w, work.w.tap_count - tap_w);
-        if (++ic_block == p.num_ic_blocks) {
-          ic_block = 0;
-          tap_w += g.group_w;
-          if (tap_w >= work.w.tap_count) {
-            tap_w = 0;
-            tap_h += g.group_h;
-            more = tap_h < work.h.tap_count;
-          }
-        }
-        if (more) fill.prepare(work, p, tap_h, tap_w, ic_block);
-        const int window_bytes = g.window_pixels * Config::PIXEL_BYTES;
-        const uint32_t window = smem_address(windows) + buffer * window_bytes;
-        unsigned char* const next_window = windows + (buffer ^ 1) * window_bytes;
-        const int steps = taps_h * taps_w, num_fills = (g.window_pixels + Fill::kStep - 1) / Fill::kStep;
-        const int fills_per_step = min(Config::kFillsInFlight, (num_fills + steps - 1) / steps);
-        int next_pixel = more ? Fill::first_pixel() : g.window_pixels;
-
-        const int column_step = work.w.offset_step, line_step = work.h.offset_step * g.window_pitch;
-        int line_pixel = lane % 8, steps_in_line = taps_w, pixel = line_pixel;
-#pragma unroll 1
-        for (int step = steps; step > 0; --step) {
-          const unsigned char* weights = ring.advance();
-          typename Fill::Chunk chunks[Config::kFillsInFlight];
-          bool wanted[Config::kFillsInFlight];
-#pragma unroll
-          for (int f = 0; f < Config::kFillsInFlight; ++f) {
-            wanted[f] = f < fills_per_step && next_pixel + f * Fill::kStep < g.window_pixels;
-            fill.load(chunks[f], next_pixel + f * Fill::kStep, wanted[f], p);
-          }
-          const unsigned chunk = (lane / 8 ^ pixel / 2) & 3u;
-          multiply_step<Config>(acc, weights, window + pixel * Config::PIXEL_BYTES + chunk * 16, segment_offset, lane);
-#pragma unroll
-          for (int f = 0; f < Config::kFillsInFlight; ++f)
-            Fill::store(chunks[f], next_pixel + f * Fill::kStep, wanted[f], next_window);
-          next_pixel += fills_per_step * Fill::kStep;
-
-          pixel += column_step;
-          if (--steps_in_line == 0) {
-            steps_in_line = taps_w;
-            line_pixel += line_step;
-            pixel = line_pixel;
-          }
-        }
-        // Few taps: what the steps could not take along.
-#pragma unroll 1
-        for (; next_pixel < g.window_pixels; next_pixel += Config::kFillsInFlight * Fill::kStep)
-          copy_pixels<Config, Config::kFillsInFlight>(fill, next_pixel, next_window, p);
-        buffer ^= 1;
-      }
-      cp_async_wait<0>();
+    WeightRing<Config> ring;
+    {
+      const int taps_before =
+          taps_in_earlier_classes(work.h.tap_first, p.kernel_h, work.h.tap_step) * p.kernel_w +
+          work.h.tap_count * taps_in_earlier_classes(work.w.tap_first, p.kernel_w, work.w.tap_step);
+      const int64_t tiles_before = static_cast<int64_t>(work.group * p.num_oc_blocks + work.oc_block) *
+                                   (p.kernel_h * p.kernel_w) * p.num_ic_blocks;
+      ring.source = p.weight_stream + Config::WEIGHT_TILE_BYTES *
+                                          (tiles_before + window_stream_offset(taps_before, 0, p.num_ic_blocks));
+      ring.source += threadIdx.x * 16;
+      ring.ring = smem_address(shared);
+      ring.tiles_left = num_steps;
+      ring.write_stage = ring.read_stage = 0;
     }
+#pragma unroll
+    for (int i = 0; i < Config::kStages - 1; ++i) ring.copy_next();
+
+    // Bytes from window pixel 0 to the segment whose rows this lane names to ldmatrix: the upper half warp those
+    // of a pair's second segment. Idle segments re-read segment 0.
+    uint32_t pair_offset[Config::kSegmentPairs];
+#pragma unroll
+    for (int s = 0; s < Config::kSegmentPairs; ++s) {
+      const int first = (warp * Config::kSegmentsPerWarp + 2 * s + lane / 16) * 8;
+      const int line = first / g.segment_width;
+      pair_offset[s] =
+          first >= g.tile_pixels
+              ? 0
+              : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
+    }
+
+    // A window: taps [tap_h, tap_h + group_h) x [tap_w, tap_w + group_w), cut at the phase's end, of one
+    // channel block.
+    int tap_h = 0, tap_w = 0, ic_block = 0;
+    Fill fill;
+    fill.prepare(work, p, tap_h, tap_w, ic_block);
+    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, p);
+
+    // Operands are loaded one k-step ahead of their products, so a step's second k-step is multiplied after the
+    // next step's barrier, where the first operands are still on their way.
+    Fragments<Config> first, second;
+    second.clear();
+    float acc[Config::kSegmentsPerWarp][Config::kRowTiles][4] = {};
+
+    int buffer = 0;
+    bool more = num_steps > 0;  // a phase without taps is the bias alone
+#pragma unroll 1
+    while (more) {
+      const int taps_h = min(g.group_h, work.h.tap_count - tap_h), taps_w = min(g.group_w, work.w.tap_count - tap_w);
+      if (++ic_block == p.num_ic_blocks) {
+        ic_block = 0;
+        tap_w += g.group_w;
+        if (tap_w >= work.w.tap_count) {
+          tap_w = 0;
+          tap_h += g.group_h;
+          more = tap_h < work.h.tap_count;
+        }
+      }
+      if (more) fill.prepare(work, p, tap_h, tap_w, ic_block);
+      const int window_bytes = g.window_pixels * Config::PIXEL_BYTES;
+      const uint32_t window = windows + buffer * window_bytes;
+      const uint32_t next_window = windows + (buffer ^ 1) * window_bytes;
+      const int steps = taps_h * taps_w, num_fills = (g.window_pixels + Fill::kStep - 1) / Fill::kStep;
+      const int loading_steps = max(steps - 1, 1);  // not the last: nothing would hide it
+      const int fill_step = min(Config::kFillsInFlight, (num_fills + loading_steps - 1) / loading_steps) * Fill::kStep;
+      FillRound<Config, Config::kFillsInFlight> round;  // loaded in one step, stored in the next
+      int next_pixel = more ? Fill::first_pixel() : g.window_pixels;
+
+      const int column_step = work.w.offset_step;
+      const int line_step = work.h.offset_step * g.window_pitch - (taps_w - 1) * column_step;
+      int pixel = lane % 8, steps_in_line = taps_w;
+#pragma unroll 1
+      for (int step = steps; step > 0; --step) {
+        const uint32_t weights = ring.advance() + lane * 16;
+        const unsigned chunk = (lane / 8 % 2 ^ pixel / 2) & 3u;
+        const uint32_t window_row = window + pixel * Config::PIXEL_BYTES + chunk * 16;
+        const int loaded = step == steps ? next_pixel : next_pixel - fill_step;  // by the step before
+        const int loaded_end = min(next_pixel, g.window_pixels);
+        next_pixel += fill_step;
+        if constexpr (Config::kStrict) {
+          round.store(loaded, loaded_end, next_window);
+          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
+          multiply_split_step<Config>(acc, weights, window_row, pair_offset);
+        } else {
+          first.load(0, weights, window_row, pair_offset);
+          multiply<Config>(acc, second);
+          second.load(1, weights, window_row, pair_offset);
+          round.store(loaded, loaded_end, next_window);
+          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
+          multiply<Config>(acc, first);
+        }
+
+        const bool line_ends = --steps_in_line == 0;
+        pixel += line_ends ? line_step : column_step;
+        if (line_ends) steps_in_line = taps_w;
+      }
+      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window);
+      // Few taps: what the steps could not take along.
+      fill_pixels<Config, Config::kFillsInFlight>(fill, next_pixel, next_window, p);
+      buffer ^= 1;
+    }
+    if constexpr (!Config::kStrict) multiply<Config>(acc, second);
+    cp_async_wait<0>();
 
     TileOutput<Config, Storage> output;
     output.channel = work.group * p.oc_per_group + work.oc_block * Config::BLOCK_OC;

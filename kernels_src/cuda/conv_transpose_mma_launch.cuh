@@ -8,7 +8,7 @@
 namespace tconv {
 namespace cuda {
 
-// Indices within a sample are 32-bit in this kernel (offsets of samples and channels are 64-bit).
+// Indices within a channel's plane are 32-bit in this kernel (offsets of samples and channels are 64-bit).
 inline bool mma_can_index(const ConvTransposeProblem& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
@@ -16,7 +16,10 @@ inline bool mma_can_index(const ConvTransposeProblem& p) {
                            p.kernel_w * p.dilation_w, p.out_h * p.out_w};
   for (const int64_t value : small)
     if (value > kLimit) return false;
-  return p.x_stride_c <= INT32_MAX && p.x_stride_h <= INT32_MAX && p.x_stride_w <= INT32_MAX;
+  const int64_t strides[] = {p.x_stride_c, p.x_stride_h, p.x_stride_w};
+  for (const int64_t stride : strides)
+    if (stride > INT32_MAX) return false;
+  return (p.in_h - 1) * p.x_stride_h + (p.in_w - 1) * p.x_stride_w <= INT32_MAX;
 }
 
 // The part of products spent on real channels, the rest being padding to whole blocks.

@@ -35,7 +35,7 @@ struct Sm90Config {
   // Of 65536 registers: the share of each thread at launch, in eights; then what consumers do not need for N/2
   // accumulators goes to producers, for loads in flight.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 104 : N > 184 ? 176 : 160;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 104 : N > 184 ? 184 : 160;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : 3 * kLaunchRegisters - 2 * kConsumerRegisters;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
@@ -58,6 +58,7 @@ struct Sm90Args {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
+  int pixel_groups, batches_per_row;  // of a window row: batches along it, and times channel halves
   int whole_batches;  // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
   int pair_stores;   // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
@@ -154,13 +155,11 @@ struct BatchWalk {
   int ic_block;
   int row, ih, iw;         // row of the window; input row, and column of the window's first pixel
   const Storage* row_base; // the first channel of the ic block at input row ih, column iw: maybe outside x
-  int batch, pixel_groups, batches_per_row;
+  int batch;
   RingCursor slot;
 
   __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
       : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
-    pixel_groups = (a.plan.pitch + kBatchPixels - 1) / kBatchPixels;
-    batches_per_row = pixel_groups * (a.plan.in_channels_per_group > kBatchChannels ? 2 : 1);
     passes_left = reloading_passes();
     enter_window(0);
     step(first);
@@ -183,8 +182,8 @@ struct BatchWalk {
 
   __device__ __forceinline__ void step(int count) {
     batch += count;
-    while (batch >= batches_per_row && !done()) {
-      batch -= batches_per_row;
+    while (batch >= args.batches_per_row && !done()) {
+      batch -= args.batches_per_row;
       slot.next(args.plan.ring_rows);
       ++row;
       ++ih;
@@ -224,8 +223,8 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
                                                  Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
-  const int channel_group = walk.batch >= walk.pixel_groups ? 1 : 0;
-  const int pixel_group = walk.batch - channel_group * walk.pixel_groups;
+  const int channel_group = walk.batch >= args.pixel_groups ? 1 : 0;
+  const int pixel_group = walk.batch - channel_group * args.pixel_groups;
   // 8 consecutive lanes take 2 quads x 4 chunks, so that their 16-byte stores fall into different banks; a warp's
   // loads of one channel are 8 quads in a row.
   const int quad = (lane & 1) + 2 * (lane >> 3);
@@ -427,7 +426,10 @@ struct SegmentExtent {
 // Count, mean and squared deviations of one channel's valid outputs in a segment, which a quad of lanes holds.
 // Bit 2j + e of `valid` tells whether value[4j + e] counts. Mean first, then deviations from it: no cancellation.
 template <int N>
-__device__ __forceinline__ Moments segment_moments(const float* values, uint64_t valid, int count) {
+using ColumnMask = typename std::conditional<(N > 128), uint64_t, uint32_t>::type;  // two bits for eight columns
+
+template <int N>
+__device__ __forceinline__ Moments segment_moments(const float* values, ColumnMask<N> valid, int count) {
   Moments result{static_cast<float>(count), 0.0f, 0.0f};
 #pragma unroll
   for (int round = 0; round < 2; ++round) {
@@ -478,21 +480,22 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
       }
   }
   if (args.partials != nullptr) {
-    uint64_t valid = 0;
+    ColumnMask<N> valid = 0;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       int row, col;
-      valid |= static_cast<uint64_t>(extent.pair_at(8 * j + 2 * (lane % 4), &row, &col)) << (2 * j);
+      valid |= static_cast<ColumnMask<N>>(extent.pair_at(8 * j + 2 * (lane % 4), &row, &col)) << (2 * j);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Moments moments = segment_moments<N>(acc + 2 * half, valid, extent.rows * extent.cols);
       const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
       if (lane % 4 == 0 && in_group < plan.out_channels_per_group) {
+        // The plan keeps this below 2^31.
         const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_row_tiles + at.row_tile;
-        const int64_t index = static_cast<int64_t>(tile) * plan.num_segments + segment;
-        args.partials[(at.sample * plan.partials_per_sample() + index) * num_channels +
-                      at.group * plan.out_channels_per_group + in_group] = moments;
+        const int entry = (at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment) *
+                              num_channels + at.group * plan.out_channels_per_group + in_group;
+        args.partials[entry] = moments;
       }
     }
   }
@@ -657,10 +660,8 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared.ring + i), "r"(0) : "memory");
   fence_async_proxy();
   if (threadIdx.x == 0) {
-    const int pixel_groups = (plan.pitch + kBatchPixels - 1) / kBatchPixels;
-    const int channel_groups = plan.in_channels_per_group > kBatchChannels ? 2 : 1;
     for (int i = 0; i < plan.ring_rows; ++i) {
-      mbarrier_init(shared.row_full + 8 * i, pixel_groups * channel_groups);
+      mbarrier_init(shared.row_full + 8 * i, args.batches_per_row);
       mbarrier_init(shared.row_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < plan.weight_stages; ++i) {

@@ -95,6 +95,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
+  args.pixel_groups = sm90::ceil_div(plan.pitch, kBatchPixels);
+  args.batches_per_row = args.pixel_groups * (plan.in_channels_per_group > kBatchChannels ? 2 : 1);
   const int64_t quad = kVectorPixels;
   args.whole_batches = plan.in_channels_per_group % kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
                        p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&

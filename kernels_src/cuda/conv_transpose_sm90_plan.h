@@ -26,7 +26,7 @@ constexpr int kMaxWeightStages = 24;
 struct Shape {
   int consumers, n;
 };
-constexpr Shape kShapes[] = {{2, 128}, {2, 184}, {2, 216}, {3, 88}, {3, 104}};  // the compiled kernels
+constexpr Shape kShapes[] = {{2, 128}, {2, 184}, {2, 216}, {3, 88}};  // the compiled kernels
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
@@ -163,7 +163,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.rows_per_tile = plan.segment_rows * plan.num_segments;
   plan.num_row_tiles = ceil_div(max_h, plan.rows_per_tile);
   const int64_t columns = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
-  if (columns * plan.num_row_tiles > INT32_MAX / 2) return false;
+  if (columns * plan.num_row_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
   plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_passes * plan.num_groups;
   int base = 0;
   for (int i = 0; i < plan.num_phases; ++i) {

@@ -5,6 +5,7 @@
 #include "../epilogue.h"
 #include "../moments.h"
 #include "conv_transpose_mma_config.h"
+#include "mma_sync.cuh"
 #include "storage.cuh"
 
 namespace tconv {
@@ -57,18 +58,22 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
         *reinterpret_cast<float2*>(corner + (m * 16 + 8) * kPitch + s * 8) = make_float2(d[2], d[3]);
       }
     __syncthreads();
+    int channel = round * Config::STAGING_CHANNELS + warp;
+    Storage* plane = tile.out + channel * tile.plane;
+    const float* staged = staging + warp * kPitch + lane;
+    const int end_channel = min(tile.num_channels, (round + 1) * Config::STAGING_CHANNELS);
 #pragma unroll 1
-    for (int c = warp; c < Config::STAGING_CHANNELS; c += Config::kNumWarps) {
-      const int channel = round * Config::STAGING_CHANNELS + c;
-      if (channel >= tile.num_channels) break;
+    for (; channel < end_channel; channel += Config::kNumWarps) {
       float v[kPixelsPerLane];
+      const float bias = channel_bias<float, Storage>(epilogue, tile.channel + channel);
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
-        v[i] = apply_epilogue<float, Storage>(staging[c * kPitch + lane + 32 * i], epilogue, tile.channel + channel);
-      Storage* plane = tile.out + channel * tile.plane;
+        v[i] = Epilogue::apply<float, Storage>(staged[32 * i] + bias, epilogue, tile.channel + channel);
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
-        if (tile.offset[i] >= 0) plane[tile.offset[i]] = to_storage<Storage>(v[i]);
+        store_if<Storage>(tile.offset[i] >= 0, plane + tile.offset[i], to_storage<Storage>(v[i]));
+      plane += Config::kNumWarps * tile.plane;
+      staged += Config::kNumWarps * kPitch;
       if (tile.partials != nullptr) {
         float sum = 0.0f, m2 = 0.0f;
 #pragma unroll

@@ -83,47 +83,71 @@ __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, uint32_t
     mma_m16n8k8_tf32(d, a, b0, b1);
 }
 
-// One step of a warp: all channels of the block x its segments, over BLOCK_IC input channels of one tap.
-//   weights: the step's tile in shared memory, in fragment order [piece][k-step][m16][lane]
-//   window_row: shared address of this lane's ldmatrix row for a segment that starts at window pixel 0
-//   segment_offset: bytes from there to each segment
+// One k-step's operands of a warp: weights of all channels of the block, pixels of all its segments.
 template <typename Config>
-__device__ __forceinline__ void multiply_step(float (&acc)[Config::kSegmentsPerWarp][Config::kRowTiles][4],
-                                              const unsigned char* weights, uint32_t window_row,
-                                              const uint32_t (&segment_offset)[Config::kSegmentsPerWarp], int lane) {
+struct Fragments {
+  uint4 a[Config::kRowTiles];
+  uint32_t b[Config::kSegmentPairs][4];  // per pair of segments: two registers of each
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < Config::kRowTiles; ++m) a[m] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int s = 0; s < Config::kSegmentPairs; ++s)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[s][i] = 0;
+  }
+
+  // weights: this lane's fragment of the step's tile in shared memory, in fragment order [piece][k-step][m16][lane]
+  // window_row: this lane's ldmatrix row of k-step 0 for a segment that starts at window pixel 0
+  // pair_offset: bytes from there to this lane's segment of each pair
+  __device__ __forceinline__ void load(int k, uint32_t weights, uint32_t window_row,
+                                       const uint32_t (&pair_offset)[Config::kSegmentPairs]) {
+#pragma unroll
+    for (int m = 0; m < Config::kRowTiles; ++m)
+      a[m] = load_shared_16(weights + (k * Config::kRowTiles + m) * Config::FRAGMENT_TILE_BYTES);
+    // The chunk position is an exclusive or: two chunks on is bit 1 of it, whatever the pixel.
+#pragma unroll
+    for (int s = 0; s < Config::kSegmentPairs; ++s) ldmatrix_x4(b[s], (window_row ^ (k * 32)) + pair_offset[s]);
+  }
+};
+
+template <typename Config>
+__device__ __forceinline__ void multiply(float (&acc)[Config::kSegmentsPerWarp][Config::kRowTiles][4],
+                                         const Fragments<Config>& f) {
+#pragma unroll
+  for (int m = 0; m < Config::kRowTiles; ++m)
+#pragma unroll
+    for (int s = 0; s < Config::kSegmentsPerWarp; ++s)
+      mma_tile<Config::kNumeric>(acc[s][m], f.a[m], f.b[s / 2][s % 2 * 2], f.b[s / 2][s % 2 * 2 + 1]);
+}
+
+// A whole step with split operands, both k-steps; arguments as for Fragments::load.
+template <typename Config>
+__device__ __forceinline__ void multiply_split_step(float (&acc)[Config::kSegmentsPerWarp][Config::kRowTiles][4],
+                                                    uint32_t weights, uint32_t window_row,
+                                                    const uint32_t (&pair_offset)[Config::kSegmentPairs]) {
   constexpr int kRowTiles = Config::kRowTiles;
-  const uint4* fragments = reinterpret_cast<const uint4*>(weights) + lane;
-  uint4 a[2][kRowTiles];
+  uint4 a[2][kRowTiles], a_low[2][kRowTiles];
 #pragma unroll
   for (int k = 0; k < 2; ++k)
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) a[k][m] = fragments[(k * kRowTiles + m) * 32];
-
-  if constexpr (!Config::kStrict) {
-#pragma unroll
-    for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
-      uint32_t b[4];
-      ldmatrix_x4(b, window_row + segment_offset[s]);
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m)
-          mma_tile<Config::kNumeric>(acc[s][m], a[k][m], b[2 * k], b[2 * k + 1]);
+    for (int m = 0; m < kRowTiles; ++m) {
+      const uint32_t high = weights + (k * kRowTiles + m) * Config::FRAGMENT_TILE_BYTES;
+      a[k][m] = load_shared_16(high);
+      a_low[k][m] = load_shared_16(high + Config::WEIGHT_PIECE_BYTES);
     }
-  } else {
-    uint4 a_low[2][kRowTiles];
+  constexpr float kLowUnit = 1.0f / static_cast<float>(1 << kLowScaleLog2);
 #pragma unroll
-    for (int k = 0; k < 2; ++k)
+  for (int pair = 0; pair < Config::kSegmentPairs; ++pair) {
+    uint32_t b[2][4];
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) a_low[k][m] = fragments[((2 + k) * kRowTiles + m) * 32];
-    constexpr float kLowUnit = 1.0f / static_cast<float>(1 << kLowScaleLog2);
+    for (int k = 0; k < 2; ++k) ldmatrix_x4(b[k], (window_row ^ (k * 32)) + pair_offset[pair]);
 #pragma unroll
-    for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
-      uint32_t b[4];
-      ldmatrix_x4(b, window_row + segment_offset[s]);
+    for (int s = 0; s < 2; ++s) {
       SplitValue v[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = split_fp32(b[i]);
+      for (int i = 0; i < 4; ++i) v[i] = split_fp32(b[i / 2][2 * s + i % 2]);
       // The tensor core truncates what it adds up, so a sum stays in it for one step only. Corrections first, at
       // their own scale.
       float part[kRowTiles][4] = {};
@@ -149,7 +173,7 @@ __device__ __forceinline__ void multiply_step(float (&acc)[Config::kSegmentsPerW
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) acc[s][m][i] += part[m][i];
+        for (int i = 0; i < 4; ++i) acc[2 * pair + s][m][i] += part[m][i];
     }
   }
 }

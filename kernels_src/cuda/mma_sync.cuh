@@ -31,6 +31,35 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t smem_src) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(smem_src));
+  return v;
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t smem_dst, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem_dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// *pointer = value where wanted, as one predicated store: a branch around each would cost more than the store.
+template <typename Storage>
+__device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
+  static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
+  if constexpr (sizeof(Storage) == 4)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
+                 : "memory");
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
+                 : "memory");
+}
+
 // Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
 // matrix, the 4 bytes at row l / 4, byte 4 * (l % 4).
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row) {
@@ -42,9 +71,8 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row)
 // To nearest, ties away from zero, as cvt.rna.tf32; every NaN stays one (the sum makes it quiet, so that it does not
 // hang on the bits that are dropped), infinities stay what they are.
 __device__ __forceinline__ uint32_t round_to_tf32(float v) {
-  const uint32_t bits = __float_as_uint(v);
-  const bool finite = (bits & 0x7fffffffu) < 0x7f800000u;
-  return (finite ? bits + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
+  const bool finite = fabsf(v) < __uint_as_float(0x7f800000u);
+  return (finite ? __float_as_uint(v) + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
 }
 
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {

@@ -23,14 +23,6 @@ template <typename Storage, typename Acc>
 __device__ __forceinline__ Storage to_storage(Acc v) {
   return static_cast<Storage>(v);
 }
-template <>
-__device__ __forceinline__ __half to_storage<__half, float>(float v) {
-  return __float2half_rn(v);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 to_storage<__nv_bfloat16, float>(float v) {
-  return __float2bfloat16_rn(v);
-}
 
 }  // namespace cuda
 }  // namespace tconv
