@@ -22,7 +22,9 @@ _CUDA_FLAGS = (
     "-gencode=arch=compute_80,code=[compute_80,sm_80]",
     "-gencode=arch=compute_90a,code=sm_90a",
     "-Xcompiler=-fvisibility=hidden,-fno-gnu-unique",
+    # Build time: architectures side by side, and the functions of each over all cores.
     "--threads=2",
+    "--split-compile=0",
     # PyTorch's flags switch the arithmetic types' own conversions off; these sources use them.
     "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",

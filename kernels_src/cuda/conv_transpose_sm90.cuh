@@ -1,9 +1,9 @@
-// Transposed convolution on Hopper's tensor cores (wgmma), from NCHW to NCHW with no layout pass.
+// Transposed convolution on Hopper's tensor cores (wgmma), from NCHW to NCHW with no layout sweep.
 //
 // D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
 // rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
-// conv_transpose_sm90_plan.h defines tile, pass, segment, window and ring; README.md follows a value through.
+// conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
 // The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
@@ -135,7 +135,7 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   Shared s;
   s.ring = (base + 1023u) & ~1023u;
   s.weights = s.ring + args.plan.ring_bytes;
-  s.stores = s.weights + args.plan.weight_stages * args.plan.blocks_per_pass * kTapBytes;
+  s.stores = s.weights + args.plan.weight_stages * args.plan.blocks_per_sweep * kTapBytes;
   s.row_full = s.stores + args.plan.num_consumers * 4 * kStoreBytesPerWarp;
   s.row_empty = s.row_full + 8 * kMaxRingRows;
   s.weight_full = s.row_empty + 8 * kMaxRingRows;
@@ -151,7 +151,7 @@ template <typename Storage>
 struct BatchWalk {
   const Sm90Args<Storage>& args;
   TileCursor at;
-  int passes_left;  // passes that will load this window again (only with several ic blocks)
+  int sweeps_left;  // sweeps that will load this window again (only with several ic blocks)
   int ic_block;
   int row, ih, iw;         // row of the window; input row, and column of the window's first pixel
   const Storage* row_base; // the first channel of the ic block at input row ih, column iw: maybe outside x
@@ -160,15 +160,15 @@ struct BatchWalk {
 
   __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
       : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
-    passes_left = reloading_passes();
+    sweeps_left = reloading_sweeps();
     enter_window(0);
     step(first);
   }
 
   __device__ __forceinline__ bool done() const { return at.done(args.plan); }
 
-  __device__ __forceinline__ int reloading_passes() const {
-    return args.plan.num_ic_blocks > 1 ? args.plan.num_passes - 1 : 0;
+  __device__ __forceinline__ int reloading_sweeps() const {
+    return args.plan.num_ic_blocks > 1 ? args.plan.num_sweeps - 1 : 0;
   }
 
   __device__ __forceinline__ void enter_window(int first_row) {
@@ -196,8 +196,8 @@ struct BatchWalk {
     int first_row = 0;
     if (++ic_block == args.plan.num_ic_blocks) {
       ic_block = 0;
-      if (passes_left-- == 0) {
-        passes_left = reloading_passes();
+      if (sweeps_left-- == 0) {
+        sweeps_left = reloading_sweeps();
         if (at.window_continues(args.plan)) first_row = args.plan.span_h;
         at.next(args.plan);
         if (done()) return;
@@ -376,12 +376,12 @@ __device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, cons
 template <typename Storage>
 __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared) {
   const Plan& plan = args.plan;
-  const uint32_t stage_bytes = plan.blocks_per_pass * kTapBytes;
+  const uint32_t stage_bytes = plan.blocks_per_sweep * kTapBytes;
   const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
   RingCursor stage;
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
-    int count = plan.num_passes * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
+    int count = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
     int64_t first = phase.weight_base + static_cast<int64_t>(at.group) * count;
     if (plan.resident_weights) {
       first = 0;
@@ -462,7 +462,7 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const SegmentExtent extent{max(0, min(plan.segment_rows, phase.out_count_h - first_row)),
                              max(0, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w)), plan.pitch};
-  const int padded = plan.num_passes * plan.blocks_per_pass * kBlockOC;
+  const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -566,10 +566,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   const Plan& plan = args.plan;
   const bool elected = threadIdx.x % 32 == 0;
   const uint64_t weights_descriptor =
-      matrix_descriptor(shared.weights + warpgroup % plan.blocks_per_pass * kTapBytes);
-  const uint32_t stage_step = plan.blocks_per_pass * kTapBytes >> 4;  // of descriptors, in 16 bytes
+      matrix_descriptor(shared.weights + warpgroup % plan.blocks_per_sweep * kTapBytes);
+  const uint32_t stage_step = plan.blocks_per_sweep * kTapBytes >> 4;  // of descriptors, in 16 bytes
   const uint32_t tap_descriptor_step = plan.tap_step_w * kPixelBytes >> 4;
-  const int segment = warpgroup / plan.blocks_per_pass;
+  const int segment = warpgroup / plan.blocks_per_sweep;
   const int row_offset = segment * plan.segment_rows;
   RingCursor base, stage;  // first row of the window; next weight stage
 
@@ -577,10 +577,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
     const Phase& phase = plan.phases[at.phase];
     const bool continues = at.window_continues(plan);
     if (plan.resident_weights) {  // stages stay full once loaded: only the slot matters
-      stage.slot = phase.weight_base + at.group * plan.num_passes * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
+      stage.slot = phase.weight_base + at.group * plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
       stage.parity = 0;
     }
-    for (int pass = 0; pass < plan.num_passes; ++pass) {
+    for (int sweep = 0; sweep < plan.num_sweeps; ++sweep) {
       float acc[N / 2];
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
@@ -625,7 +625,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         } while (++tap_h < phase.taps_h);
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-        if (plan.num_ic_blocks > 1 || pass == plan.num_passes - 1) {
+        if (plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1) {
           const int released = continues ? plan.rows_per_tile : plan.rows_per_tile + plan.span_h;
           RingCursor row = base;
           for (int i = 0; i < released; ++i) {
@@ -641,7 +641,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       TileCursor place(plan, chunk);
       place.row_tile = at.row_tile;
       finish_segment<N, Storage>(args, shared, place,
-                                 (pass * plan.blocks_per_pass + warpgroup % plan.blocks_per_pass) * kBlockOC, segment, acc);
+                                 (sweep * plan.blocks_per_sweep + warpgroup % plan.blocks_per_sweep) * kBlockOC, segment, acc);
     }
   }
 }

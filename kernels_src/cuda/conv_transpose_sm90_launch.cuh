@@ -33,8 +33,8 @@ struct Sm90Workspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
 
   explicit Sm90Workspace(const Plan& plan) {
-    tiles_bytes = plan.num_weight_tiles * plan.blocks_per_pass * kTapBytes;
-    const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_passes * plan.blocks_per_pass * kBlockOC;
+    tiles_bytes = plan.num_weight_tiles * plan.blocks_per_sweep * kTapBytes;
+    const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
     scales_bytes = (channels * 4 + 255) / 256 * 256;
     total_bytes = tiles_bytes + scales_bytes + 256;
   }
@@ -85,7 +85,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
-  const int channels = plan.num_groups * plan.num_passes * plan.blocks_per_pass * kBlockOC;
+  const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_sm90<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
                                       call.stream, weights));
 

@@ -2,7 +2,7 @@
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
 // Terms. A *tile* is `rows_per_tile` x `tile_w` outputs of one phase of one sample and group, for all output
-// channels. A *pass* is the part of a tile that the consumer warpgroups compute together: blocks_per_pass blocks of 64
+// channels. A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
 // output channels by num_segments segments, a warpgroup each. A *segment* is segment_rows rows: one wgmma of N columns
 // covers it, walking the window as a flat line of pixels of pitch `pitch`, so the columns between two rows are
 // computed and dropped.
@@ -43,7 +43,7 @@ struct Phase {
   int row_offset;                 // input row of window row 0 of a tile at output row 0
   int col_offset;                 // input column of window column 0 of strip 0, a multiple of kVectorPixels
   int col_shift;                  // window column of the leftmost tap of output column 0
-  int weight_base;                // first weight tile of this phase, in tiles of one pass
+  int weight_base;                // first weight tile of this phase, in tiles of one sweep
 };
 
 struct Plan {
@@ -58,9 +58,9 @@ struct Plan {
   int num_phases, num_strips, num_row_tiles;
   int chunk_row_tiles, num_row_chunks, num_chunks;  // a block walks down chunks of row tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
-  int num_ic_blocks, num_passes, blocks_per_pass;
+  int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int ring_rows, weight_stages, resident_weights;
-  int64_t num_weight_tiles;  // weight tiles of one pass: blocks_per_pass * kTapBytes each
+  int64_t num_weight_tiles;  // weight tiles of one sweep: blocks_per_sweep * kTapBytes each
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
@@ -119,7 +119,7 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
 }
 
 // Completes `plan` for a kernel and the given cut; false where it does not fit.
-inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_pass,
+inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
                        int smem_limit, int num_sms) {
   const int n = shape.n;
   int max_w = 0, max_h = 0, needed_pitch = 8, all_taps = 0;
@@ -152,30 +152,30 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.n = n;
   plan.pitch = needed_pitch;
   plan.num_consumers = shape.consumers;
-  plan.blocks_per_pass = blocks_per_pass;
-  plan.num_segments = shape.consumers / blocks_per_pass;
+  plan.blocks_per_sweep = blocks_per_sweep;
+  plan.num_segments = shape.consumers / blocks_per_sweep;
   plan.segment_rows = 1 + (n - plan.tile_w) / plan.pitch;
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
-  if (out_blocks % blocks_per_pass != 0 || shape.consumers % blocks_per_pass != 0) return false;
-  plan.num_passes = out_blocks / plan.blocks_per_pass;
+  if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
+  plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
   const int tallest = ceil_div(max_h, plan.num_segments);  // no taller than the image needs
   if (plan.segment_rows > tallest) plan.segment_rows = tallest;
   plan.rows_per_tile = plan.segment_rows * plan.num_segments;
   plan.num_row_tiles = ceil_div(max_h, plan.rows_per_tile);
   const int64_t columns = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
   if (columns * plan.num_row_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
-  plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_passes * plan.num_groups;
+  plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
   int base = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
     plan.phases[i].weight_base = base;
-    base += plan.phases[i].taps_h * plan.phases[i].taps_w * plan.num_ic_blocks * plan.num_passes * plan.num_groups;
+    base += plan.phases[i].taps_h * plan.phases[i].taps_w * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
   }
 
   // Shared memory. The ring wants the rows of a window and those of the next; the weights want to be resident, or a
   // ring deep enough for one warpgroup to run ahead while the other stores its outputs.
   const int store_bytes = 4 * shape.consumers * kStoreBytesPerWarp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
-  const int stage_bytes = kTapBytes * plan.blocks_per_pass;
+  const int stage_bytes = kTapBytes * plan.blocks_per_sweep;
   const int window_rows = plan.rows_per_tile + plan.span_h;
   const int next_rows = plan.num_ic_blocks > 1 ? window_rows : plan.rows_per_tile;
   auto stages_beside = [&](int rows) {  // weight stages that fit beside a ring of that many rows; sets its size
@@ -207,12 +207,12 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
   const double taps_mean = static_cast<double>(all_taps) / plan.num_phases;
-  const double multiply = 1.0 * shape.consumers * plan.num_passes * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
-  const int reloads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_passes : 1;
+  const double multiply = 1.0 * shape.consumers * plan.num_sweeps * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
+  const int reloads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
   const double rows_loaded = plan.num_ic_blocks > 1 ? window_rows : plan.rows_per_tile + 0.1 * plan.span_h;
   const double moved = rows_loaded * reloads * plan.pitch * kBlockIC * 4.0 +
                        static_cast<double>(plan.rows_per_tile) * plan.tile_w * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_passes * stage_bytes;
+  const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_sweeps * stage_bytes;
   const double dram = moved / 18.0, l2 = (moved + weights) / 24.0;
   const double sum = multiply + dram + l2;
   double slowest = multiply > dram ? multiply : dram;

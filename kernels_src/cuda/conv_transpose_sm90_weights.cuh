@@ -1,7 +1,7 @@
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [phase][group][pass][ic block][tap][block of the pass] of 64 output channels x 64 input channels in 16 bits,
+// Out: tiles [phase][group][sweep][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
 // fp32 weights become fp16 numbers of 11 significant bits (what TF32 keeps), rounded to nearest. A power of two per
@@ -59,7 +59,7 @@ template <typename Storage>
 __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
   const Plan& plan = args.plan;
-  const int padded = plan.num_passes * plan.blocks_per_pass * kBlockOC;
+  const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
   const bool real = channel < num_oc;
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
   }
 
-  const int pass = channel / (plan.blocks_per_pass * kBlockOC);
-  const int block = channel / kBlockOC % plan.blocks_per_pass;
+  const int sweep = channel / (plan.blocks_per_sweep * kBlockOC);
+  const int block = channel / kBlockOC % plan.blocks_per_sweep;
   const int row = channel % kBlockOC;
   for (int phase_idx = 0; phase_idx < plan.num_phases; ++phase_idx) {
     const Phase& phase = plan.phases[phase_idx];
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
       }
       const int64_t tile =
           phase.weight_base +
-          ((static_cast<int64_t>(group) * plan.num_passes + pass) * plan.num_ic_blocks + ic_block) * num_taps + tap;
-      args.tiles[(tile * plan.blocks_per_pass + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+          ((static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.num_ic_blocks + ic_block) * num_taps + tap;
+      args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
           make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
   }

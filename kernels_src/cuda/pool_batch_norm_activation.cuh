@@ -1,4 +1,4 @@
-// BatchNorm + activation + max-pool in one pass over the convolution's output.
+// BatchNorm + activation + max-pool in one sweep over the convolution's output.
 //   out[n][c][oh][ow] = max over the window of activation(affine[c].apply(in[n][c][ih][iw]))
 // in [batch][channels][in_h][in_w] -> out [batch][channels][out_h][out_w]. The activation never decreases,
 // so it is applied once, to the window's maximum. A window without any pixel gives -Inf, as PyTorch's.
