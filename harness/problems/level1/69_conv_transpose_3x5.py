@@ -1,4 +1,4 @@
-"""KernelBench-style problem 1/69: transposed convolution, 3x5 kernel, every argument spelled out."""
+"""KernelBench-style problem 1/69: transposed convolution, 3x5 kernel, all arguments given."""
 
 import torch
 import torch.nn as nn
