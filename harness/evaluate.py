@@ -90,7 +90,9 @@ class Evaluation:
     def _judge(self) -> None:
         options = self.options
         self.progress.step("starting the solution's process")
-        with self._start(self.device, options.build_dir) as candidate:
+        folder = options.build_dir
+        self.cold_build = folder is None or not folder.is_dir() or not any(folder.iterdir())
+        with self._start(self.device, folder) as candidate:
             self.candidate = candidate
             candidate.start()
             candidate.limit_time(options.timeout)
@@ -115,7 +117,8 @@ class Evaluation:
         drawn = self.candidate.load(
             self.problem.solution, self.reference.init_inputs, seed, self.dtype, self.options.tf32
         )
-        self.outcome.build_s = time.monotonic() - begin
+        if self.cold_build:  # a reused folder may hold the build already: no time to report
+            self.outcome.build_s = time.monotonic() - begin
         wanted = self.model.state_dict()
         if set(drawn) != set(wanted):
             raise Rejected(
