@@ -41,12 +41,13 @@ def main() -> int:
             for dtype in (torch.float32, torch.bfloat16):
                 for kernel in kernels:
                     torch.manual_seed(0)
-                    model = namespace["ModelNew"](*arguments).to("cuda", dtype)
-                    x = torch.randn(shape).to("cuda", dtype)
+                    model = namespace["ModelNew"](*arguments).to(dtype).to("cuda")
+                    x = torch.randn(shape).to(dtype)
                     with torch.no_grad(), environment(TCONV_KERNEL=kernel):
-                        y = model(x)
+                        # Copied, not computed on the device: the filter hides other kernels' writes.
+                        y = model(x.to("cuda"))
                         if dtype == torch.float32:
-                            model(x * 1e6)  # beyond fp16: the guarded fallback
+                            model((x * 1e6).to("cuda"))  # beyond fp16: the guarded fallback
                     torch.cuda.synchronize()
                     finite = bool(y.isfinite().all())
                     bad += not finite
