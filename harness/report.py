@@ -29,7 +29,7 @@ def render(found: list[dict]) -> str:
     """The Markdown table of one device's records, with a line about device, date and method."""
     found = sorted(found, key=_order)
     head = ["problem", "input", "solution ms (IQR)", *(f"{b} ms" for b in _BASELINES.values())]
-    head += ["speedup over fastest", "TFLOP/s", "of roofline", "rel. L2 error (PyTorch's)"]
+    head += ["speedup over fastest", "TFLOP/s", "of roofline (16-bit)", "rel. L2 error (PyTorch's)"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     lines += [f"| {' | '.join(_row(record))} |" for record in found]
     return "\n".join(lines) + "\n\n" + _footer(found) + "\n"
@@ -55,7 +55,9 @@ def _row(record: dict) -> list[str]:
         row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in _BASELINES]
         spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
         row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
-        row += [f"{rates['tflops']:.3g}", f"{rates['share']:.0%}"]
+        in_16_bits = rates.get("share_16_bit")
+        share = f"{rates['share']:.0%}" + (f" ({in_16_bits:.0%})" if in_16_bits else "")
+        row += [f"{rates['tflops']:.3g}", share]
     own = record["error"]["cases"].get("own")
     row.append(f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else "–")
     return row
