@@ -44,7 +44,7 @@ def main() -> int:
                     model = namespace["ModelNew"](*arguments).to(dtype).to("cuda")
                     x = torch.randn(shape).to(dtype)
                     with torch.no_grad(), environment(TCONV_KERNEL=kernel):
-                        # Copied, not computed on the device: the filter hides other kernels' writes.
+                        # Copied in, not computed there: the filter hides other kernels' writes.
                         y = model(x.to("cuda"))
                         if dtype == torch.float32:
                             model((x * 1e6).to("cuda"))  # beyond fp16: the guarded fallback
