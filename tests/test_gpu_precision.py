@@ -1,0 +1,98 @@
+"""The TF32 contract on a CUDA GPU, on inputs that hurt: no more than 1.5 times cuDNN's own TF32 error,
+non-finite values where PyTorch has them, the same bits twice.
+"""
+
+import pytest
+import torch
+
+from tests.solution_tools import Case, environment, relative_error
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "wide": Case(
+        in_channels=64, out_channels=64, kernel=(3, 7), size=(40, 120), batch=2, bias=False
+    ),
+    "blocks": Case(
+        in_channels=96, out_channels=130, kernel=(3, 3), size=(20, 28), batch=2, bias=False
+    ),
+}
+
+
+def log_uniform(x, low, high):
+    exponents = torch.empty_like(x).uniform_(low, high)
+    return torch.copysign(torch.exp2(exponents), x)
+
+
+def with_outlier(x):
+    x = x * 1e-3
+    x[0, 0, 3, 5] = 1e6
+    return x
+
+
+DISTRIBUTIONS = {
+    "uniform": torch.rand_like,
+    "normal": lambda x: x,
+    "log_uniform": lambda x: log_uniform(x, -40, 40),
+    "tiny": lambda x: x * 1e-12,
+    "huge": lambda x: x * 1e30,
+    "small_and_large": lambda x: x * torch.where(torch.rand_like(x) < 0.5, 1e-3, 1e2),
+    "outlier": with_outlier,
+    "mostly_zero": lambda x: x * (torch.rand_like(x) < 0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def operator(shelf):
+    return shelf["69"].solution["_operator"]
+
+
+def tensors(case, name):
+    torch.manual_seed(7)
+    x, weight, _ = case.tensors(torch.float32, "cuda")
+    return DISTRIBUTIONS[name](x), weight * 0.05
+
+
+def eager(case, x, weight):
+    stride, padding, output_padding, dilation, groups = case.parameters
+    return torch.conv_transpose2d(
+        x, weight, None, stride, padding, output_padding, groups, dilation
+    )
+
+
+@pytest.mark.parametrize("kernel", ["auto", "portable"])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_no_worse_than_cudnn(operator, case, name, kernel):
+    assert torch.backends.cudnn.allow_tf32
+    x, weight = tensors(case, name)
+    exact = case.reference(x, weight, None)
+    with environment(TCONV_KERNEL=kernel):
+        ours = relative_error(operator(x, weight, None, *case.parameters), exact)
+    cudnn = relative_error(eager(case, x, weight), exact)
+    assert ours <= 1.5 * cudnn + 1e-7
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_zeros_give_zeros(operator, case):
+    x, weight = tensors(case, "normal")
+    assert operator(x * 0, weight, None, *case.parameters).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3.4e38])
+def test_non_finite_where_pytorch_has_them(operator, value):
+    case = CASES["wide"]
+    x, weight = tensors(case, "normal")
+    x[1, 5, 11, 60] = value
+    expected = eager(case, x, weight)
+    y = operator(x, weight, None, *case.parameters)
+    assert torch.equal(y.isfinite(), expected.isfinite())
+    assert torch.equal(y.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("name", ["normal", "outlier"])
+def test_two_runs_give_the_same_bits(operator, name):
+    case = CASES["blocks"]
+    x, weight = tensors(case, name)
+    first = operator(x, weight, None, *case.parameters)
+    assert torch.equal(first, operator(x, weight, None, *case.parameters))
