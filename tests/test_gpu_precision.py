@@ -1,4 +1,4 @@
-"""The TF32 contract on a CUDA GPU, on inputs that hurt: no more than 1.5 times cuDNN's own TF32 error,
+"""The TF32 contract on a CUDA GPU, on inputs that hurt: at most 1.5 times cuDNN's own TF32 error,
 non-finite values where PyTorch has them, the same bits twice.
 """
 
