@@ -30,10 +30,10 @@ class Problem:
         return self.id.replace("/", "_") + ".json"
 
 
-def list_problems() -> list[Problem]:
-    """Every catalogued problem, ordered by level and number."""
+def list_problems(root: Path = PROBLEMS) -> list[Problem]:
+    """Every problem `level<L>/<N>_<name>.py` below `root`, ordered by level and number."""
     found = []
-    for path in PROBLEMS.glob("level*/*.py"):
+    for path in root.glob("level*/*.py"):
         match = _FILE.fullmatch(path.name)
         level = path.parent.name.removeprefix("level")
         if match and level.isdigit():

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,6 +30,39 @@ def resolve_device(text: str | None) -> torch.device:
     if index >= count:
         raise EnvironmentUnfit(f"--device {text!r}: PyTorch sees {count} CUDA device(s) here")
     return torch.device("cuda", index)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place where one evaluation at a time runs: its --device and its extra environment."""
+
+    name: str
+    device: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def slots(text: str | None) -> list[Slot]:
+    """One slot for each GPU ("cuda" or None), for the one GPU of "cuda:1", or for the CPU.
+
+    A GPU's slot shows its processes that GPU alone. Raises as `resolve_device` does.
+    """
+    device = resolve_device(text)
+    if device.type == "cpu":
+        return [Slot("cpu", "cpu")]
+    one = text is not None and ":" in text
+    indices = [device.index] if one else range(torch.cuda.device_count())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else []
+    return [
+        Slot(f"cuda:{i}", "cuda:0", {"CUDA_VISIBLE_DEVICES": names[i] if names else str(i)})
+        for i in indices
+    ]
+
+
+def architecture_list(device: torch.device) -> str:
+    """What TORCH_CUDA_ARCH_LIST has to be for a build without the GPU to equal one with it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}.{minor}+PTX"
 
 
 def device_name(device: torch.device) -> str:

@@ -4,10 +4,11 @@ import datetime
 import json
 import math
 import os
+import statistics
 import tempfile
 from pathlib import Path
 
-from harness import devices, wire
+from harness import devices, kernelbench_files, wire
 from harness.catalog import ROOT, Problem
 from harness.errors import UsageError
 from harness.outcome import Options, Outcome
@@ -37,6 +38,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "verdict": "accepted" if accepted else "rejected",
         "reasons": outcome.reasons,
         "ms": measurement.summary() if measurement else {},
+        "statistics": _statistics(measurement),
         "speedup": measurement.speedup() if measurement else {},
         "fastest": measurement.fastest() if measurement else None,
         "baseline_errors": measurement.baseline_errors if measurement else {},
@@ -70,6 +72,22 @@ def _calls(measurement) -> dict:
     if measurement is None:
         return {}
     return {name: sum(map(len, parts)) for name, parts in measurement.rounds.items()}
+
+
+def _statistics(measurement) -> dict:
+    """Mean, standard deviation and extremes in milliseconds, as KernelBench's files have them."""
+    found = {}
+    for name, parts in measurement.rounds.items() if measurement else ():
+        times = [value for part in parts for value in part]
+        if times:
+            found[name] = {
+                "mean": statistics.fmean(times),
+                "std": statistics.pstdev(times),
+                "min": min(times),
+                "max": max(times),
+                "num_trials": len(times),
+            }
+    return found
 
 
 def _relative(path: Path | None) -> str | None:
@@ -113,9 +131,14 @@ def write_json(path: Path, value) -> None:
 def read_records(path: Path) -> list[dict]:
     """The records in a file (one object or a list), or in a folder among its JSON files.
 
-    Raises UsageError for a missing path, malformed JSON, or JSON that holds no record.
+    KernelBench's eval_results.json and baseline_time_*.json are read, too; baseline times next to
+    an eval_results.json, or in ../timing/<device>/, give its speedups. Raises UsageError for a
+    missing path, malformed JSON, or JSON that holds no record.
     """
     if path.is_dir():
+        results = path / "eval_results.json"
+        if results.is_file():
+            return _records_of(results, _parsed(results))
         values = [_parsed(file) for file in sorted(path.glob("*.json"))]
         found = [item for value in values for item in _listed(value) if _is_record(item)]
         if not found:
@@ -123,9 +146,34 @@ def read_records(path: Path) -> list[dict]:
         return found
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder")
-    found = _listed(_parsed(path))
+    return _records_of(path, _parsed(path))
+
+
+def _records_of(path: Path, value) -> list[dict]:
+    if kernelbench_files.is_eval_results(value):
+        baselines = _baselines_near(path)
+        return kernelbench_files.records_of_eval_results(value, path, baselines)
+    if kernelbench_files.is_baseline_times(value):
+        return kernelbench_files.records_of_baseline_times(value)
+    found = _listed(value)
     if not all(map(_is_record, found)):
         raise UsageError(f"{path}: not a record of an evaluation")
+    return found
+
+
+def _baselines_near(path: Path) -> dict[str, dict]:
+    """The baseline files that belong to an eval_results.json, by the name of the baseline."""
+    places = [path.parent, *sorted((path.resolve().parent.parent / "timing").glob("*"))]
+    found = {}
+    for name, stem in kernelbench_files.BASELINE_FILES.items():
+        files = [place / f"{stem}.json" for place in places if (place / f"{stem}.json").is_file()]
+        if len(files) > 1:
+            told = ", ".join(map(str, files))
+            raise UsageError(f"{path}: more than one file of baseline times belongs to it ({told})")
+        if files:
+            found[name] = _parsed(files[0])
+            if not kernelbench_files.is_baseline_times(found[name]):
+                raise UsageError(f"{files[0]}: not a file of baseline times")
     return found
 
 

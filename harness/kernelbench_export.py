@@ -1,0 +1,92 @@
+"""Writes records as a tree of KernelBench files."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from harness import kernelbench_files, records
+from harness.catalog import ROOT
+from harness.errors import UsageError
+
+_ONE_SETTING = ("device", "dtype", "tf32", "backward")
+
+
+def export(found: list[dict], folder: Path, sources: list[Path]) -> dict:
+    """Write `found` below `folder`; returns what was written and what was left out, as JSON.
+
+    level<L>/eval_results.json and level<L>/level_<L>_problem_<N>_sample_<S>_kernel.py make a run
+    folder for each level; timing/<device>/baseline_time_*.json hold the baselines' times. A kernel
+    is copied from the file with the record's SHA-256, looked for where the record says and in
+    `sources` (files and folders). Samples without a number of their own are counted from 0.
+    Raises UsageError when no record is of a problem with level and number,
+    and for records of more than one device or setting.
+    """
+    levels: dict[int, dict[str, list]] = {}
+    kernels, left_out = [], []
+    by_content = _by_content([ROOT / r["solution"] for r in found if r.get("solution")], sources)
+    good = _known(found, left_out)
+    for record in good:
+        level, number = kernelbench_files.level_and_number(record)
+        entries = levels.setdefault(level, {}).setdefault(str(number), [])
+        sample = _free_sample(record.get("sample"), entries)
+        entries.append(kernelbench_files.eval_entry(record, sample))
+        source = by_content.get(record["solution_sha256"])
+        name = f"level{level}/{kernelbench_files.run_name(level, number, sample)}"
+        if source is None:
+            left_out.append(f"{name}: no file with the record's SHA-256 found")
+        else:
+            kernels.append((source, folder / name))
+    if not levels:
+        raise UsageError("no record of a problem with level and number (such as 1/65) to export")
+    written = []
+    for level, numbers in sorted(levels.items()):
+        ordered = {
+            number: sorted(numbers[number], key=lambda entry: entry["sample_id"])
+            for number in sorted(numbers, key=int)
+        }
+        written.append(folder / f"level{level}" / "eval_results.json")
+        records.write_json(written[-1], ordered)
+    for source, target in kernels:
+        shutil.copyfile(source, target)
+        written.append(target)
+    written += _write_baselines(good, folder)
+    return {"written": [str(path) for path in written], "left_out": left_out}
+
+
+def _known(found: list[dict], left_out: list[str]) -> list[dict]:
+    good = []
+    for record in found:
+        if "imported" in record or not kernelbench_files.level_and_number(record):
+            left_out.append(f"{record['problem']}: no level and number, or no record of ours")
+        else:
+            good.append(record)
+    settings = {tuple(record[key] for key in _ONE_SETTING) for record in good}
+    if len(settings) > 1:
+        told = "; ".join(sorted(" ".join(map(str, setting)) for setting in settings))
+        raise UsageError(f"a KernelBench run has one device and one setting, not {told}")
+    # Numbered samples first: the others take what numbers are left.
+    return sorted(good, key=lambda record: record.get("sample") is None)
+
+
+def _free_sample(wanted: int | None, entries: list[dict]) -> int:
+    taken = {entry["sample_id"] for entry in entries}
+    sample = 0 if wanted is None else wanted
+    while sample in taken:
+        sample += 1
+    return sample
+
+
+def _by_content(files: list[Path], sources: list[Path]) -> dict[str, Path]:
+    for source in sources:
+        files = [*files, *(sorted(source.rglob("*.py")) if source.is_dir() else [source])]
+    return {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in files if file.is_file()}
+
+
+def _write_baselines(found: list[dict], folder: Path) -> list[Path]:
+    written = []
+    for baseline, stem in kernelbench_files.BASELINE_FILES.items():
+        times = kernelbench_files.baseline_times(found, baseline)
+        if times:
+            written.append(folder / "timing" / found[0]["device"] / f"{stem}.json")
+            records.write_json(written[-1], times)
+    return written
