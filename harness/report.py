@@ -1,7 +1,9 @@
 """`python -m harness.report` writes the README's result tables from the records in results/.
 
 A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
-of results/. `--check` changes nothing and exits 1 when a table differs from its records.
+of results/. With `--html FILE` or `--pictures DIR` it writes a page or pictures (fast_p, speedups,
+roofline, ladder of versions) instead, of the records given or else of all in results/. `--check`
+changes nothing and exits 1 when what it would write differs from what is there.
 """
 
 import argparse
@@ -9,26 +11,22 @@ import re
 import sys
 from pathlib import Path
 
-from harness import records
+from harness import records, report_data
 from harness.catalog import ROOT
 from harness.errors import HarnessError, UsageError
+from harness.files import write_files
+from harness.report_data import BASELINES
 
 _TABLE = re.compile(
     r"(?P<open><!-- table:(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(?P<close><!-- /table -->)",
     re.DOTALL,
 )
-_BASELINES = {
-    "eager": "eager",
-    "compile": "compile",
-    "channels_last": "channels_last",
-    "compile_channels_last": "compile + channels_last",
-}
 
 
 def render(found: list[dict]) -> str:
     """The Markdown table of one device's records, with a line about device, date and method."""
     found = sorted(found, key=_order)
-    head = ["problem", "input", "solution ms (IQR)", *(f"{b} ms" for b in _BASELINES.values())]
+    head = ["problem", "input", "solution ms (IQR)", *(f"{b} ms" for b in BASELINES.values())]
     head += ["speedup over fastest", "TFLOP/s", "of roofline (16-bit)", "rel. L2 error (PyTorch's)"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     lines += [f"| {' | '.join(_row(record))} |" for record in found]
@@ -45,14 +43,14 @@ def _row(record: dict) -> list[str]:
     shape = " × ".join(map(str, record["input_shape"])) + cut
     row = [f"{record['problem']}", shape]
     ms, fastest, rates = record["ms"], record["fastest"], record["roofline"]
-    if not ms:
+    if not ms or record["verdict"] != "accepted":
         codes = sorted({reason.partition(":")[0] for reason in record["reasons"]})
         told = ", ".join(codes) or "not timed"
-        row += [f"{record['verdict']}: {told}", *["–"] * len(_BASELINES), "–", "–", "–"]
+        row += [f"{record['verdict']}: {told}", *["–"] * len(BASELINES), "–", "–", "–"]
     else:
         solution = ms["solution"]
         row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g})")
-        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in _BASELINES]
+        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in BASELINES]
         spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
         row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
         in_16_bits = rates.get("share_16_bit")
@@ -99,27 +97,74 @@ def rendered(text: str, results: Path) -> str:
     return _TABLE.sub(replace, text)
 
 
+def pages(given: argparse.Namespace) -> dict[Path, bytes]:
+    """The files that `--html` and `--pictures` ask for, and their contents.
+
+    Raises UsageError for wrong records, or a ladder that is none.
+    """
+    from harness import html_report, pictures  # matplotlib, which the tables do without
+
+    groups = report_data.read_groups(given.records or [given.results])
+    drawn = pictures.draw_all(groups, report_data.read_ladder(given.ladder))
+    files = {}
+    for picture in drawn if given.pictures else ():
+        for form in ("svg", "png") if given.format == "both" else (given.format,):
+            content = picture.svg.encode() if form == "svg" else picture.png
+            files[given.pictures / f"{picture.name}.{form}"] = content
+    if given.html:
+        files[given.html] = html_report.page(groups, drawn)
+    return files
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m harness.report", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 on a difference")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--results", type=Path, default=ROOT / "results")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     try:
-        if not given.readme.is_file():
+        if given.html or given.pictures:
+            files = pages(given)
+        elif given.records:
+            raise UsageError("records are for --html and --pictures; the README takes --results")
+        elif not given.readme.is_file():
             raise UsageError(f"{given.readme}: no such file")
-        before = given.readme.read_text()
-        after = rendered(before, given.results)
+        else:
+            files = {given.readme: rendered(given.readme.read_text(), given.results).encode()}
+        if not given.check:
+            write_files(files)
+            return 0
     except HarnessError as error:
         print(f"harness.report: error: {error}", file=sys.stderr)
         return error.exit_status
-    if given.check:
-        if before != after:
-            print(f"{given.readme}: tables differ from the records", file=sys.stderr)
-        return int(before != after)
-    given.readme.write_text(after)
-    return 0
+    stale = [path for path, content in files.items() if _content(path) != content]
+    for path in stale:
+        print(f"{path}: differs from the records", file=sys.stderr)
+    return int(bool(stale))
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("records", type=Path, nargs="*", help="records or folders, for pages")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="write pictures")
+    parser.add_argument("--format", choices=["both", "svg", "png"], default="both")
+    parser.add_argument("--check", action="store_true", help="exit 1 on a difference")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    parser.add_argument(
+        "--ladder",
+        type=Path,
+        metavar="PAGE",
+        default=ROOT / "kernels_src" / "README.md",
+        help="the page with the table of versions",
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""What all pictures share: colours, fonts, and how a figure becomes SVG and PNG.
+
+The same figure gives the same bytes: no date, fixed identifiers, matplotlib's own font.
+"""
+
+import functools
+import html
+import io
+import re
+from dataclasses import dataclass
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# The page of harness/html_report.py replaces each of these by a CSS variable of the same name.
+COLOURS = {
+    "paper": "#ffffff",
+    "ink": "#1b1f24",
+    "muted": "#59636e",
+    "grid": "#d9dee3",
+    "eager": "#b35806",
+    "compile": "#1b7837",
+    "channels-last": "#8073ac",
+    "compile-channels-last": "#0868ac",
+    "floor": "#b9c2cb",
+}
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": COLOURS["muted"],
+    "axes.labelcolor": COLOURS["ink"],
+    "axes.titlecolor": COLOURS["ink"],
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": COLOURS["paper"],
+    "text.color": COLOURS["ink"],
+    "xtick.color": COLOURS["muted"],
+    "ytick.color": COLOURS["muted"],
+    "xtick.labelcolor": COLOURS["ink"],
+    "ytick.labelcolor": COLOURS["ink"],
+    "grid.color": COLOURS["grid"],
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`name` is its path without suffix; `title` and `text` say in words what it shows."""
+
+    name: str
+    title: str
+    text: str
+    svg: str
+    png: bytes
+
+
+def styled(draw):
+    """Draws under this module's style, whatever the user's own settings are."""
+
+    @functools.wraps(draw)
+    def wrapper(*arguments) -> Picture:
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(_STYLE)
+            return draw(*arguments)
+
+    return wrapper
+
+
+def picture(figure: Figure, name: str, title: str, text: str) -> Picture:
+    png = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    vector = io.StringIO()
+    matplotlib.rcParams["svg.hashsalt"] = name
+    figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
+    return Picture(
+        name, title, text, _described(vector.getvalue(), name, title, text), png.getvalue()
+    )
+
+
+def _described(svg: str, name: str, title: str, text: str) -> str:
+    """With a title and a description, as a screen reader wants them, and identifiers that stay
+    unique when several pictures share a page."""
+    prefix = re.sub(r"[^\w-]", "-", name)
+    svg = re.sub(r' id="', f' id="{prefix}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{prefix}-", svg)
+    svg = re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', svg)
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
+    words = f'<title id="{prefix}-title">{html.escape(title)}</title>\n '
+    words += f'<desc id="{prefix}-desc">{html.escape(text)}</desc>'
+    named = f'role="img" aria-labelledby="{prefix}-title {prefix}-desc"'
+    svg = re.sub(r"<svg ([^>]*)>", lambda m: f"<svg {m[1]} {named}>\n {words}", svg, count=1)
+    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"

@@ -1,0 +1,265 @@
+"""Pictures of records: fast_p curve, speedups, roofline, ladder of versions."""
+
+import statistics
+import textwrap
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, PercentFormatter, StrMethodFormatter
+
+from harness.picture_style import COLOURS, Picture, picture, styled
+from harness.report_data import BASELINES, FASTEST, Group, Ladder, Row, fast_p
+
+_SERIES = {name: COLOURS[name.replace("_", "-")] for name in BASELINES} | {FASTEST: COLOURS["ink"]}
+_LABELS = BASELINES | {FASTEST: "fastest of these"}
+_DASHES = dict(zip(_SERIES, ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), "-"), strict=True))
+_MANY = 40
+_BACKGROUND = {"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 0.6}
+
+
+def draw_all(groups: list[Group], ladder: Ladder) -> list[Picture]:
+    """fast_p, speedups and roofline of every group that has what they need, and the ladder.
+
+    A group in which nothing was timed has only its fast_p curve, of zeros.
+    """
+    made = []
+    for group in groups:
+        if any(fast_p(group.rows, name, 0) is not None for name in _SERIES):
+            made.append(draw_fast_p(group))
+        if group.timed:
+            made.append(draw_speedups(group))
+        if any(row.rates for row in group.timed):
+            made.append(draw_roofline(group))
+    return [*made, draw_ladder(ladder)]
+
+
+@styled
+def draw_fast_p(group: Group) -> Picture:
+    """Share of problems accepted and faster than p, a step curve for each baseline."""
+    figure = Figure(figsize=(7, 3.8), layout="constrained")
+    axes = figure.subplots()
+    speedups = [row.speedup(name) or 0 for row in group.rows for name in _SERIES]
+    right = max(1.25, 1.08 * max(speedups))
+    told = []
+    for name, colour in _SERIES.items():
+        if fast_p(group.rows, name, 0) is None:
+            continue
+        steps = sorted({0.0, right, *(row.speedup(name) or 0.0 for row in group.rows)})
+        shares = [fast_p(group.rows, name, p) for p in steps]
+        under = name == FASTEST  # one of the others lies on it everywhere, and must be seen
+        style = {"color": colour, "linewidth": 5 if under else 1.8, "linestyle": _DASHES[name]}
+        style["zorder"] = 2 if under else 3
+        axes.step(steps, shares, where="post", label=_LABELS[name], **style)
+        told.append(f"{_LABELS[name]}: {fast_p(group.rows, name, 1):.0%}")
+    axes.axvline(1, color=COLOURS["muted"], linewidth=1)
+    axes.set(xlim=(0, right), ylim=(0, 1.04), xlabel="p: times as fast as the baseline")
+    axes.set_ylabel("accepted and faster than p")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.grid(True)
+    axes.legend(title="over", loc="upper left", bbox_to_anchor=(1, 1), alignment="left")
+    axes.set_title(f"fast_p: {group.title}")
+    text = f"Share of {len(group.rows)} records accepted and faster (p = 1): {'; '.join(told)}."
+    return picture(figure, f"{group.slug}/fast_p", f"fast_p, {group.title}", text)
+
+
+@styled
+def draw_speedups(group: Group) -> Picture:
+    """Bars of speedups over each baseline, a group for each record; rejected ones by name."""
+    rows = group.rows
+    measured = [name for name in BASELINES if any(row.speedup(name) for row in rows)]
+    bars = measured if len(rows) <= _MANY else [FASTEST]
+    size = 0.8 / max(1, len(bars))
+    figure = Figure(
+        figsize=(7.6, 1.3 + len(rows) * max(0.3, 0.2 * len(bars))), layout="constrained"
+    )
+    axes = figure.subplots()
+    for place, name in enumerate(bars):
+        offset = (place - (len(bars) - 1) / 2) * size
+        ys = [index + offset for index, row in enumerate(rows) if row.speedup(name)]
+        values = [row.speedup(name) for row in rows if row.speedup(name)]
+        axes.barh(ys, values, size * 0.92, color=_SERIES[name], label=_LABELS[name])
+        for index, row in enumerate(rows):
+            if row.speedup(name):
+                _label_bar(axes, row, name, index + offset)
+    for index, row in enumerate(rows):
+        if not row.ms:
+            what = "not timed" if row.accepted else f"rejected: {row.code}"
+            axes.text(0.03, index, what, va="center", color=COLOURS["muted"], bbox=_BACKGROUND)
+    axes.axvline(1, color=COLOURS["ink"], linewidth=1)
+    axes.set_yticks(range(len(rows)), _row_labels(rows))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1.12 * max(row.speedup(name) or 0 for row in group.timed for name in _SERIES))
+    axes.set_xlabel("speedup: baseline's time over the solution's; whiskers: quartiles over rounds")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))
+    axes.grid(True, axis="x")
+    axes.tick_params(axis="y", length=0)
+    axes.legend(title="over", loc="upper left", bbox_to_anchor=(1, 1), alignment="left")
+    axes.set_title(f"Speedups: {group.title}")
+    told = "; ".join(f"{row.problem}: {_in_words(row)}" for row in rows)
+    return picture(figure, f"{group.slug}/speedups", f"Speedups, {group.title}", f"{told}.")
+
+
+def _label_bar(axes, row: Row, name: str, y: float) -> None:
+    """The value behind the bar; the fastest baseline's is bold and has whiskers."""
+    end, weight, fastest = row.speedup(name), "normal", row.fastest
+    if fastest and name in (FASTEST, fastest.get("baseline")):
+        weight = "bold"
+        axes.plot([fastest["low"], fastest["high"]], [y, y], color=COLOURS["ink"], linewidth=1.4)
+        ends = [fastest["low"], fastest["high"]]
+        axes.plot(ends, [y, y], "|", color=COLOURS["ink"], markersize=5, markeredgewidth=1.4)
+        end = max(end, fastest["high"])
+    axes.annotate(
+        f"{row.speedup(name):.2f}",
+        (end, y),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        fontweight=weight,
+        bbox=_BACKGROUND,
+    )
+
+
+def _row_labels(rows) -> list[str]:
+    """The problem, and the end of the solution's file name where a problem is there twice."""
+    names = [row.problem for row in rows]
+    files = [row.solution.rpartition("/")[2].removesuffix(".py") for row in rows]
+    short = [file if len(file) <= 22 else f"…{file[-21:]}" for file in files]
+    pairs = zip(names, short, strict=True)
+    return [f"{name}\n{file}" if names.count(name) > 1 else name for name, file in pairs]
+
+
+def _in_words(row: Row) -> str:
+    if not row.accepted:
+        return f"rejected, {row.code}"
+    return f"{row.fastest['speedup']:.2f} over the fastest" if row.fastest else "no baseline timed"
+
+
+@styled
+def draw_roofline(group: Group) -> Picture:
+    """Each record a point below the ceilings that the records measured (median and range)."""
+    rows = [row for row in group.timed if row.rates]
+    points = [(row.rates["gflop"] / row.rates["gbyte"], row.rates["tflops"]) for row in rows]
+    bandwidth = _range(row.rates["ceiling_gbps"] / 1e3 for row in rows)
+    names = sorted({name for row in rows for name in row.rates["ceiling_tflops"]})
+    ceilings = {
+        name: _range(
+            row.rates["ceiling_tflops"][name] for row in rows if name in row.rates["ceiling_tflops"]
+        )
+        for name in names
+    }
+    top = max(middle for _, middle, _ in ceilings.values())
+    ridge = top / bandwidth[1]
+    left = min(ridge, *(x for x, _ in points)) / 8
+    right = max(ridge, *(x for x, _ in points)) * 4
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([left, ridge], [left * bandwidth[1], top], color=COLOURS["ink"], linewidth=1.6)
+    axes.fill_between(
+        [left, ridge],
+        [left * bandwidth[0], ridge * bandwidth[0]],
+        [left * bandwidth[2], ridge * bandwidth[2]],
+        color=COLOURS["grid"],
+        linewidth=0,
+    )
+    for low, middle, high in ceilings.values():
+        start = middle / bandwidth[1]
+        axes.plot([start, right], [middle, middle], color=COLOURS["ink"], linewidth=1.6)
+        axes.fill_between([start, right], low, high, color=COLOURS["grid"], linewidth=0)
+    axes.set(xscale="log", yscale="log", xlim=(left, right))
+    axes.set_ylim(min(left * bandwidth[1], *(y / 2 for _, y in points)), top * 2.2)
+    _label_ceilings(axes, ceilings, bandwidth[1], ridge, right)
+    _label_points(axes, rows, points)
+    axes.set_xlabel("FLOP per byte of input and output")
+    axes.set_ylabel("TFLOP/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
+        axis.set_minor_locator(LogLocator(10, ()))
+    axes.grid(True)
+    axes.set_title(f"Roofline: {group.title}")
+    told = "; ".join(f"{row.problem}: {row.rates['share']:.0%}" for row in rows)
+    text = f"Share of the roofline in the evaluation's precision: {told}."
+    return picture(figure, f"{group.slug}/roofline", f"Roofline, {group.title}", text)
+
+
+def _range(values) -> tuple[float, float, float]:
+    values = list(values)
+    return min(values), statistics.median(values), max(values)
+
+
+def _label_ceilings(axes, ceilings: dict, bandwidth: float, ridge: float, right: float) -> None:
+    """One label above each line, and one for lines that nearly coincide."""
+    near: list[list[tuple[float, str]]] = []
+    for name, (_, middle, _) in sorted(ceilings.items(), key=lambda item: item[1][1]):
+        if near and middle < 1.25 * near[-1][-1][0]:
+            near[-1].append((middle, name))
+        else:
+            near.append([(middle, name)])
+    style = {"fontsize": 8, "textcoords": "offset points", "color": COLOURS["ink"]}
+    for part in near:
+        text = ", ".join(f"{name} {_figures(middle)}" for middle, name in part)
+        at = (right, part[-1][0])
+        axes.annotate(f"{text} TFLOP/s", at, xytext=(-2, 4), ha="right", va="bottom", **style)
+    text = f"memory {_figures(bandwidth * 1e3)} GB/s"
+    at = (ridge, ridge * bandwidth)
+    axes.annotate(text, at, xytext=(-6, 4), ha="right", va="bottom", **style)
+
+
+def _figures(value: float) -> str:
+    """Three significant figures, without an exponent."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
+def _label_points(axes, rows: list[Row], points: list[tuple[float, float]]) -> None:
+    """Names stand to the right and left by turns, so that neighbours do not cover each other."""
+    colour = _SERIES["compile_channels_last"]
+    axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=7)
+    if len(rows) > _MANY:
+        return
+    order = sorted(range(len(rows)), key=lambda index: points[index])
+    labels = _row_labels(rows)
+    for place, index in enumerate(order):
+        to_left = place % 2 == 0
+        axes.annotate(
+            labels[index],
+            points[index],
+            xytext=(-8 if to_left else 8, 0),
+            textcoords="offset points",
+            ha="right" if to_left else "left",
+            va="center",
+            fontweight="bold",
+        )
+
+
+@styled
+def draw_ladder(ladder: Ladder) -> Picture:
+    """A panel a problem, a bar a version, PyTorch's times first."""
+    count = len(ladder.problems)
+    figure = Figure(figsize=(10, 1.3 + 0.34 * len(ladder.steps)), layout="constrained")
+    panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
+    labels = [textwrap.fill(name, 46, max_lines=2) for name, _, _ in ladder.steps]
+    colours = [
+        COLOURS["compile-channels-last"] if name[:1].isdigit() else COLOURS["floor"]
+        for name, _, _ in ladder.steps
+    ]
+    for column, (axes, problem) in enumerate(zip(panels, ladder.problems, strict=True)):
+        values = [times[column] for _, times, _ in ladder.steps]
+        axes.barh(range(len(values)), values, 0.72, color=colours)
+        for y, value in enumerate(values):
+            place = {"xytext": (3, 0), "textcoords": "offset points"}
+            axes.annotate(f"{value:g}", (value, y), **place, va="center", fontsize=8)
+        axes.set_title(problem)
+        axes.set_xlim(0, 1.25 * max(values))
+        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(True, axis="x")
+    panels[0].set_yticks(range(len(labels)), labels, fontsize=8)
+    panels[0].invert_yaxis()
+    figure.suptitle(ladder.title, x=0.01, ha="left", fontsize=11)
+    figure.supxlabel("milliseconds, convolution alone", fontsize=9)
+    told = "; ".join(
+        f"{problem}: {ladder.steps[0][1][i]:g} to {ladder.steps[-1][1][i]:g} ms"
+        for i, problem in enumerate(ladder.problems)
+    )
+    text = f"From {ladder.steps[0][0]} to version {ladder.steps[-1][0]}. {told}."
+    return picture(figure, "ladder", ladder.title, text)

@@ -1,0 +1,251 @@
+"""What tables and pictures show: records checked and grouped, fast_p, the ladder of versions."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import records
+from harness.errors import UsageError
+
+BASELINES = {
+    "eager": "eager",
+    "compile": "compile",
+    "channels_last": "channels_last",
+    "compile_channels_last": "compile + channels_last",
+}
+FASTEST = "fastest"
+_PATH_PART = re.compile(r"\w[\w.-]*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record. Times in milliseconds; a rejected one has no times, speedups or rates."""
+
+    problem: str
+    name: str
+    solution: str
+    setting: str
+    slug: str
+    device: str
+    input: str
+    accepted: bool
+    reasons: tuple[str, ...]
+    ms: float | None
+    iqr: float | None
+    baseline_ms: dict[str, float]
+    fastest: dict | None
+    rates: dict | None
+    rel_l2: float | None
+    pytorch_rel_l2: float | None
+    date: str
+
+    @property
+    def order(self) -> tuple:
+        """Sorts problems by level and number; others, by name, come after."""
+        parts = self.problem.split("/")
+        known = all(part.isdecimal() for part in parts)
+        numbers = tuple(int(part) for part in parts) if known else ()
+        return (not known, numbers, self.problem, self.solution)
+
+    @property
+    def code(self) -> str:
+        """Why it was rejected, in a word or a few."""
+        codes = sorted({reason.partition(":")[0] for reason in self.reasons})
+        return ", ".join(codes) or "no reason given"
+
+    def speedup(self, baseline: str) -> float | None:
+        """Over one baseline, or over the fastest one; None where it was not measured."""
+        if baseline == FASTEST:
+            return self.fastest["speedup"] if self.fastest else None
+        other = self.baseline_ms.get(baseline)
+        return other / self.ms if other and self.ms else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The records of one device with the same settings, in the order of their problems."""
+
+    slug: str
+    title: str
+    rows: tuple[Row, ...]
+
+    @property
+    def timed(self) -> list[Row]:
+        """Accepted and timed."""
+        return [row for row in self.rows if row.ms]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The kernels' README's table of versions: milliseconds by problem and version."""
+
+    title: str
+    problems: tuple[str, ...]
+    steps: tuple[tuple[str, tuple[float, ...], str], ...]
+
+
+def read_groups(paths: list[Path]) -> list[Group]:
+    """The records in files and folders (and in their direct sub-folders), grouped.
+
+    A record found twice counts once. Raises UsageError for a path without records and for a
+    record that lacks what a report needs.
+    """
+    found: list[dict] = []
+    for path in paths:
+        for source in _sources(path):
+            found += [item for item in records.read_records(source) if item not in found]
+    grouped: dict[str, list[Row]] = {}
+    for record in found:
+        row = make_row(record)
+        grouped.setdefault(row.slug, []).append(row)
+    return [
+        Group(slug, f"{rows[0].device}, {rows[0].setting}", tuple(sorted(rows, key=_row_order)))
+        for slug, rows in sorted(grouped.items(), key=lambda item: (item[0] == "cpu", item[0]))
+    ]
+
+
+def _row_order(row: Row) -> tuple:
+    return row.order
+
+
+def _sources(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    folders = [path, *sorted(part for part in path.iterdir() if part.is_dir())]
+    return [folder for folder in folders if any(folder.glob("*.json"))] or [path]
+
+
+def make_row(record: dict) -> Row:
+    """Checks one record. Raises UsageError that names the problem and the entry."""
+    try:
+        return _row(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"no entry {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"record of problem {record['problem']!r}: {what}") from None
+
+
+def _row(record: dict) -> Row:
+    if record["verdict"] not in ("accepted", "rejected"):
+        raise ValueError(f"verdict is {record['verdict']!r}; allowed are accepted and rejected")
+    accepted = record["verdict"] == "accepted"
+    medians, fastest, rates = {}, None, None
+    if accepted and record["ms"]:
+        medians = {
+            name: _positive(entry["median"], f"ms.{name}.median")
+            for name, entry in record["ms"].items()
+        }
+        if "solution" not in medians:
+            raise KeyError("ms.solution")
+        fastest = _numbers(record.get("fastest"), "fastest", ("speedup", "low", "high"))
+        rates = _rates(record.get("roofline"))
+    own = (record["error"].get("cases") or {}).get("own") or {}
+    full, batch = record.get("problem_batch"), record["batch"]
+    cut = f" (batch {batch} of {full})" if full and full != batch else ""
+    return Row(
+        problem=str(record["problem"]),
+        name=str(record.get("name", "")),
+        solution=str(record.get("solution") or ""),
+        setting=_setting(record),
+        slug=_slug(record),
+        device=str(record["device_name"]),
+        input=" × ".join(map(str, record["input_shape"] or ())) + cut,
+        accepted=accepted,
+        reasons=tuple(map(str, record.get("reasons") or ())),
+        ms=medians.get("solution"),
+        iqr=_or_none(record["ms"]["solution"]["iqr"], "ms.solution.iqr") if medians else None,
+        baseline_ms={name: medians[name] for name in BASELINES if name in medians},
+        fastest=fastest,
+        rates=rates,
+        rel_l2=_or_none(own.get("rel_l2"), "rel_l2"),
+        pytorch_rel_l2=_or_none(own.get("pytorch_rel_l2"), "pytorch_rel_l2"),
+        date=str(record.get("date", "")),
+    )
+
+
+def _positive(value, name: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value < math.inf):
+        raise ValueError(f"{name} is {value!r}; it must be a positive number")
+    return float(value)
+
+
+def _or_none(value, name: str) -> float | None:
+    """An error or a spread: not negative; None where it was not finite."""
+    return value if value is None or value == 0 else _positive(value, name)
+
+
+def _numbers(entry: dict | None, name: str, keys: tuple[str, ...]) -> dict | None:
+    if entry is None:
+        return None
+    return {**entry, **{key: _positive(entry[key], f"{name}.{key}") for key in keys}}
+
+
+def _rates(entry: dict | None) -> dict | None:
+    rates = _numbers(entry, "roofline", ("gflop", "gbyte", "tflops", "ceiling_gbps", "share"))
+    if rates and not rates["ceiling_tflops"]:
+        raise ValueError("roofline.ceiling_tflops is empty")
+    for name, value in rates["ceiling_tflops"].items() if rates else ():
+        _positive(value, f"roofline.ceiling_tflops.{name}")
+    return rates
+
+
+def _tf32_forbidden(record: dict) -> bool:
+    on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
+    return on_gpu and record["tf32"] == "forbid"
+
+
+def _setting(record: dict) -> str:
+    on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
+    tf32 = f", TF32 {record['tf32']}" if on_gpu else ""
+    what = "forward and backward" if record["backward"] else "forward"
+    return f"{record['dtype']}{tf32}, {what}"
+
+
+def _slug(record: dict) -> str:
+    """Folder of the pictures: the device, and the settings that are not the usual ones."""
+    parts = [record["device"]]
+    parts += [record["dtype"]] * (record["dtype"] != "float32")
+    parts += ["tf32-forbid"] * _tf32_forbidden(record) + ["backward"] * bool(record["backward"])
+    for part in parts:
+        if not (isinstance(part, str) and _PATH_PART.fullmatch(part)):
+            raise ValueError(f"{part!r} cannot name a folder: letters, digits, '_', '-', '.' can")
+    return "-".join(parts)
+
+
+def fast_p(rows, baseline: str, p: float) -> float | None:
+    """Share of problems accepted and more than `p` times as fast as a baseline.
+
+    Formula: KernelBench (Ouyang et al. 2025), fast_p. Rejected ones count as not faster; left out
+    are accepted ones without a time to compare (only checked, or that baseline not available).
+    None where nothing is left.
+    """
+    speedups = [row.speedup(baseline) for row in rows]
+    counted = [s for row, s in zip(rows, speedups, strict=True) if s or not row.accepted]
+    return sum(s is not None and s > p for s in counted) / len(counted) if counted else None
+
+
+def read_ladder(page: Path) -> Ladder:
+    """The table below the heading "## Ladder …": version, a column a problem, why.
+
+    Raises UsageError when page or table are missing or a time is no positive number.
+    """
+    if not page.is_file():
+        raise UsageError(f"{page}: no such file")
+    section = re.search(r"^## (Ladder.*?)$(.*?)(?=^## |\Z)", page.read_text(), re.M | re.S)
+    lines = [line for line in section[2].splitlines() if line.startswith("|")] if section else []
+    cells = [[cell.strip() for cell in line.strip("| \t").split(" | ")] for line in lines]
+    if len(cells) < 3 or cells[0][0] != "version" or cells[0][-1].strip(" |") != "why":
+        raise UsageError(f"{page}: no table | version | … | why | below a heading '## Ladder …'")
+    problems = tuple(cells[0][1:-1])
+    steps = []
+    for row in cells[2:]:
+        name, times, why = row[0], row[1 : 1 + len(problems)], row[1 + len(problems) :]
+        try:
+            values = tuple(_positive(float(time), "time") for time in times)
+            if len(values) != len(problems):
+                raise ValueError(f"{len(values)} times for {len(problems)} problems")
+        except ValueError as error:
+            raise UsageError(f"{page}: ladder, version {name!r}: {error}") from None
+        steps.append((name, values, " | ".join(why).strip(" |")))
+    return Ladder(section[1], problems, tuple(steps))
