@@ -13,8 +13,12 @@ _EXAMPLES = """examples:
   python run_eval.py --problem 65 --solution my_kernel.py --json -
   python run_eval.py --reference my_problem.py    generate a solution for it, then evaluate that
   python run_eval.py --compare results/cpu old.json
+  python run_eval.py --suite solutions --output my_records --resume
+  python run_eval.py --suite runs/my_run --reference KernelBench   a KernelBench run folder
+  python run_eval.py --export-kernelbench results/nvidia-h200 --output kernelbench_runs
 
-exit status: 0 accepted, 1 rejected, 2 wrong usage or missing file, 3 the environment cannot"""
+exit status: 0 accepted (all of them), 1 rejected (one at least), 2 wrong usage or missing file,
+3 the environment cannot"""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -34,7 +38,27 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--solution", type=Path, metavar="FILE", help="file with ModelNew")
     what.add_argument("--reference", type=Path, metavar="FILE", help="file with Model")
     what.add_argument(
-        "--compare", type=Path, nargs="+", metavar="RECORD", help="records or folders to compare"
+        "--suite",
+        type=Path,
+        metavar="DIR",
+        help="every candidate in a folder, on all GPUs; its reference is found by level and "
+        "number or by name in the catalogue, or is, or lies in, --reference",
+    )
+    what.add_argument(
+        "--export-kernelbench",
+        type=Path,
+        nargs="+",
+        metavar="RECORD",
+        help="write records as KernelBench's files to --output; --solution FILE or DIR: more "
+        "places to look for the kernels",
+    )
+    what.add_argument(
+        "--compare",
+        type=Path,
+        nargs="+",
+        metavar="RECORD",
+        help="records or folders to compare, "
+        "also KernelBench's eval_results.json and baseline_time_*.json",
     )
     how = parser.add_argument_group("how")
     how.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
@@ -66,7 +90,26 @@ def make_parser() -> argparse.ArgumentParser:
         help="keep builds here; default: an empty folder, for a cold build",
     )
     how.add_argument("--seed", type=int, default=2026, help="default %(default)s")
+    many = parser.add_argument_group("with --suite")
+    many.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep records of the same candidate, reference and settings (compared by SHA-256)",
+    )
+    many.add_argument(
+        "--build-jobs",
+        type=_whole,
+        metavar="N",
+        help="builds at a time on the CPUs, ahead of the GPUs; default: half of the cores; "
+        "0: none ahead; on the CPU always none, because they would disturb the times",
+    )
     out = parser.add_argument_group("output")
+    out.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder of --suite's records (default: results/suites/NAME) or of the export",
+    )
     out.add_argument("--json", metavar="FILE", help="write the record here; - for standard output")
     out.add_argument(
         "--record",
@@ -84,6 +127,12 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

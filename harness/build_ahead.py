@@ -5,6 +5,7 @@ it compiles on import lies ready in --build-dir when its turn on a GPU comes. St
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--build-dir", type=Path, required=True)
     parser.add_argument("--timeout", type=float, required=True)
     given = parser.parse_args(arguments)
+    # So that the candidate's process goes, too, when this one is told to stop.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         reference = Reference(given.reference)
         with Candidate(torch.device("cpu"), given.build_dir) as candidate:

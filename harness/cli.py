@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from harness import catalog, devices, records, tables, timing
+from harness import catalog, compare, devices, kernelbench_export, records, tables, timing
 from harness.arguments import make_parser
 from harness.catalog import ROOT, Problem
 from harness.errors import EnvironmentUnfit, HarnessError, UsageError
 from harness.evaluate import Evaluation
 from harness.outcome import Options
 from harness.progress import Progress
+from harness.suite_run import run_suite
 
 ACCEPTED, REJECTED = 0, 1
 
@@ -84,8 +85,14 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
         return _list(given, stdout, console)
     if given.compare:
         return _compare(given, stdout, console)
+    if given.export_kernelbench:
+        return _export(given, stdout, console)
     options = _options(given)
     command = shlex.join(["python", "run_eval.py", *arguments])
+    if given.suite:
+        value, status = run_suite(given, options, command, console)
+        _write(given, value, stdout)
+        return status
     with tempfile.TemporaryDirectory(prefix="generated-") as folder:
         problems = _problems(given, Path(folder))
         done = [_evaluate(problem, options, command, given, console) for problem in problems]
@@ -101,7 +108,9 @@ def _require_one_task(given: argparse.Namespace) -> None:
         "--all": given.all,
         "--list": given.list,
         "--compare": given.compare,
-        "--reference": given.reference,
+        "--suite": given.suite,
+        "--export-kernelbench": given.export_kernelbench,
+        "--reference": given.reference if not given.suite else None,
     }
     tasks = [name for name, value in named.items() if value]
     if not tasks:
@@ -109,12 +118,26 @@ def _require_one_task(given: argparse.Namespace) -> None:
         raise UsageError(f"say what to evaluate{what}: one of {', '.join(named)} is needed")
     if len(tasks) > 1:
         raise UsageError(f"{' and '.join(tasks)} exclude each other")
-    if given.solution and not (given.problem or given.reference):
+    if given.solution and not (given.problem or given.reference or given.export_kernelbench):
         raise UsageError(f"--solution does not go with {tasks[0]}")
     if given.record and not (given.problem or given.all):
         raise UsageError("--record goes with --problem and --all; use --json FILE here")
     if given.compare and len(given.compare) < 2:
         raise UsageError("--compare needs two or more records or folders")
+    _require_suite_options(given)
+
+
+def _require_suite_options(given: argparse.Namespace) -> None:
+    if given.suite and given.solution:
+        raise UsageError("--solution does not go with --suite")
+    if given.suite and given.build_dir:
+        raise UsageError("--build-dir does not go with --suite: each candidate has its own")
+    if not given.suite and (given.resume or given.build_jobs is not None):
+        raise UsageError("--resume and --build-jobs go with --suite")
+    if given.output and not (given.suite or given.export_kernelbench):
+        raise UsageError("--output goes with --suite and --export-kernelbench")
+    if given.export_kernelbench and not given.output:
+        raise UsageError("--export-kernelbench needs --output DIR")
 
 
 def _options(given: argparse.Namespace) -> Options:
@@ -217,7 +240,21 @@ def _list(given: argparse.Namespace, stdout, console: Console) -> int:
 
 def _compare(given: argparse.Namespace, stdout, console: Console) -> int:
     groups = [(str(path), records.read_records(path)) for path in given.compare]
-    result = tables.comparison(groups)
-    tables.print_comparison(console, result)
+    result = compare.comparison(groups)
+    compare.print_comparison(console, result)
+    _write(given, result, stdout)
+    return 0
+
+
+def _export(given: argparse.Namespace, stdout, console: Console) -> int:
+    found = [record for path in given.export_kernelbench for record in records.read_records(path)]
+    places = [given.solution] if given.solution else []
+    if missing := [str(place) for place in places if not place.exists()]:
+        raise UsageError(f"--solution {missing[0]}: no such file or folder")
+    result = kernelbench_export.export(found, given.output, places)
+    for path in result["written"]:
+        console.print(path, markup=False, soft_wrap=True)
+    for told in result["left_out"]:
+        console.print(f"left out: {told}", markup=False, soft_wrap=True)
     _write(given, result, stdout)
     return 0

@@ -87,22 +87,18 @@ def print_comparison(console: Console, result: dict) -> None:
 
 
 def print_scores(console: Console, found: dict[str, dict]) -> None:
-    """One row of scores for each set."""
+    """Scores of each set, and its fast_p."""
     table = Table("set", "accepted", "minimum", "geometric mean")
-    for p in scores.THRESHOLDS:
-        table.add_column(f"fast_{p:g}", justify="right")
+    curve = Table("fast_p at p =", *(f"{p:g}" for p in scores.THRESHOLDS))
     for label, score in found.items():
-        table.add_row(
-            label,
-            f"{score['accepted']} / {score['all']}",
-            _times(score["minimum"]),
-            _times(score["geometric_mean"]),
-            *(_share(value) for value in score["fast_p"].values()),
-        )
+        counted = f"{score['accepted']} / {score['all']}"
+        table.add_row(label, counted, _times(score["minimum"]), _times(score["geometric_mean"]))
+        curve.add_row(label, *(_share(value) for value in score["fast_p"].values()))
     console.print(table)
+    console.print(curve)
     console.print(
-        "speedups over the fastest baseline; fast_p: share of all that were accepted with a "
-        "speedup above p",
+        "speedups over the fastest baseline, n/a unless all were accepted; fast_p: share of all "
+        "that were accepted with a speedup above p",
         soft_wrap=True,
     )
 

@@ -1,0 +1,123 @@
+"""--suite: what it evaluates, where and how, and the table at its end."""
+
+import argparse
+import os
+import sys
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from harness import compare, devices, scores, wire
+from harness.catalog import ROOT
+from harness.errors import EnvironmentUnfit, UsageError
+from harness.outcome import Options
+from harness.progress import SuiteProgress
+from harness.suite import Plan, Result, Suite
+from harness.suite_files import find_items
+
+
+def run_suite(
+    given: argparse.Namespace, options: Options, command: str, console: Console
+) -> tuple[dict, int]:
+    """Evaluate a folder of candidates; (JSON of the whole, exit status).
+
+    The status is that of the worst candidate: 0 all accepted, 1 one rejected, 2 one without a
+    reference or with an unusable one, 3 one that could not be evaluated here.
+    """
+    items = find_items(given.suite, given.reference)
+    slots = devices.slots(given.device)
+    _require_equal_gpus(options.device, len(slots))
+    output = given.output or ROOT / "results" / "suites" / given.suite.resolve().name
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output}: not a folder")
+    plan = _plan(given, options, command, output, len(slots))
+    progress = SuiteProgress(len(items))
+    try:
+        results = Suite(items, slots, plan, progress).run()
+    except BaseException:
+        told = f"records finished so far are in {output}; --resume goes on from there"
+        print(f"run_eval.py: {told}", file=sys.stderr)
+        raise
+    found = [result.record for result in results if result.record]
+    score = scores.summary(found, len(results))
+    print_results(console, results, score)
+    console.print(f"records: {output}", markup=False, soft_wrap=True)
+    failed = [
+        {"candidate": result.item.label, "reason": result.failure}
+        for result in results
+        if result.record is None
+    ]
+    whole = {"scores": score, "records": found, "not_evaluated": failed}
+    return whole, max(result.status for result in results)
+
+
+def _require_equal_gpus(device: torch.device, count: int) -> None:
+    """Times of different GPUs do not belong in one table."""
+    if device.type == "cuda" and count > 1:
+        names = {devices.device_name(torch.device("cuda", index)) for index in range(count)}
+        if len(names) > 1:
+            told = ", ".join(sorted(names))
+            raise EnvironmentUnfit(f"the GPUs differ ({told}): choose one with --device cuda:N")
+
+
+def _plan(given, options: Options, command: str, output, slots: int) -> Plan:
+    on_gpu = options.device.type == "cuda"
+    jobs = given.build_jobs
+    if jobs is None:
+        jobs = max(1, (os.cpu_count() or 1) // 2 - slots)
+    environment = {}
+    if on_gpu:
+        environment = {
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCH_CUDA_ARCH_LIST": os.environ.get("TORCH_CUDA_ARCH_LIST")
+            or devices.architecture_list(options.device),
+        }
+    settings = {
+        "device": devices.device_slug(options.device),
+        "dtype": wire.dtype_name(options.dtype),
+        "tf32": options.tf32,
+        "batch": options.batch,
+        "backward": options.backward,
+        "baselines": list(options.baselines),
+        "check_only": options.check_only,
+        "timeout": options.timeout,
+        "seed": options.seed,
+    }
+    return Plan(
+        output=output,
+        arguments=_arguments(settings),
+        settings=settings,
+        timeout=options.timeout,
+        command=command,
+        resume=given.resume,
+        build_jobs=jobs if on_gpu else 0,
+        build_environment=environment,
+    )
+
+
+def _arguments(settings: dict) -> list[str]:
+    """run_eval.py's options that say the same as the settings; the device is the slot's."""
+    words = ["--dtype", settings["dtype"], "--tf32", settings["tf32"]]
+    words += ["--timeout", str(settings["timeout"]), "--seed", str(settings["seed"])]
+    words += ["--baselines", ",".join(settings["baselines"]) or "none"]
+    words += ["--batch", str(settings["batch"])] if settings["batch"] else []
+    return words + [f"--{n.replace('_', '-')}" for n in ("backward", "check_only") if settings[n]]
+
+
+def print_results(console: Console, results: list[Result], score: dict) -> None:
+    """One row for each candidate, and the scores of all."""
+    table = Table("candidate", "problem", "verdict", "ms", "fastest baseline", "speedup")
+    for result in results:
+        record = result.record or {"ms": {}, "fastest": None}
+        ms, fastest = record["ms"], record["fastest"]
+        table.add_row(
+            result.item.label,
+            result.item.problem.id if result.item.problem else "?",
+            result.told.partition(", ")[0] if fastest else result.told,
+            f"{ms['solution']['median']:.4g}" if ms else "-",
+            fastest["baseline"] if fastest else "-",
+            f"{fastest['speedup']:.2f}x" if fastest else "-",
+        )
+    console.print(table)
+    compare.print_scores(console, {"all": score})
