@@ -1,6 +1,7 @@
 """The harness's side of a solution's process: start it, ask it, watch the time, end it."""
 
 import base64
+import contextlib
 import math
 import os
 import pickle
@@ -17,16 +18,19 @@ from pathlib import Path
 
 import torch
 
-from harness import clock, wire
+from harness import clock, keeper, wire
 from harness.catalog import ROOT
 from harness.errors import Rejected
 
 _BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from harness.worker import main; "
-    "sys.path.remove({root!r}); main()"
+    "import sys; sys.path.insert(0, {root!r}); from harness.keeper import stay_below_a_keeper; "
+    "stay_below_a_keeper(); from harness.worker import main; sys.path.remove({root!r}); main()"
 )
 _KEPT_OUTPUT = 64 << 10
 _START_SECONDS = 120
+_IDLE_SECONDS = 0.25  # how long idleness is watched, and how often at most
+_IDLE_TRIES = 4
+_MEMORY_FRACTION = 0.9  # of the memory available at the start
 FAILURE_CODES = {
     "exit",
     "import_error",
@@ -34,6 +38,7 @@ FAILURE_CODES = {
     "construct_error",
     "state_dict_mismatch",
     "runtime_error",
+    "wrong_type",
     "missing_gradient",
     "out_of_memory",
 }
@@ -42,12 +47,21 @@ FAILURE_CODES = {
 class Candidate:
     """One solution in its own process, which is ended with everything it started on `close`.
 
-    `limit_time` sets how many seconds it may spend, over all requests together. Each request
-    raises Rejected when the process dies, overruns, breaks the protocol or reports a failure.
+    `memory_bytes` is how much host memory the solution's processes may hold together, by default
+    nine tenths of what is available. `limit_time` sets how many seconds it may spend, over all
+    requests together. Each request raises Rejected when the process dies, overruns, breaks the
+    protocol or reports a failure.
     """
 
-    def __init__(self, device: torch.device, build_dir: Path | None = None):
+    def __init__(
+        self,
+        device: torch.device,
+        build_dir: Path | None = None,
+        memory_bytes: int | None = None,
+    ):
         self.device = device
+        self.nonce = secrets.token_hex(16)
+        self.memory_bytes = memory_bytes or int(keeper.available_bytes() * _MEMORY_FRACTION)
         self.limit_time(600.0)
         self.folder = Path(tempfile.mkdtemp(prefix="evaluation-"))
         self.inbox, self.outbox = wire.anonymous_file(), wire.anonymous_file()
@@ -55,6 +69,8 @@ class Candidate:
         self.control.settimeout(60)  # for sending; receiving has its own deadline
         fds = (theirs.fileno(), self.inbox, self.outbox)
         arguments = [str(fd) for fd in fds] + [str(torch.get_num_threads())]
+        # CUDA reserves far more address space than it uses: there only the watching counts.
+        arguments.append(str(self.memory_bytes if device.type == "cpu" else 0))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT.format(root=str(ROOT)), *arguments],
             stdin=subprocess.DEVNULL,
@@ -79,6 +95,7 @@ class Candidate:
             "TRITON_CACHE_DIR": str(self.folder / "triton"),
             "TMPDIR": str(self.folder),
             "PYTHONDONTWRITEBYTECODE": "1",
+            keeper.NONCE: self.nonce,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
         return {**os.environ, **own}
@@ -97,12 +114,11 @@ class Candidate:
         return self._printed.decode(errors="replace").strip()
 
     def close(self) -> None:
-        """End the process and all in its group; remove its files."""
-        for kill in (lambda: os.killpg(self.process.pid, signal.SIGKILL), self.process.kill):
-            try:
-                kill()
-            except (ProcessLookupError, PermissionError):
-                continue
+        """End the process and all that it started; remove its files."""
+        # The keeper goes last: while it lives, whoever loses a parent is found below it.
+        keeper.end_all(self.process.pid, self.nonce)
+        self.process.kill()
+        keeper.end_all(None, self.nonce)
         self.process.wait()
         self.control.close()
         os.close(self.inbox)
@@ -120,13 +136,46 @@ class Candidate:
         """From now on the solution may spend this many seconds."""
         self.timeout = self.remaining = seconds
 
+    # Its processes ----------------------------------------------------------------------------
+
+    def processes(self) -> set[int]:
+        """The solution's process and everything it has started, wherever that has gone."""
+        return keeper.family(self.process.pid, self.nonce)
+
+    @contextlib.contextmanager
+    def paused(self):
+        """While the harness times something of its own, nothing of the solution's runs."""
+        stopped = self.processes()
+        keeper.signal_all(stopped, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            keeper.signal_all(stopped, signal.SIGCONT)
+
+    def require_idle(self) -> None:
+        """Raise Rejected when the solution works on although nothing has been asked of it.
+
+        Thread pools spin for a moment before they sleep, hence several tries.
+        """
+        for _ in range(_IDLE_TRIES):
+            everyone = self.processes() | {self.process.pid}
+            before = keeper.cpu_seconds(everyone)
+            time.sleep(_IDLE_SECONDS)
+            used = keeper.cpu_seconds(everyone) - before
+            if used <= 0.2 * _IDLE_SECONDS:
+                return
+        raise Rejected(
+            "background_work",
+            f"{used / _IDLE_SECONDS:.1f} processors busy although nothing was asked for",
+        )
+
     # Requests ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Wait until the process is ready; its start-up is not the solution's time."""
         deadline = time.monotonic() + _START_SECONDS
         reply = self._receive(deadline, "starting")
-        if reply.get("ready") != self.process.pid:
+        if type(reply.get("ready")) is not int:
             raise Rejected("protocol_violation", "the process's first message is not 'ready'")
 
     def request(self, op: str, doing: str, **arguments) -> dict:
@@ -160,9 +209,7 @@ class Candidate:
 
     def _receive(self, deadline: float, doing: str) -> dict:
         try:
-            return wire.receive_message(
-                self.control, deadline, alive=lambda: self.process.poll() is None
-            )
+            return wire.receive_message(self.control, deadline, alive=self._alive)
         except TimeoutError:
             limit = f"{self.timeout:g} s" if doing != "starting" else f"{_START_SECONDS} s"
             raise Rejected("timeout", f"no end within {limit}, while {doing}") from None
@@ -170,6 +217,17 @@ class Candidate:
             raise self._dead(doing) from None
         except wire.WireError as error:
             raise Rejected("protocol_violation", f"{error}, while {doing}") from None
+
+    def _alive(self) -> bool:
+        """Whether the process lives; asked several times a second while it works."""
+        held = keeper.resident_bytes(self.processes())
+        if held > self.memory_bytes:
+            raise Rejected(
+                "out_of_memory",
+                f"the solution's processes hold {held >> 20} MiB, allowed are "
+                f"{self.memory_bytes >> 20} MiB",
+            )
+        return self.process.poll() is None
 
     def _dead(self, doing: str) -> Rejected:
         try:
@@ -203,6 +261,7 @@ class Candidate:
             dtype=wire.dtype_name(dtype),
             tf32=tf32,
         )
+        require_unchanged(reply, "importing and constructing it")
         return self.read_state(reply, 0)[0]
 
     def load_weights(self, state: dict) -> None:
@@ -224,9 +283,9 @@ class Candidate:
                 entries.append({"pickled": base64.b64encode(pickle.dumps(value)).decode()})
         return entries
 
-    def time(self, scales: list[float]) -> list[float]:
-        """Device times in milliseconds of one call per scale."""
-        times = self.request("time", "timing", scales=scales).get("times_ms")
+    def time(self, scales: list[float], keep: int = -1) -> list[float]:
+        """Device times in milliseconds of one call per scale; output `keep` can be fetched."""
+        times = self.request("time", "timing", scales=scales, keep=keep).get("times_ms")
         valid = isinstance(times, list) and len(times) == len(scales)
         if not valid or not all(
             type(value) is float and math.isfinite(value) and value > 0 for value in times
@@ -260,6 +319,17 @@ class Candidate:
             state[entry["name"]] = self.read(offset, entry, torch.device("cpu"))
             offset += wire.spec_bytes(entry)
         return state, offset
+
+
+def require_unchanged(reply: dict, doing: str) -> None:
+    """Raise Rejected when a reply names process-wide state that the solution has changed."""
+    for key in ("flags", "random_states"):
+        names = reply.get(f"changed_{key}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise Rejected("protocol_violation", f"a malformed list of changed {key}")
+        if names:
+            code = "global_state_changed" if key == "flags" else "random_state_changed"
+            raise Rejected(code, f"{doing} changed: {', '.join(names)[:500]}")
 
 
 def checked_specs(entries, named: bool = False) -> list[dict]:

@@ -38,17 +38,17 @@ def make_case(
     batch: int | None,
     seed: int,
 ) -> Case:
-    """The case called `name`: "own", "normal" or "wide".
+    """The case called `name`: "own", "normal", "wide" or "eval".
 
     own: the problem's inputs and freshly drawn weights. normal: zero-mean normal inputs. wide:
-    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. The last two
-    come with re-drawn weights (`redraw`), so that nothing computed from earlier weights survives
-    and an affine parameter left out shows.
+    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. eval: as
+    normal, for the model in eval mode. All but the first come with re-drawn weights (`redraw`),
+    so that nothing computed from earlier weights survives and an affine parameter left out shows.
     """
     inputs = reference.inputs(seed, device, batch)
     if name != "own":
         source = generator(device, seed)
-        draw = {"normal": _normal, "wide": _wide}[name]
+        draw = {"normal": _normal, "wide": _wide, "eval": _normal}[name]
         inputs = [
             draw(value, dtype, source)
             if torch.is_tensor(value) and value.is_floating_point()

@@ -26,33 +26,42 @@ class Stopwatch:
             size = 2 * max(cache_bytes, 16 << 20)
             self._flush = torch.empty(size, dtype=torch.int8, device=device)
 
-    def slice(self, call: Callable, prepare: Callable[[float], list], scales: Sequence[float]):
+    def slice(
+        self,
+        call: Callable,
+        prepare: Callable[[float], list],
+        scales: Sequence[float],
+        keep: int = -1,
+    ):
         """Time one call for each scale.
 
         `prepare(scale)` makes the arguments off the clock, `call(*arguments)` is timed. Returns
-        the times in milliseconds and the last call's result.
+        the times in milliseconds and the result of call `keep`, by default the last.
         """
+        keep %= len(scales)
         if self.device.type == "cuda":
-            return self._slice_cuda(call, prepare, scales)
-        return self._slice_cpu(call, prepare, scales)
+            return self._slice_cuda(call, prepare, scales, keep)
+        return self._slice_cpu(call, prepare, scales, keep)
 
-    def _slice_cpu(self, call, prepare, scales):
-        times, result, arguments = [], None, None
+    def _slice_cpu(self, call, prepare, scales, keep):
+        times, kept, result, arguments = [], None, None, None
         # The other process's idle threads spin for some milliseconds before they sleep.
         time.sleep(_CPU_PAUSE_S)
-        for scale in scales:
+        for index, scale in enumerate(scales):
             # Freed first, so that every call finds the allocator in the same state.
             result = arguments = None
             arguments = prepare(scale)
             begin = time.perf_counter()
             result = call(*arguments)
             times.append((time.perf_counter() - begin) * 1e3)
-        return times, result
+            if index == keep:
+                kept = result
+        return times, kept
 
-    def _slice_cuda(self, call, prepare, scales):
-        events, result, arguments = [], None, None
+    def _slice_cuda(self, call, prepare, scales, keep):
+        events, kept, result, arguments = [], None, None, None
         with torch.cuda.device(self.device):
-            for scale in scales:
+            for index, scale in enumerate(scales):
                 result = arguments = None
                 arguments = prepare(scale)
                 begin = torch.cuda.Event(enable_timing=True)
@@ -62,8 +71,10 @@ class Stopwatch:
                 result = call(*arguments)
                 end.record()
                 events.append((begin, end))
+                if index == keep:
+                    kept = result
             torch.cuda.synchronize(self.device)
-        return [begin.elapsed_time(end) for begin, end in events], result
+        return [begin.elapsed_time(end) for begin, end in events], kept
 
 
 def synchronize(device: torch.device) -> None:

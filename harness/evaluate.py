@@ -1,5 +1,6 @@
 """One evaluation, start to end: build, copy weights, check, time, and the record of it all."""
 
+import copy
 import hashlib
 import time
 
@@ -7,7 +8,7 @@ import torch
 
 from harness import bounds, check, clock, devices, timing
 from harness import roofline as limits
-from harness.candidate import Candidate
+from harness.candidate import Candidate, require_unchanged
 from harness.cases import Case, make_case
 from harness.catalog import Problem
 from harness.errors import Rejected, UsageError
@@ -16,6 +17,7 @@ from harness.reference import Reference, batch_of, cast
 from harness.truth import Expected, expected, loaded
 
 CASES = ("own", "normal", "wide")
+_SETTLE_SECONDS = 0.1
 _CPU_EAGER_SECONDS = 0.3
 
 
@@ -37,6 +39,7 @@ class Evaluation:
         self.outcome = Outcome(solution_sha256=hashlib.sha256(source).hexdigest())
         self.outcome.precision = devices.precision_name(self.device, self.dtype, options.tf32)
         self.last_output: torch.Tensor | None = None
+        self.last_state: dict | None = None
 
     def run(self) -> Outcome:
         """Do it all."""
@@ -97,7 +100,8 @@ class Evaluation:
             candidate.start()
             candidate.limit_time(options.timeout)
             self._build()
-            for index, name in enumerate(CASES):
+            names = (*CASES, "eval") if mode_matters(self.model) else CASES
+            for index, name in enumerate(names):
                 self.progress.step(f"checking on {name} inputs")
                 seed = options.seed + 1000 * (index + 1)
                 self.outcome.seeds[name] = seed
@@ -107,8 +111,10 @@ class Evaluation:
                 self._check_case(case)
                 if self.outcome.reasons:
                     return
+            candidate.require_idle()
             if not options.check_only:
                 self._time()
+            candidate.request("finish", "ending")
 
     def _build(self) -> None:
         self.progress.step("building")
@@ -135,7 +141,8 @@ class Evaluation:
 
     def _check_case(self, case: Case) -> None:
         """Run a case and note every reason against it."""
-        answer = expected(self.model, case, self.device, self.options.backward)
+        model = self.model if case.name != "eval" else copy.deepcopy(self.model).eval()
+        answer = expected(model, case, self.device, self.options.backward)
         first = case.name == "own"
         ours = self._forward(case, answer, measure_memory=first)
         if ours is not None and first:
@@ -150,6 +157,7 @@ class Evaluation:
         values = [*case.inputs, answer.grad_output] if options.backward else case.inputs
         # The same call again gives the same output: nothing to learn from the earlier tensor.
         resend = self.last_output is not None and not flags.get("poison")
+        settle = _SETTLE_SECONDS if flags.get("measure_memory") else 0.0
         reply = candidate.request(
             "forward",
             f"computing {case.name} inputs",
@@ -158,12 +166,22 @@ class Evaluation:
             max_bytes=answer.own.nbytes,
             backward=options.backward,
             resend_previous=resend,
+            training=case.name != "eval",
+            settle_s=settle,
             **flags,
         )
         if flags.get("measure_memory") and type(reply.get("peak_bytes")) is int:
             self.outcome.peak_bytes = reply["peak_bytes"]
         check.require_form(reply, answer.own)
         ours = candidate.read(0, _spec(answer.own), self.device)
+        offset = ours.nbytes
+        if settle:
+            later = candidate.read(offset, _spec(answer.own), self.device)
+            if not check.same_bits(later, ours):
+                raise Rejected(
+                    "late_output", f"the output still changed within {settle:g} s of its return"
+                )
+            offset += ours.nbytes
         where = f"{case.name} inputs"
         precision, length = self.outcome.precision, self.work.reduction_length
         try:
@@ -172,19 +190,42 @@ class Evaluation:
             )
         except Rejected as rejection:
             self.outcome.errors[case.name] = getattr(rejection, "details", {})
-            stale = resend and check.same_bits(ours, self.last_output)
-            code = "stale_output" if stale else rejection.code
-            told = "the previous call's output again; " if stale else ""
-            self._note(Rejected(code, told + rejection.message))
-        self._after_forward(case, answer, reply, ours, resend)
-        self.last_output = ours
+            self._note(self._explained(rejection, case, ours, resend))
+        self._after_forward(case, answer, reply, offset, resend)
+        self.last_output, self.last_state = ours, case.state
         return ours
 
-    def _after_forward(self, case: Case, answer: Expected, reply: dict, ours, resent: bool):
+    def _explained(self, rejection: Rejected, case: Case, ours, resend: bool) -> Rejected:
+        """A wrong answer under the name of its cause, where that can be told."""
+        if resend and check.same_bits(ours, self.last_output):
+            told = f"the previous call's output again; {rejection.message}"
+            return Rejected("stale_output", told)
+        if rejection.code != "inaccurate":
+            return rejection
+        guesses = [("stale_weights", "right for the weights before", True, self.last_state)]
+        if case.name == "eval":
+            told = "right for the training mode, the model is in eval mode"
+            guesses = [("mode_ignored", told, True, case.state)]
+        for code, told, training, state in guesses:
+            if state is None or state is case.state and training == (case.name != "eval"):
+                continue
+            model = copy.deepcopy(self.model).train(training)
+            other = Case(case.name, case.inputs, state, case.seed)
+            try:
+                answer = expected(model, other, self.device, False)
+                precision, length = self.outcome.precision, self.work.reduction_length
+                check.require_right(ours, answer, precision, length, "")
+            except (Rejected, UsageError):
+                continue
+            return Rejected(code, f"{told}; {rejection.message}")
+        return rejection
+
+    def _after_forward(self, case: Case, answer: Expected, reply: dict, offset: int, resent: bool):
         """What else the call may have done: to its inputs, weights, gradients, earlier output."""
         candidate, where = self.candidate, f"{case.name} inputs"
         try:
-            offset = check.require_same_inputs(candidate, reply, case, ours.nbytes)
+            require_unchanged(reply, "forward")
+            offset = check.require_same_inputs(candidate, reply, case, offset)
             after, offset = candidate.read_state(reply, offset)
             check.require_right_state(after, case.state, answer, self.outcome.precision)
             if self.options.backward:
@@ -211,7 +252,8 @@ class Evaluation:
         self._forward(case, answer, poison=True)
         found, outcome.errors = outcome.reasons, errors
         outcome.reasons = known or found
-        garbage = [reason for reason in found if reason.startswith("non_finite")]
+        wrong = ("non_finite",) if known else ("non_finite", "inaccurate")
+        garbage = [reason for reason in found if reason.startswith(wrong)]
         if garbage:
             text = garbage[0].partition(": ")[2]
             message = f"elements that are never written, seen with NaN in fresh memory: {text}"
@@ -253,7 +295,7 @@ class Evaluation:
         )
         outcome.measurement = measurement
         reported = measurement.summary()["solution"]["median"]
-        outcome.own_clock_ms = timing.own_clock_ms(self.candidate)
+        outcome.own_clock_ms = timing.own_clock_ms(self.candidate, look)
         if not timing.clocks_agree(reported, outcome.own_clock_ms):
             raise Rejected(
                 "clocks_disagree",
@@ -286,6 +328,16 @@ class Evaluation:
             raise Rejected("wrong_when_timed", str(rejection)) from None
         finally:
             clock.release_memory(self.device)
+
+
+def mode_matters(model: torch.nn.Module) -> bool:
+    """Whether some layer does something else in eval mode."""
+    normalisations = torch.nn.modules.batchnorm._NormBase
+    return any(
+        isinstance(layer, torch.nn.modules.dropout._DropoutNd)
+        or (isinstance(layer, normalisations) and layer.track_running_stats)
+        for layer in model.modules()
+    )
 
 
 def cast_state(model: torch.nn.Module, dtype: torch.dtype) -> dict:

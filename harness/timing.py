@@ -1,5 +1,6 @@
 """Candidate and baselines timed in one run, in alternating slices."""
 
+import contextlib
 import random
 import statistics
 from collections.abc import Callable
@@ -111,9 +112,11 @@ def measure_rounds(
     """Time the candidate and the named baselines in alternating slices.
 
     Each call gets a fresh input: the base input times a random factor that nobody knew before.
-    After a slice chosen at random and after the last one, `look(factor, where)` is called: the
-    last timed output is then to be fetched and checked. `note(text)` reports progress. Raises
-    Rejected for what the candidate does wrong; a baseline that fails is noted in the result.
+    Of every slice of the candidate the output of a call chosen at random is kept; after two slices
+    chosen at random and after the last, `look(factor, where)` is called: that output is then to be
+    fetched and checked. While a baseline is timed, the candidate's processes are stopped.
+    `note(text)` reports progress. Raises Rejected for what the candidate does wrong; a baseline
+    that fails is noted in the result.
     """
     plan, result = plan_for(device), Measurement()
     backward = grad_output is not None
@@ -130,7 +133,8 @@ def measure_rounds(
             if name != "solution":
                 baseline = Baseline(name, model, case, device, dtype, grad_output)
                 runners[name] = _runner(stopwatch, baseline)
-            warm = runners[name](_factors(_WARMUP_CALLS))
+            with _others_paused(name, candidate):
+                warm = runners[name](_factors(_WARMUP_CALLS))
         except Rejected:
             raise
         except Exception as error:
@@ -140,7 +144,8 @@ def measure_rounds(
             continue
         counts[name] = max(2, min(_MAX_CALLS, round(plan.slice_ms / min(warm))))
         result.rounds[name] = []
-    looked = random.SystemRandom().randrange(plan.rounds)
+    source = random.SystemRandom()
+    looked = {*source.sample(range(plan.rounds), 2), plan.rounds - 1}
     order = list(runners)
     for index in range(plan.rounds):
         note(f"timing, round {index + 1} of {plan.rounds}")
@@ -149,8 +154,13 @@ def measure_rounds(
             if name not in runners:
                 continue
             factors = _factors(counts[name])
+            keep = source.randrange(len(factors))
             try:
-                result.rounds[name].append(runners[name](factors))
+                if name == "solution":
+                    result.rounds[name].append(candidate.time(factors, keep))
+                else:
+                    with candidate.paused():
+                        result.rounds[name].append(runners[name](factors))
             except Rejected:
                 raise
             except Exception as error:
@@ -158,9 +168,13 @@ def measure_rounds(
                     raise
                 _give_up(name, error, runners, result)
             clock.synchronize(device)
-            if name == "solution" and index in (looked, plan.rounds - 1):
-                look(factors[-1], f"timed call of round {index + 1}")
+            if name == "solution" and index in looked:
+                look(factors[keep], f"timed call {keep + 1} of round {index + 1}")
     return result
+
+
+def _others_paused(name: str, candidate: Candidate):
+    return contextlib.nullcontext() if name == "solution" else candidate.paused()
 
 
 def _give_up(name: str, error: Exception, runners: dict, result: Measurement) -> None:
@@ -182,14 +196,22 @@ def _factors(count: int) -> list[float]:
     return [source.randrange(512, 1024) / 1024 for _ in range(count)]
 
 
-def own_clock_ms(candidate: Candidate) -> float:
+def own_clock_ms(candidate: Candidate, look: Callable[[float, str], None]) -> float:
     """Milliseconds per call by the harness's clock: the best of three bursts of calls in a row.
 
-    How many calls a burst has follows from the harness's clock too, never from reported times.
+    After one chosen at random `look(factor, where)` is called: the burst's last output, copied
+    before the clock was stopped, is then to be fetched and checked. How many calls a burst has
+    follows from the harness's clock too, never from reported times.
     """
     first = candidate.burst(_factors(2), 2)
     count = max(2, min(100, round(_BURST_MS / first)))
-    return min(candidate.burst(_factors(2), count) for _ in range(3))
+    looked, times = random.SystemRandom().randrange(3), []
+    for index in range(3):
+        factors = _factors(2)
+        times.append(candidate.burst(factors, count))
+        if index == looked:
+            look(factors[(count - 1) % 2], "last of the calls in a row")
+    return min(times)
 
 
 def clocks_agree(reported_ms: float, own_ms: float) -> bool:

@@ -111,7 +111,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def write_tensor(fd: int, offset: int, tensor: torch.Tensor) -> int:
     """Write a tensor's elements in row-major order; returns the offset after them."""
-    flat = _as_bytes(tensor.detach().contiguous())
+    flat = _as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
     staging = _staging(flat)
     for begin in range(0, flat.numel(), _CHUNK_BYTES):
         chunk = flat[begin : begin + _CHUNK_BYTES]

@@ -6,20 +6,19 @@ the harness, because the solution shares this process and could say it in its pl
 
 import base64
 import contextlib
-import ctypes
 import faulthandler
 import importlib.util
 import os
 import pickle
 import resource
-import signal
 import socket
 import sys
+import time
 import traceback
 
 import torch
 
-from harness import clock, devices, wire
+from harness import ambient, clock, devices, wire
 from harness.memory import MemoryMeter, poisoned_memory
 
 MAX_TEXT = 4000
@@ -72,6 +71,7 @@ class Worker:
         self.stopwatch = None
         self.kept = None
         self.timed = None
+        self.call = self.prepare = None
 
     def serve(self) -> None:
         """Read requests until the harness hangs up."""
@@ -99,6 +99,7 @@ class Worker:
         self.switches.__enter__()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        flags = ambient.flags(self.device)
         with blamed("import_error"):
             spec = importlib.util.spec_from_file_location("solution", path)
             module = importlib.util.module_from_spec(spec)
@@ -111,7 +112,11 @@ class Worker:
             arguments = pickle.loads(base64.b64decode(init))
             torch.manual_seed(seed)
             self.model = constructor(*arguments)
-            return {"state": self._send_state(0)[0]}
+            return {
+                "state": self._send_state(0)[0],
+                "changed_flags": ambient.changed(flags, ambient.flags(self.device)),
+                "changed_random_states": [],  # a constructor draws its weights
+            }
 
     def weights(self, state: list) -> dict:
         """Copy the given state, strictly, into the model, which lives on the device afterwards."""
@@ -133,14 +138,18 @@ class Worker:
         backward: bool = False,
         resend_previous: bool = False,
         measure_memory: bool = False,
+        settle_s: float = 0.0,
+        training: bool = True,
     ) -> dict:
         """One call on the inputs in the inbox (the last tensor is the output's gradient if asked).
 
-        The outbox then holds the output, the inputs and the state after the call, the gradients
-        if asked, and once more the previous call's output if asked.
+        The outbox then holds the output, once more after `settle_s` seconds if asked, the inputs
+        and the state after the call, the gradients if asked, and once more the previous call's
+        output if asked.
         """
         arguments, grad_output = self._receive(inputs, backward)
         previous, self.kept, self.timed = self.kept, None, None
+        self.model.train(training)
         torch.manual_seed(seed)
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -149,6 +158,7 @@ class Worker:
                 value.requires_grad_(True)
         memory = MemoryMeter(self.device, [*arguments, *self.model.state_dict().values()])
         with blamed("runtime_error"), poisoned_memory(poison):
+            flags, states = ambient.flags(self.device), ambient.random_states(self.device)
             if measure_memory:
                 memory.start()
             if backward:
@@ -157,7 +167,14 @@ class Worker:
                 output = clock.forward_call(self.model)(*arguments)
             clock.synchronize(self.device)
             peak_bytes = memory.stop() if measure_memory else None
-        reply = {"output": self._describe_output(output), "peak_bytes": peak_bytes}
+            reply = {
+                "output": self._describe_output(output),
+                "peak_bytes": peak_bytes,
+                "changed_flags": ambient.changed(flags, ambient.flags(self.device)),
+                "changed_random_states": ambient.changed(
+                    states, ambient.random_states(self.device)
+                ),
+            }
         if not self._can_send(output, max_bytes):
             return reply
         with blamed("runtime_error"):
@@ -167,6 +184,10 @@ class Worker:
                 output.backward(grad_output)
                 clock.synchronize(self.device)
             offset = wire.write_tensor(self.outbox, 0, output)
+            if settle_s:
+                time.sleep(settle_s)
+                clock.synchronize(self.device)
+                offset = wire.write_tensor(self.outbox, offset, output)
             reply["inputs"], offset = self._send_tensors(list(_tensors(arguments)), offset)
             reply["state"], offset = self._send_state(offset)
             if backward:
@@ -197,22 +218,27 @@ class Worker:
             self.prepare = lambda scale: clock.scaled(base, scale)
         return {}
 
-    def time(self, scales: list) -> dict:
-        """Time one call per scale; the last output is kept for `fetch`."""
+    def time(self, scales: list, keep: int) -> dict:
+        """Time one call per scale; the output of call `keep` is kept for `fetch`."""
         self.timed = None
         with blamed("runtime_error"):
-            times, self.timed = self.stopwatch.slice(self.call, self.prepare, scales)
+            times, self.timed = self.stopwatch.slice(self.call, self.prepare, scales, keep)
         return {"times_ms": times}
 
     def burst(self, scales: list, count: int) -> dict:
-        """`count` calls in a row on inputs made beforehand: the harness reads its own clock."""
+        """`count` calls in a row on inputs made beforehand: the harness reads its own clock.
+
+        The last output is copied before the clock stops, so that work still under way shows.
+        """
         self.timed = None
         arguments = [self.prepare(scale) for scale in scales]
         clock.synchronize(self.device)
         wire.send_message(self.control, {"started": True})
         with blamed("runtime_error"):
             for index in range(count):
-                self.call(*arguments[index % len(arguments)])
+                output = self.call(*arguments[index % len(arguments)])
+            clock.synchronize(self.device)
+            self.timed = output.clone() if type(output) is torch.Tensor else output
             clock.synchronize(self.device)
         return {}
 
@@ -224,6 +250,16 @@ class Worker:
             with blamed("runtime_error"):
                 wire.write_tensor(self.outbox, 0, output)
         return reply
+
+    def finish(self) -> dict:
+        """Let go of everything the solution made, so that its destructors run."""
+        self.model = self.kept = self.timed = self.stopwatch = self.call = self.prepare = None
+        with blamed("runtime_error"):
+            module = sys.modules.pop("solution", None)
+            vars(module).pop("ModelNew", None)
+            del module
+            clock.release_memory(self.device)
+        return {}
 
     # Helpers -----------------------------------------------------------------------------------
 
@@ -240,12 +276,15 @@ class Worker:
 
     def _can_send(self, output, max_bytes: int) -> bool:
         """Whether the output may be worth reading; if not, its description rejects it."""
-        plain = type(output) is torch.Tensor and output.device.type == self.device.type
+        plain = type(output) is torch.Tensor and output.layout is torch.strided
+        plain = plain and output.device.type == self.device.type
         return plain and output.nbytes <= max_bytes
 
     def _describe_output(self, output) -> dict:
         if type(output) is not torch.Tensor:
             return {"type": type(output).__name__[:80]}
+        if output.layout is not torch.strided:
+            return {"type": f"Tensor of layout {output.layout}"}
         return {"type": "Tensor", "device": str(output.device), **wire.spec_of(output)}
 
     def _send_tensors(self, tensors: list, offset: int) -> tuple[list, int]:
@@ -271,13 +310,12 @@ def _floating(values: list) -> list:
 
 def main() -> None:
     """Serve on the file descriptors given as arguments: control socket, inbox, outbox."""
-    control_fd, inbox, outbox, threads = (int(text) for text in sys.argv[1:5])
+    control_fd, inbox, outbox, threads, memory_bytes = (int(text) for text in sys.argv[1:6])
     sys.argv[1:] = []
     for fd in (control_fd, inbox, outbox):
         os.set_inheritable(fd, False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     faulthandler.enable()
     torch.set_num_threads(threads)
     Worker(socket.socket(fileno=control_fd), inbox, outbox).serve()

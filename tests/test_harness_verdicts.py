@@ -52,7 +52,7 @@ WRONG = {
     "runtime_error": "runtime_error",
     "slow_with_patched_timer": "clocks_disagree",
     "stale_output": "stale_output",
-    "stale_weights": "inaccurate",
+    "stale_weights": "stale_weights",
     "tensor_subclass": "wrong_type",
     "unflipped_kernel": "inaccurate",
     "uninitialised": "uninitialised",
@@ -77,7 +77,7 @@ class Spares:
     def __init__(self):
         self.next = None
 
-    def __call__(self, device, build_dir):
+    def __call__(self, device, build_dir=None):
         ready = self.next or Candidate(device, build_dir)
         self.next = Candidate(device, build_dir)
         return ready
