@@ -79,6 +79,8 @@ def styled(draw):
 def picture(figure: Figure, name: str, title: str, text: str) -> Picture:
     png = io.BytesIO()
     FigureCanvasAgg(figure)
+    figure.draw_without_rendering()  # lays out once, for both
+    figure.set_layout_engine("none")
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     vector = io.StringIO()
     matplotlib.rcParams["svg.hashsalt"] = name

@@ -94,7 +94,8 @@ def read_groups(paths: list[Path]) -> list[Group]:
     found: list[dict] = []
     for path in paths:
         for source in _sources(path):
-            found += [item for item in records.read_records(source) if item not in found]
+            for record in records.read_records(source):
+                found += [record] if record not in found else []
     grouped: dict[str, list[Row]] = {}
     for record in found:
         row = make_row(record)

@@ -1,0 +1,284 @@
+"""Pictures and the page: what they say, that they are whole or absent, and that they repeat."""
+
+import copy
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from harness import html_report, pictures, report, report_data
+from harness.errors import UsageError
+from harness.picture_style import COLOURS
+from tests.test_harness_results import RESULTS, ROOT
+
+LADDER = ROOT / "kernels_src" / "README.md"
+GPU = json.loads((RESULTS / "nvidia-h200" / "2_19.json").read_text())
+
+
+def record(**changes) -> dict:
+    return {**copy.deepcopy(GPU), **changes}
+
+
+def times(solution: float, **baselines: float) -> dict:
+    medians = {"solution": solution, **baselines}
+    return {name: {"median": value, "iqr": 0.1} for name, value in medians.items()}
+
+
+def timed(problem: str, speedup: float, **changes) -> dict:
+    """Accepted, with eager the only baseline."""
+    fastest = {"baseline": "eager", "speedup": speedup, "low": speedup, "high": speedup}
+    return record(problem=problem, ms=times(1.0, eager=speedup), fastest=fastest, **changes)
+
+
+def rejected(problem: str, *reasons: str, **changes) -> dict:
+    """Rejected; the times in it, which a record of ours would not hold, must not be shown."""
+    return record(problem=problem, verdict="rejected", reasons=list(reasons), **changes)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Writes records, one file each, and gives their folder."""
+
+    def write(*records: dict) -> Path:
+        made = tmp_path / "records"
+        made.mkdir(exist_ok=True)
+        for index, value in enumerate(records):
+            (made / f"{index}.json").write_text(json.dumps(value))
+        return made
+
+    return write
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# Numbers ----------------------------------------------------------------------------------------
+
+
+def test_fast_p_counts_rejected_and_leaves_out_what_was_not_timed(folder):
+    checked_only = record(problem="1/4", ms={}, fastest=None, roofline=None)
+    made = folder(timed("1/1", 2.0), timed("1/2", 1.0), rejected("1/3", "crash: x"), checked_only)
+    rows = report_data.read_groups([made])[0].rows
+    assert [row.problem for row in rows] == ["1/1", "1/2", "1/3", "1/4"]
+    shares = [report_data.fast_p(rows, "eager", p) for p in (0, 0.99, 1, 1.99, 2)]
+    assert shares == pytest.approx([2 / 3, 2 / 3, 1 / 3, 1 / 3, 0])  # faster than p, not as fast
+    assert report_data.fast_p(rows[3:], "eager", 0) is None
+    assert report_data.fast_p(rows[:1], "compile", 0) is None
+
+
+def test_fast_p_of_the_committed_records_is_their_share():
+    for group in report_data.read_groups([RESULTS]):
+        faster = [row for row in group.rows if row.accepted and row.fastest["speedup"] > 1]
+        share = len(faster) / len(group.rows)
+        assert report_data.fast_p(group.rows, report_data.FASTEST, 1) == share
+
+
+def test_groups_by_setting_and_orders_by_number(folder):
+    ten, nine, bf16 = timed("1/10", 2.0), timed("1/9", 2.0), timed("1/9", 2.0, dtype="bfloat16")
+    strict = timed("1/9", 2.0, tf32="forbid", backward=True)
+    groups = report_data.read_groups([folder(ten, nine, bf16, strict, ten)])
+    assert [(group.slug, [row.problem for row in group.rows]) for group in groups] == [
+        ("nvidia-h200", ["1/9", "1/10"]),
+        ("nvidia-h200-bfloat16", ["1/9"]),
+        ("nvidia-h200-tf32-forbid-backward", ["1/9"]),
+    ]
+
+
+def test_ladder_is_read_from_the_kernels_page():
+    ladder = report_data.read_ladder(LADDER)
+    assert ladder.problems == ("1/65", "1/69", "2/11", "2/19")
+    assert ladder.steps[0][:2] == ("eager PyTorch", (2.26, 2.47, 1.18, 6.5))
+    assert [name[0] for name, _, _ in ladder.steps[2:]] == list("123456")
+    assert ladder.steps[-1][2].startswith("DRAM rows")
+
+
+# Pictures ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    groups = report_data.read_groups([RESULTS])
+    return groups, pictures.draw_all(groups, report_data.read_ladder(LADDER))
+
+
+def test_committed_pictures_are_drawn_again_byte_for_byte(drawn):
+    made = {f"{picture.name}.svg": picture.svg for picture in drawn[1]}
+    assert sorted(made) == sorted(str(path.relative_to(RESULTS)) for path in RESULTS.rglob("*.svg"))
+    stale = [name for name, svg in made.items() if (RESULTS / name).read_text() != svg]
+    assert not stale, "run: python -m harness.report --pictures results --format svg"
+    assert sum(len(svg.encode()) for svg in made.values()) < 200_000
+
+
+def test_pictures_are_whole_and_described(drawn):
+    for picture in drawn[1]:
+        assert picture.png.startswith(b"\x89PNG\r\n") and picture.png.endswith(b"IEND\xaeB`\x82")
+        root = ElementTree.fromstring(picture.svg)
+        name = "{http://www.w3.org/2000/svg}"
+        assert root.get("role") == "img"
+        title, text = root.find(f"{name}title"), root.find(f"{name}desc")
+        assert root.get("aria-labelledby").split() == [title.get("id"), text.get("id")]
+        assert title.text == picture.title and text.text == picture.text
+        assert "date" not in picture.svg.lower()
+
+
+def test_pictures_show_the_records_numbers(drawn):
+    groups, made = drawn
+    svgs = {picture.name: picture.svg for picture in made}
+    for group in groups:
+        bars = re.findall(r"<text[^>]*>([\d.]+)</text>", svgs[f"{group.slug}/speedups"])
+        expected = [f"{row.speedup(b):.2f}" for row in group.rows for b in row.baseline_ms]
+        assert expected and not set(expected) - set(bars)
+        points = svgs[f"{group.slug}/roofline"]
+        assert all(f">{row.problem}</text>" in points for row in group.rows)
+        assert "GB/s" in points and "TFLOP/s" in points
+
+
+def test_rejected_has_no_speedup_in_a_picture_or_the_page(folder):
+    groups = report_data.read_groups([folder(timed("1/1", 2.0), rejected("1/2", "crash: x"))])
+    made = {p.name: p for p in pictures.draw_all(groups, report_data.read_ladder(LADDER))}
+    bars = made["nvidia-h200/speedups"]
+    assert "rejected: crash" in bars.svg and "1/2: rejected, crash" in bars.text
+    assert f"{GPU['speedup']['eager']:.2f}" not in bars.svg
+    assert ">1/2<" not in made["nvidia-h200/roofline"].svg
+    text = html_report.page(groups, list(made.values())).decode()
+    row = re.search(r'<tr><th scope="row"[^>]*>1/2</th>.*?</tr>', text)[0]
+    assert "rejected: crash" in row and "×</b>" not in row and row.count(">–<") == 8
+
+
+def test_only_rejected_records_have_a_picture_too(folder):
+    groups = report_data.read_groups([folder(rejected("1/2", "crash: x"))])
+    made = pictures.draw_all(groups, report_data.read_ladder(LADDER))
+    assert [picture.name for picture in made] == ["nvidia-h200/fast_p", "ladder"]
+
+
+# The page ---------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """All start tags with their attributes."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_page_is_self_contained_and_accessible(drawn):
+    text = html_report.page(*drawn).decode()
+    tags = Tags(text).found
+    names = [tag for tag, _ in tags]
+    assert names.count("script") == 1 and names.count("svg") == len(drawn[1])
+    assert not {"link", "img", "iframe", "object", "base"} & set(names)
+    for tag, attributes in tags:
+        assert "src" not in attributes, tag
+        links = [attributes[key] for key in ("href", "xlink:href") if key in attributes]
+        assert all(link.startswith("#") for link in links)
+        assert tag != "th" or attributes.get("scope") in ("col", "row")
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'url\(#([^)]+)\)|xlink:href="#([^"]+)"', text))
+    assert {a or b for a, b in used} <= set(ids)
+    assert text.count('aria-sort="ascending"') == len(drawn[0]) == 2
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_page_colours_are_those_of_its_scheme(drawn):
+    text = html_report.page(*drawn).decode()
+    light, dark = text.split("prefers-color-scheme: dark", 1)
+    for name, colour in COLOURS.items():
+        assert f"--{name}: {colour}" in light
+        assert f"--{name}: #" in dark and colour not in dark
+
+
+def test_page_escapes_what_records_say(folder):
+    bad = "</script><script>alert('1')</script> $x_{$"
+    values = {"solution": f"{bad}.py", "name": bad, "device_name": bad, "date": bad}
+    made = folder(timed(bad, 2.0, **values), rejected(bad, bad, **values))
+    groups = report_data.read_groups([made])
+    drawn = pictures.draw_all(groups, report_data.read_ladder(LADDER))
+    text = html_report.page(groups, drawn).decode()
+    assert text.count("<script>") == 1 and "alert(" in text
+    for picture in drawn:
+        ElementTree.fromstring(picture.svg)
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+def test_command_writes_page_and_pictures_and_checks_them(tmp_path, folder):
+    made, out = folder(timed("1/1", 2.0)), tmp_path / "out"
+    command = [str(made), "--html", str(out / "a.html"), "--pictures", str(out)]
+    assert report.main([*command, "--check"]) == 1 and not out.exists()
+    assert report.main(command) == 0
+    names = ["fast_p", "roofline", "speedups"]
+    expected = [f"nvidia-h200/{name}.{form}" for name in names for form in ("png", "svg")]
+    assert left_in(out) == sorted(["a.html", "ladder.png", "ladder.svg", *expected])
+    assert report.main([*command, "--check"]) == 0
+    (out / "ladder.svg").write_text("old")
+    assert report.main([*command, "--check"]) == 1
+    assert (out / "ladder.svg").read_text() == "old"
+
+
+WRONG = {
+    "verdict": (record(verdict="fine"), "verdict is 'fine'"),
+    "no time": (record(ms={"eager": {"median": 1.0, "iqr": 0.1}}), "ms.solution"),
+    "zero": (record(ms=times(0.0)), "ms.solution.median is 0.0"),
+    "nan": (record(ms=times(float("nan"))), "ms.solution.median is nan"),
+    "text": (record(ms={"solution": {"median": "1", "iqr": 0.1}}), "ms.solution.median is '1'"),
+    "rates": (record(roofline={"gflop": 1.0}), "'gbyte'"),
+    "ceilings": (record(roofline={**GPU["roofline"], "ceiling_tflops": {}}), "ceiling_tflops"),
+    "no device": ({k: v for k, v in GPU.items() if k != "device_name"}, "'device_name'"),
+    "path": (record(device="../../elsewhere"), "cannot name a folder"),
+    "list": (record(ms=[1.0]), "record of problem"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_record_is_one_error_and_nothing_written(name, tmp_path, folder, capsys):
+    wrong, told = WRONG[name]
+    made, out = folder(timed("1/1", 2.0), wrong), tmp_path / "out"
+    command = [str(made), "--html", str(out / "a.html"), "--pictures", str(out)]
+    assert report.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and told in error
+    assert not out.exists()
+
+
+def test_wrong_paths_are_one_error_and_nothing_written(tmp_path, folder, capsys):
+    made, out = folder(timed("1/1", 2.0)), tmp_path / "out"
+    empty, page = tmp_path / "empty", tmp_path / "page.md"
+    empty.mkdir()
+    page.write_text("## Ladder\n\n| version | 1/65 | why |\n| --- | --- | --- |\n| 1 | fast | |\n")
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    for command in (
+        [str(empty), "--html", str(out / "a.html")],
+        [str(tmp_path / "missing"), "--html", str(out / "a.html")],
+        [str(broken), "--html", str(out / "a.html")],
+        [str(made), "--html", str(out / "a.html"), "--ladder", str(page)],
+        [str(made), "--html", str(out / "a.html"), "--ladder", str(out)],
+        [str(made), "--html", str(empty), "--pictures", str(tmp_path / "new")],
+        [str(made), "--pictures", str(broken)],
+        [str(made)],
+    ):
+        before = left_in(tmp_path)
+        assert report.main(command) == 2, command
+        error = capsys.readouterr().err
+        assert error.startswith("harness.report: error: ") and error.count("\n") == 1
+        assert left_in(tmp_path) == before
+
+
+def test_ladder_with_a_time_missing_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    head = "## Ladder of it\n\n| version | 1/65 | 1/69 | why |\n| --- | --- | --- | --- |\n"
+    page.write_text(head + "| 1: first | 1.0 |\n")
+    with pytest.raises(UsageError, match="version '1: first'"):
+        report_data.read_ladder(page)
