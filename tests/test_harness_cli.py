@@ -27,6 +27,7 @@ FIELDS = {
     "verdict",
     "reasons",
     "ms",
+    "statistics",
     "speedup",
     "error",
     "roofline",
@@ -58,6 +59,16 @@ FIELDS = {
         (["--compare", "no_such.json", "b.json"], "no_such.json"),
         (["--compare", "one.json"], "two or more"),
         (["--reference", TINY, "--solution", HONEST, "--record"], "--record goes with"),
+        (["--suite", "no/such"], "no/such: no such folder"),
+        (["--suite", "tests", "--all"], "exclude each other"),
+        (["--suite", "tests", "--solution", HONEST], "--solution does not go with"),
+        (["--suite", "tests", "--build-dir", "x"], "--build-dir does not go with"),
+        (["--suite", "tests", "--reference", "no/such"], "no such file or folder"),
+        (["--problem", "65", "--resume"], "go with --suite"),
+        (["--problem", "65", "--build-jobs", "0"], "go with --suite"),
+        (["--suite", "tests", "--build-jobs", "-1"], "not a whole number"),
+        (["--problem", "65", "--output", "x"], "--output goes with"),
+        (["--export-kernelbench", "results/cpu"], "needs --output"),
     ],
 )
 def test_wrong_usage_is_status_2_with_one_clear_message(arguments, message, capsys):
@@ -116,6 +127,7 @@ def test_json_on_stdout_is_alone_there_and_complete():
     assert record.keys() >= FIELDS
     assert record["verdict"] == "accepted" and record["reasons"] == []
     assert set(record["ms"]) == {"solution", "eager", "channels_last"}
+    assert set(record["statistics"]) == set(record["ms"])
     assert set(record["speedup"]) == {"eager", "channels_last"}
     assert all(set(entry) == {"median", "iqr"} for entry in record["ms"].values())
     assert set(record["error"]["cases"]) == {"own", "normal", "wide", "after_timing"}
@@ -155,3 +167,21 @@ def test_compare_prints_a_table_and_json(tmp_path, capsys):
         path.write_text(json.dumps(record))
     assert cli.main(["--compare", *map(str, paths)]) == 0
     assert "2.00x" in capsys.readouterr().out
+
+
+def test_compare_shows_scores_and_every_sample(tmp_path, capsys):
+    made = []
+    for sample, speedup in ((0, 2.0), (1, 0.5)):
+        record = {"problem": "1/65", "device": "cpu", "verdict": "accepted", "sample": sample}
+        record["ms"] = {"solution": {"median": 1.0, "iqr": 0.1}}
+        made.append({**record, "fastest": {"baseline": "eager", "speedup": speedup}})
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        path.write_text(json.dumps(made))
+    out = tmp_path / "out.json"
+    assert cli.main(["--compare", *map(str, paths), "--json", str(out)]) == 0
+    assert "fast_p" in capsys.readouterr().out
+    result = json.loads(out.read_text())
+    assert [row["problem"] for row in result["rows"]] == ["1/65 sample 0", "1/65 sample 1"]
+    score = result["scores"][str(paths[0])]
+    assert score["fast_p"]["1"] == 0.5 and score["geometric_mean"] == pytest.approx(1.0)
