@@ -177,16 +177,17 @@ class Suite:
     # One candidate -----------------------------------------------------------------------------
 
     def _build(self, item: Item) -> tuple[Path | None, float | None]:
-        """Fill a build folder; None where it fails, and the evaluation finds out why."""
+        """Fill a build folder; None where nothing usable came of it: the evaluation builds anew."""
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
         given = {"--reference": item.problem.reference, "--solution": item.solution}
         words = [str(word) for key, path in given.items() for word in (key, path.resolve())]
         words += ["--build-dir", str(folder), "--timeout", str(self.plan.timeout)]
         begin = time.monotonic()
         status, _ = self._processes.run([*BUILD_AHEAD, *words], self.plan.build_environment, ROOT)
-        if status == 0:
+        # One that cannot be constructed without a GPU fails here, too, when it has been built. A
+        # lock shows that a build was cut short; the evaluation would wait for it to be released.
+        if status in (0, 1) and any(folder.iterdir()) and not any(folder.rglob("lock")):
             return folder, time.monotonic() - begin
-        # What a broken build leaves, such as a lock, must not reach the evaluation.
         shutil.rmtree(folder, ignore_errors=True)
         return None, None
 

@@ -51,8 +51,11 @@ BUILDER = """
 import os, sys
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 os.makedirs(given["--build-dir"], exist_ok=True)
-open(os.path.join(given["--build-dir"], "built"), "w").close()
-sys.exit("broken" in open(given["--solution"]).read())
+word = open(given["--solution"]).read().split()[1]
+if word != "eager":
+    name = "lock" if word == "broken" else "built"
+    open(os.path.join(given["--build-dir"], name), "w").close()
+sys.exit(word != "accepted")
 """
 
 
@@ -167,12 +170,13 @@ def test_a_failed_one_never_stops_the_rest(tmp_path, fake):
 
 
 def test_all_slots_work_each_with_its_own_device_and_build(tmp_path, fake):
-    words = ["accepted", "broken", *["accepted"] * 6]
+    words = ["accepted", "broken", "eager", "gpu_only", *["accepted"] * 4]
     evaluate(candidates(tmp_path / "run", *words), tmp_path / "out", slots=2, build_jobs=2)
     notes = [line.split() for line in fake.read_text().splitlines()]
     assert len(notes) == 8 and {gpu for _, gpu, _ in notes} == {"0", "1"}
     folders = {word: build for word, _, build in notes}
-    assert folders["broken"] == "None" and "build-" in folders["accepted"]
+    assert folders["broken"] == folders["eager"] == "None"  # nothing usable: built anew
+    assert "build-" in folders["accepted"] and "build-" in folders["gpu_only"]
     assert not Path(folders["accepted"]).exists()
 
 
