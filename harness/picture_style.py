@@ -3,6 +3,7 @@
 The same figure gives the same bytes: no date, fixed identifiers, matplotlib's own font.
 """
 
+import contextlib
 import functools
 import html
 import io
@@ -52,6 +53,15 @@ _STYLE = {
 }
 
 
+@contextlib.contextmanager
+def _our_style():
+    """This module's style, whatever the user's own settings are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
 @dataclass(frozen=True)
 class Picture:
     """`name` is its path without suffix; `title` and `text` say in words what it shows."""
@@ -60,34 +70,37 @@ class Picture:
     title: str
     text: str
     svg: str
-    png: bytes
+    figure: Figure
+
+    @functools.cached_property
+    def png(self) -> bytes:
+        """Drawn when asked for: a page does without."""
+        content = io.BytesIO()
+        with _our_style():
+            self.figure.savefig(content, format="png", dpi=150, metadata={"Software": None})
+        return content.getvalue()
 
 
 def styled(draw):
-    """Draws under this module's style, whatever the user's own settings are."""
+    """For functions that draw: under this module's style."""
 
     @functools.wraps(draw)
     def wrapper(*arguments) -> Picture:
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(_STYLE)
+        with _our_style():
             return draw(*arguments)
 
     return wrapper
 
 
 def picture(figure: Figure, name: str, title: str, text: str) -> Picture:
-    png = io.BytesIO()
+    """The finished figure as a picture."""
     FigureCanvasAgg(figure)
-    figure.draw_without_rendering()  # lays out once, for both
+    figure.draw_without_rendering()  # lays out once, for both formats
     figure.set_layout_engine("none")
-    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    vector = io.StringIO()
+    content = io.StringIO()
     matplotlib.rcParams["svg.hashsalt"] = name
-    figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
-    return Picture(
-        name, title, text, _described(vector.getvalue(), name, title, text), png.getvalue()
-    )
+    figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    return Picture(name, title, text, _described(content.getvalue(), name, title, text), figure)
 
 
 def _described(svg: str, name: str, title: str, text: str) -> str:

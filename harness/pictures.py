@@ -10,6 +10,7 @@ from harness.picture_style import COLOURS, Picture, picture, styled
 from harness.report_data import BASELINES, FASTEST, Group, Ladder, Row, fast_p
 
 _SERIES = {name: COLOURS[name.replace("_", "-")] for name in BASELINES} | {FASTEST: COLOURS["ink"]}
+_BARS = _SERIES | {FASTEST: _SERIES["compile_channels_last"]}
 _LABELS = BASELINES | {FASTEST: "fastest of these"}
 _DASHES = dict(zip(_SERIES, ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), "-"), strict=True))
 _MANY = 40
@@ -76,7 +77,7 @@ def draw_speedups(group: Group) -> Picture:
         offset = (place - (len(bars) - 1) / 2) * size
         ys = [index + offset for index, row in enumerate(rows) if row.speedup(name)]
         values = [row.speedup(name) for row in rows if row.speedup(name)]
-        axes.barh(ys, values, size * 0.92, color=_SERIES[name], label=_LABELS[name])
+        axes.barh(ys, values, size * 0.92, color=_BARS[name], label=_LABELS[name])
         for index, row in enumerate(rows):
             if row.speedup(name):
                 _label_bar(axes, row, name, index + offset)
@@ -87,7 +88,7 @@ def draw_speedups(group: Group) -> Picture:
     axes.axvline(1, color=COLOURS["ink"], linewidth=1)
     axes.set_yticks(range(len(rows)), _row_labels(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1.12 * max(row.speedup(name) or 0 for row in group.timed for name in _SERIES))
+    axes.set_xlim(0, 1.12 * max(row.speedup(name) or 0 for row in group.timed for name in bars))
     axes.set_xlabel("speedup: baseline's time over the solution's; whiskers: quartiles over rounds")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))
     axes.grid(True, axis="x")
@@ -149,7 +150,7 @@ def draw_roofline(group: Group) -> Picture:
     }
     top = max(middle for _, middle, _ in ceilings.values())
     ridge = top / bandwidth[1]
-    left = min(ridge, *(x for x, _ in points)) / 8
+    left = min(ridge, *(x for x, _ in points)) / 4
     right = max(ridge, *(x for x, _ in points)) * 4
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -167,13 +168,15 @@ def draw_roofline(group: Group) -> Picture:
         axes.fill_between([start, right], low, high, color=COLOURS["grid"], linewidth=0)
     axes.set(xscale="log", yscale="log", xlim=(left, right))
     axes.set_ylim(min(left * bandwidth[1], *(y / 2 for _, y in points)), top * 2.2)
-    _label_ceilings(axes, ceilings, bandwidth[1], ridge, right)
+    _label_ceilings(axes, ceilings, right)
     _label_points(axes, rows, points)
-    axes.set_xlabel("FLOP per byte of input and output")
+    speed = _figures(bandwidth[1] * 1e3)
+    axes.set_xlabel(f"FLOP per byte of input and output (slope: memory, {speed} GB/s)")
     axes.set_ylabel("TFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0) if high < 3e3 * low else (1.0,)))
         axis.set_minor_locator(LogLocator(10, ()))
     axes.grid(True)
     axes.set_title(f"Roofline: {group.title}")
@@ -187,7 +190,7 @@ def _range(values) -> tuple[float, float, float]:
     return min(values), statistics.median(values), max(values)
 
 
-def _label_ceilings(axes, ceilings: dict, bandwidth: float, ridge: float, right: float) -> None:
+def _label_ceilings(axes, ceilings: dict, right: float) -> None:
     """One label above each line, and one for lines that nearly coincide."""
     near: list[list[tuple[float, str]]] = []
     for name, (_, middle, _) in sorted(ceilings.items(), key=lambda item: item[1][1]):
@@ -200,9 +203,6 @@ def _label_ceilings(axes, ceilings: dict, bandwidth: float, ridge: float, right:
         text = ", ".join(f"{name} {_figures(middle)}" for middle, name in part)
         at = (right, part[-1][0])
         axes.annotate(f"{text} TFLOP/s", at, xytext=(-2, 4), ha="right", va="bottom", **style)
-    text = f"memory {_figures(bandwidth * 1e3)} GB/s"
-    at = (ridge, ridge * bandwidth)
-    axes.annotate(text, at, xytext=(-6, 4), ha="right", va="bottom", **style)
 
 
 def _figures(value: float) -> str:

@@ -109,8 +109,8 @@ def pages(given: argparse.Namespace) -> dict[Path, bytes]:
     files = {}
     for picture in drawn if given.pictures else ():
         for form in ("svg", "png") if given.format == "both" else (given.format,):
-            content = picture.svg.encode() if form == "svg" else picture.png
-            files[given.pictures / f"{picture.name}.{form}"] = content
+            path = given.pictures / f"{picture.name}.{form}"
+            files[path] = picture.png if form == "png" else picture.svg.encode()
     if given.html:
         files[given.html] = html_report.page(groups, drawn)
     return files

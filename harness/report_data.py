@@ -219,9 +219,11 @@ def fast_p(rows, baseline: str, p: float) -> float | None:
 
     Formula: KernelBench (Ouyang et al. 2025), fast_p. Rejected ones count as not faster; left out
     are accepted ones without a time to compare (only checked, or that baseline not available).
-    None where nothing is left.
+    None where nothing is left, or where only other baselines were timed.
     """
     speedups = [row.speedup(baseline) for row in rows]
+    if any(row.ms for row in rows) and not any(speedups):
+        return None
     counted = [s for row, s in zip(rows, speedups, strict=True) if s or not row.accepted]
     return sum(s is not None and s > p for s in counted) / len(counted) if counted else None
 
@@ -233,7 +235,9 @@ def read_ladder(page: Path) -> Ladder:
     """
     if not page.is_file():
         raise UsageError(f"{page}: no such file")
-    section = re.search(r"^## (Ladder.*?)$(.*?)(?=^## |\Z)", page.read_text(), re.M | re.S)
+    section = re.search(
+        r"^## (Ladder.*?)$(.*?)(?=^## |\Z)", page.read_text(errors="replace"), re.M | re.S
+    )
     lines = [line for line in section[2].splitlines() if line.startswith("|")] if section else []
     cells = [[cell.strip() for cell in line.strip("| \t").split(" | ")] for line in lines]
     if len(cells) < 3 or cells[0][0] != "version" or cells[0][-1].strip(" |") != "why":
