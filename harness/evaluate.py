@@ -249,7 +249,10 @@ class Evaluation:
         outcome = self.outcome
         known, errors = outcome.reasons, outcome.errors
         outcome.reasons, outcome.errors = [], {}
-        self._forward(case, answer, poison=True)
+        try:
+            self._forward(case, answer, poison=True)
+        except Rejected as rejection:
+            outcome.reasons.append(str(rejection))
         found, outcome.errors = outcome.reasons, errors
         outcome.reasons = known or found
         wrong = ("non_finite",) if known else ("non_finite", "inaccurate")
@@ -296,11 +299,6 @@ class Evaluation:
         outcome.measurement = measurement
         reported = measurement.summary()["solution"]["median"]
         outcome.own_clock_ms = timing.own_clock_ms(self.candidate, look)
-        if not timing.clocks_agree(reported, outcome.own_clock_ms):
-            raise Rejected(
-                "clocks_disagree",
-                f"{reported:.3g} ms reported, {outcome.own_clock_ms:.3g} ms by the harness's clock",
-            )
         self.progress.step("measuring what the device can do")
         ceilings = limits.ceilings(self.device, outcome.precision)
         work = self.work.with_backward() if options.backward else self.work
@@ -309,6 +307,11 @@ class Evaluation:
         if not reported >= floor:
             raise Rejected(
                 "impossible_time", f"{reported:.3g} ms, physically at least {floor:.3g} ms"
+            )
+        if not timing.clocks_agree(reported, outcome.own_clock_ms):
+            raise Rejected(
+                "clocks_disagree",
+                f"{reported:.3g} ms reported, {outcome.own_clock_ms:.3g} ms by the harness's clock",
             )
 
     def _check_timed(self, case: Case, factor: float, where: str) -> None:

@@ -1,11 +1,18 @@
-"""Every wrong-on-purpose solution is rejected for its own reason, every honest one accepted."""
+"""Every wrong-on-purpose solution is rejected for its own reason, every honest one accepted.
 
-import functools
+Two at a time, each evaluated in a process of its own: evaluations draw from global generators.
+"""
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness import keeper
 from harness.candidate import Candidate
 from harness.catalog import Problem
 from harness.evaluate import Evaluation
@@ -13,31 +20,109 @@ from harness.outcome import Options
 from harness.progress import Silent
 
 FIXTURES = Path(__file__).parent / "fixtures"
+AT_ONCE = 2
 BACKWARD = {"no_bias_gradient", "wrong_gradient", "no_graph"}
-TIMED = {"right_only_at_first", "replays_when_timed", "slow_with_patched_timer"}
-SHORT = {"hang_at_import", "hang_in_forward", "hang_in_child"}
+TIMED = {
+    "batch_and_skip",
+    "late_when_timed",
+    "nan_times",
+    "negative_times",
+    "patched_stopwatch",
+    "replays_when_timed",
+    "right_only_at_first",
+    "skips_calls",
+    "slow_with_patched_timer",
+}
+SHORT = {
+    "floods_output",
+    "hang_at_import",
+    "hang_deaf",
+    "hang_in_child",
+    "hang_in_constructor",
+    "hang_in_destructor",
+    "hang_in_escaped_child",
+    "hang_in_forward",
+    "stops_itself",
+}
+SHORT_SECONDS = 3.0
+LITTLE_MEMORY = {"children_fill_memory", "fills_memory"}
+MEMORY_BYTES = 2 << 30
+# What a command line on this machine must not hold after the evaluation.
+LEFT_BEHIND = {
+    "crash_leaving_children": b"1000.875",
+    "hang_in_child": b"1000.25",
+    "hang_in_escaped_child": b"1000.75",
+    "spinning_children": b"while :; do :; done",
+}
 WRONG = {
+    "batch_and_skip": "wrong_when_timed",
     "bf16_inside": "inaccurate",
+    "bias_zeroed": "weights_mutated",
     "border_off_by_one": "inaccurate",
+    "children_fill_memory": "out_of_memory",
+    "closed_files": "exit",
     "construct_error": "construct_error",
+    "copies_reference_from_memory": "inaccurate",
     "crash_abort": "crash",
+    "crash_at_import": "crash",
+    "crash_bus": "crash",
+    "crash_float": "crash",
+    "crash_illegal": "crash",
+    "crash_in_thread": "crash",
+    "crash_leaving_children": "crash",
     "crash_segfault": "crash",
+    "deep_json": "protocol_violation",
+    "default_dtype": "global_state_changed",
+    "deterministic_mode": "global_state_changed",
+    "draws_numbers": "random_state_changed",
     "exit_at_import": "exit",
+    "exit_at_once": "exit",
+    "exit_in_constructor": "exit",
+    "exit_in_destructor": "exit",
     "exit_in_forward": "exit",
+    "exit_in_thread": "exit",
     "extra_parameter": "state_dict_mismatch",
+    "files_around": "inaccurate",
+    "fills_memory": "out_of_memory",
+    "floods_output": "timeout",
+    "flushed_denormals": "global_state_changed",
+    "forged_failure": "protocol_violation",
     "forged_prints": "inaccurate",
     "forged_reply": "protocol_violation",
+    "forged_with_identity": "inaccurate",
     "fp16_inside": "inaccurate",
+    "freed_output": "stale_output",
     "garbage_on_sockets": "protocol_violation",
+    "grad_mode_off": "global_state_changed",
     "hang_at_import": "timeout",
+    "hang_deaf": "timeout",
     "hang_in_child": "timeout",
+    "hang_in_constructor": "timeout",
+    "hang_in_destructor": "timeout",
+    "hang_in_escaped_child": "timeout",
     "hang_in_forward": "timeout",
+    "huge_message": "protocol_violation",
     "import_error": "import_error",
+    "infinite_row": "non_finite",
     "infinity": "non_finite",
+    "input_reshaped": "input_mutated",
+    "keyboard_interrupt": "exit",
+    "killed": "crash",
+    "kills_group": "crash",
+    "kills_keeper": "crash",
+    "late_thread": "late_output",
+    "late_when_timed": "wrong_when_timed",
+    "lazy_layout": "wrong_type",
+    "masks_garbage": "uninitialised",
     "missing_bias": "inaccurate",
+    "more_threads": "global_state_changed",
     "mutated_input": "input_mutated",
     "mutated_weights": "weights_mutated",
     "nan": "non_finite",
+    "nan_at_wide": "non_finite",
+    "nan_times": "exit",
+    "negative_times": "protocol_violation",
+    "new_buffer": "weights_mutated",
     "no_bias_gradient": "missing_gradient",
     "no_graph": "missing_gradient",
     "no_model_new": "no_model_new",
@@ -46,28 +131,51 @@ WRONG = {
     "other_seeding": "seeding_mismatch",
     "out_of_memory": "out_of_memory",
     "output_reused": "output_reused",
+    "overlapping_output": "inaccurate",
     "patched_comparison": "inaccurate",
+    "patched_statistics": "inaccurate",
+    "patched_stopwatch": "impossible_time",
+    "reads_reference": "import_error",
+    "reads_tensor_files": "inaccurate",
+    "replays_by_pointer": "stale_output",
     "replays_when_timed": "wrong_when_timed",
+    "reseeds": "random_state_changed",
     "right_only_at_first": "wrong_when_timed",
     "runtime_error": "runtime_error",
+    "saturates": "inaccurate",
+    "saves_to_disk": "stale_output",
+    "scribbles_later": "late_output",
+    "short_outbox": "protocol_violation",
+    "skips_calls": "wrong_when_timed",
     "slow_with_patched_timer": "clocks_disagree",
+    "slowed_reference": "inaccurate",
+    "spinning_children": "background_work",
+    "spinning_thread": "background_work",
+    "stack_overflow": "runtime_error",
     "stale_output": "stale_output",
     "stale_weights": "stale_weights",
+    "stops_itself": "timeout",
     "tensor_subclass": "wrong_type",
+    "terminated": "crash",
     "unflipped_kernel": "inaccurate",
     "uninitialised": "uninitialised",
+    "uninitialised_workspace": "uninitialised",
+    "weights_by_pointer": "stale_weights",
     "wrong_device": "wrong_device",
     "wrong_dtype": "wrong_dtype",
     "wrong_gradient": "wrong_gradient",
     "wrong_shape": "wrong_shape",
     "wrong_type": "wrong_type",
+    "zero_where_small": "inaccurate",
     "zeros": "inaccurate",
 }
 WRONG_NORM = {
     "biased_running_variance": "wrong_buffer",
+    "ignores_eval": "mode_ignored",
     "no_affine": "inaccurate",
     "no_running_update": "wrong_buffer",
     "running_statistics_used": "inaccurate",
+    "updates_in_eval": "wrong_buffer",
 }
 
 
@@ -82,76 +190,129 @@ class Spares:
         self.next = Candidate(device, build_dir)
         return ready
 
-
-@pytest.fixture(scope="module")
-def spares():
-    pool = Spares()
-    yield pool
-    if pool.next is not None:
-        pool.next.close()
+    def close(self):
+        if self.next is not None:
+            self.next.close()
+        self.next = None
 
 
-@pytest.fixture
-def judge(spares):
-    return functools.partial(evaluate, spares)
+def short_of_memory(device, build_dir=None):
+    return Candidate(device, build_dir, memory_bytes=MEMORY_BYTES)
 
 
-def evaluate(spares: Spares, reference: str, solution: Path, batch: int, **options):
+spares = Spares()
+
+
+def prepare_process():
+    torch.set_num_threads(2)
+    Finalize(None, spares.close, exitpriority=10)
+
+
+def evaluate(reference: str, solution: Path, batch: int, start=spares, **options):
+    """The outcome's reasons and errors, and the processes left behind."""
     problem = Problem(reference, reference, FIXTURES / f"{reference}.py", solution)
     settings = {"check_only": True, "baselines": (), "timeout": 60.0, **options}
-    device = torch.device("cpu")
-    chosen = Options(device=device, batch=batch, **settings)
-    return Evaluation(problem, chosen, Silent(), start=spares).run()
+    chosen = Options(device=torch.device("cpu"), batch=batch, **settings)
+    outcome = Evaluation(problem, chosen, Silent(), start=start).run()
+    return outcome.reasons, outcome.errors, running(LEFT_BEHIND.get(solution.stem))
+
+
+def running(words: bytes | None) -> list[bytes]:
+    """Command lines of processes that hold the words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        if words is not None and words in line:
+            found.append(line)
+    return found
+
+
+def judge(folder: str, name: str, backward: bool = False):
+    """Evaluate a fixture; runs in a process of the pool."""
+    norm, honest = folder.endswith("_norm"), folder.startswith("honest")
+    return evaluate(
+        "tiny_norm" if norm else "tiny",
+        FIXTURES / folder / f"{name}.py",
+        batch=3 if norm else 2,
+        start=short_of_memory if name in LITTLE_MEMORY else spares,
+        backward=backward or name in BACKWARD,
+        check_only=honest or name not in TIMED,
+        timeout=SHORT_SECONDS if name in SHORT else 60.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def verdicts(request):
+    """Futures of the verdicts of all selected tests, by folder, name and whether backward."""
+    pool = ProcessPoolExecutor(
+        AT_ONCE, multiprocessing.get_context("spawn"), initializer=prepare_process
+    )
+    wanted = [
+        item.callspec.params["case"]
+        for item in request.session.items
+        if item.fspath == request.fspath and hasattr(item, "callspec")
+    ]
+    yield {case: pool.submit(judge, *case) for case in wanted}
+    pool.shutdown(cancel_futures=True)
 
 
 def names(folder: str) -> list[str]:
     return sorted(path.stem for path in (FIXTURES / folder).glob("*.py"))
 
 
-@pytest.mark.parametrize("name", names("wrong"))
-def test_wrong_solution_is_rejected_for_its_own_reason(name, judge):
-    outcome = judge(
-        "tiny",
-        FIXTURES / "wrong" / f"{name}.py",
-        batch=2,
-        backward=name in BACKWARD,
-        check_only=name not in TIMED,
-        timeout=4.0 if name in SHORT else 60.0,
-    )
-    codes = [reason.partition(":")[0] for reason in outcome.reasons]
-    assert codes and codes[0] == WRONG[name], outcome.reasons
-    assert set(codes) == {WRONG[name]}, outcome.reasons
+def cases(*folders: str, backward: bool = False):
+    found = [(folder, name, backward) for folder in folders for name in names(folder)]
+    return pytest.mark.parametrize("case", found, ids=[f"{f}-{n}" for f, n, _ in found])
 
 
-@pytest.mark.parametrize("name", names("wrong_norm"))
-def test_wrong_batch_norm_is_rejected_for_its_own_reason(name, judge):
-    outcome = judge("tiny_norm", FIXTURES / "wrong_norm" / f"{name}.py", batch=3)
-    assert outcome.reasons and outcome.reasons[0].startswith(WRONG_NORM[name]), outcome.reasons
+@cases("wrong", "wrong_norm")
+def test_wrong_solution_is_rejected_for_its_own_reason(case, verdicts):
+    reasons, _, left = verdicts[case].result()
+    folder, name, _ = case
+    wanted = {"wrong": WRONG, "wrong_norm": WRONG_NORM}[folder][name]
+    assert reasons and {reason.partition(":")[0] for reason in reasons} == {wanted}, reasons
+    assert left == []
 
 
-@pytest.mark.parametrize("name", names("honest"))
-def test_honest_solution_is_accepted(name, judge):
-    outcome = judge("tiny", FIXTURES / "honest" / f"{name}.py", batch=2)
-    assert outcome.reasons == []
-    assert set(outcome.errors) == {"own", "normal", "wide"}
+@cases("honest", "honest_norm")
+def test_honest_solution_is_accepted(case, verdicts):
+    reasons, errors, _ = verdicts[case].result()
+    assert reasons == []
+    mode = {"eval"} if case[0] == "honest_norm" else set()
+    assert set(errors) == {"own", "normal", "wide"} | mode
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_honest_batch_norm_is_accepted(backward, judge):
-    """With backward: the convolution's bias has a true gradient of zero."""
-    solution = FIXTURES / "honest_norm" / "by_hand.py"
-    outcome = judge("tiny_norm", solution, batch=3, backward=backward)
-    assert outcome.reasons == []
-    if backward:
-        bias = outcome.errors["own"]["gradients"]["conv.bias"]
-        weight = outcome.errors["own"]["gradients"]["conv.weight"]
-        assert bias["reference_rms"] < 1e-9 * weight["reference_rms"]
+@cases("honest_norm", backward=True)
+def test_zero_bias_gradient_before_batch_norm_is_accepted(case, verdicts):
+    reasons, errors, _ = verdicts[case].result()
+    assert reasons == []
+    gradients = errors["own"]["gradients"]
+    bias, weight = gradients["conv.bias"], gradients["conv.weight"]
+    assert bias["reference_rms"] < 1e-9 * weight["reference_rms"]
 
 
-def test_syntax_error_is_an_import_error(tmp_path, judge):
+def test_syntax_error_is_an_import_error(tmp_path):
     solution = tmp_path / "solution.py"
     solution.write_text("class ModelNew(:\n")
-    assert judge("tiny", solution, batch=2).reasons[0].startswith("import_error: ")
+    reasons, _, _ = evaluate("tiny", solution, batch=2, start=Candidate)
+    assert reasons[0].startswith("import_error: ")
+
+
+def test_a_stopped_process_uses_no_time_while_a_baseline_is_timed():
+    with Candidate(torch.device("cpu")) as candidate:
+        # Importing PyTorch keeps a processor busy for seconds.
+        while not candidate.processes():
+            time.sleep(0.01)
+        with candidate.paused():
+            everyone = candidate.processes()
+            time.sleep(0.05)  # a signal is not always delivered at once
+            begin = keeper.cpu_seconds(everyone)
+            time.sleep(0.3)
+            assert everyone and keeper.cpu_seconds(everyone) == begin
+        candidate.start()
 
 
 def test_every_reason_is_documented():
@@ -162,3 +323,5 @@ def test_every_reason_is_documented():
 def test_every_fixture_has_its_expected_reason():
     assert names("wrong") == sorted(WRONG)
     assert names("wrong_norm") == sorted(WRONG_NORM)
+    assert len(WRONG) + len(WRONG_NORM) >= 60
+    assert len(names("honest")) + len(names("honest_norm")) >= 12
