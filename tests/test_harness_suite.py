@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from harness import cli, records, scores, suite
+from harness import cli, devices, records, scores, suite
 from harness.devices import Slot
 from harness.errors import UsageError
 from harness.processes import Processes
@@ -31,7 +32,7 @@ source = open(given["--solution"], "rb").read()
 word = source.decode().split()[1]
 with open(os.environ["NOTES"], "a") as notes:
     notes.write(f"{word} {os.environ.get('GPU')} {given.get('--build-dir')}\\n")
-time.sleep(0.3)
+time.sleep(0.1)
 if word == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if word == "unfit":
@@ -269,6 +270,25 @@ def test_a_suite_on_the_command_line(tmp_path, capsys):
     assert whole["scores"]["fast_p"]["0"] == 0.5 and len(whole["records"]) == 2
     assert cli.main([*words, "--resume"]) == 1
     assert capsys.readouterr().err.count("kept from an earlier run") == 2
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "expected"),
+    [
+        (None, None, {"cuda:0": "0", "cuda:1": "1"}),
+        ("3,GPU-5", "cuda", {"cuda:0": "3", "cuda:1": "GPU-5"}),
+        ("3,GPU-5", "cuda:1", {"cuda:1": "GPU-5"}),
+    ],
+)
+def test_each_gpu_slot_shows_its_own_gpu_alone(visible, device, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    slots = devices.slots(device)
+    assert {slot.name: slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots} == expected
+    assert {slot.device for slot in slots} == {"cuda:0"}
 
 
 # Scores ----------------------------------------------------------------------------------------
