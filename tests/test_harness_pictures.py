@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import html_report, pictures, report, report_data
+from harness import report, report_data
 from harness.errors import UsageError
-from harness.picture_style import COLOURS
 from tests.test_harness_results import RESULTS, ROOT
+
+pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
+from harness import html_report, pictures  # noqa: E402
+from harness.picture_style import COLOURS  # noqa: E402
 
 LADDER = ROOT / "kernels_src" / "README.md"
 SMALL = report_data.Ladder("Ladder", ("1/65",), (("eager", (2.0,), ""), ("1: new", (1.0,), "x")))
