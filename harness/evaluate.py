@@ -298,7 +298,7 @@ class Evaluation:
         )
         outcome.measurement = measurement
         reported = measurement.summary()["solution"]["median"]
-        outcome.own_clock_ms = timing.own_clock_ms(self.candidate, look)
+        outcome.own_clock_ms = timing.own_clock_ms(self.candidate, reported, look)
         self.progress.step("measuring what the device can do")
         ceilings = limits.ceilings(self.device, outcome.precision)
         work = self.work.with_backward() if options.backward else self.work
