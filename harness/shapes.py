@@ -1,0 +1,202 @@
+"""`python -m harness.shapes` measures transposed convolutions of other shapes than the problems'.
+
+One solution file, by default that of problem 1/69, is built once and called with the parameters of
+every shape. Each is checked against float64 (also outputs of timed calls) and timed, interleaved,
+beside PyTorch: eager, and channels_last (model and input in that layout beforehand). compile and
+compile_channels_last can be had with --baselines: for a convolution alone they are as fast as
+without compiling, and compiling takes seconds a shape.
+"""
+
+import argparse
+import datetime
+import hashlib
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from harness import devices, records, shapes_report, timing, wire
+from harness.catalog import ROOT, find_problem
+from harness.errors import HarnessError, UsageError
+from harness.files import write_files
+from harness.progress import Progress
+from harness.shapes_cases import SHAPES, select
+from harness.shapes_run import (
+    BASELINES,
+    PROBLEM,
+    SEED,
+    Options,
+    kernels_of,
+    load_solution,
+    measure,
+)
+
+_EXAMPLES = """examples:
+  python -m harness.shapes --record                 all shapes, results/<device>/shapes.json
+  python -m harness.shapes --shapes 5x5,7x7 --dtype float16 --build-dir builds
+  python -m harness.shapes --device cpu --batch 1   a quick look without a GPU
+  python -m harness.shapes --render                 write the README's tables from results/
+  python -m harness.shapes --list
+
+exit status: 0 all right, 1 a wrong answer (or --check found a difference), 2 wrong usage, 3 the
+environment cannot"""
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    given = _parser().parse_args(arguments)
+    try:
+        if given.list:
+            for shape in SHAPES:
+                print(shape.name, shape.batch, *shape.arguments, shape.size)
+            return 0
+        if given.render or given.check:
+            return _render(given)
+        return _measure_all(given, shlex.join(["python", "-m", "harness.shapes", *arguments]))
+    except HarnessError as error:
+        print(f"harness.shapes: error: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.shapes",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
+    parser.add_argument("--shapes", metavar="LIST", help="comma-separated names; default: all")
+    parser.add_argument("--dtype", choices=_DTYPES, default="float32")
+    parser.add_argument("--tf32", choices=("allow", "forbid"), help="default: PyTorch's own")
+    parser.add_argument("--batch", type=int, metavar="N", help="samples; default: each shape's "
+                        "own, on a CPU cut to about 1 GFLOP a call")  # fmt: skip
+    parser.add_argument(
+        "--baselines",
+        default=",".join(BASELINES),
+        metavar="LIST",
+        help=f"of {', '.join(timing.BASELINES)}; default %(default)s",
+    )
+    parser.add_argument("--solution", type=Path, metavar="FILE", help=f"a solution of {PROBLEM}")
+    parser.add_argument(
+        "--build-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the build here; default: an empty folder, for a cold build",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        nargs="?",
+        const=ROOT / "results",
+        metavar="DIR",
+        help="write DIR/<device>/shapes.json; default DIR: results",
+    )
+    parser.add_argument("--list", action="store_true", help="list the shapes and stop")
+    parser.add_argument("--render", action="store_true", help="write the README's tables and stop")
+    parser.add_argument("--check", action="store_true", help="exit 1 where --render would change")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> Options:
+    names = tuple(given.baselines.split(","))
+    if not set(names) <= set(timing.BASELINES) or len(set(names)) != len(names):
+        allowed = ", ".join(timing.BASELINES)
+        raise UsageError(f"--baselines {given.baselines!r}: allowed, each once, are {allowed}")
+    if given.batch is not None and given.batch < 1:
+        raise UsageError(f"--batch {given.batch}: allowed are positive whole numbers")
+    device = devices.resolve_device(given.device)
+    tf32 = given.tf32 or devices.default_tf32(device)
+    return Options(device, getattr(torch, given.dtype), tf32, names, given.batch)
+
+
+def _measure_all(given: argparse.Namespace, command: str) -> int:
+    shapes, options = select(given.shapes), _options(given)
+    if given.record and (given.shapes or given.batch):
+        raise UsageError("--record is for all shapes at their own batch; use --json FILE here")
+    path = given.solution or find_problem(PROBLEM).solution
+    progress = Progress()
+    progress.begin("shapes")
+    try:
+        with tempfile.TemporaryDirectory(prefix="shapes-") as folder:
+            progress.step("building")
+            build_dir = given.build_dir or Path(folder)
+            cold = not build_dir.is_dir() or not any(build_dir.iterdir())
+            solution, seconds = load_solution(path, build_dir, options.device)
+            with devices.tf32(options.tf32):
+                if options.device.type == "cuda":
+                    torch.cuda.set_device(options.device)
+                entries = _entries(shapes, solution, options, progress)
+    finally:
+        progress.end()
+    record = _record(path, options, command, entries) | {"build_s": seconds if cold else None}
+    name = shapes_report.record_name(given.dtype, options.tf32, options.device.type)
+    targets = [given.json] * bool(given.json)
+    if given.record:
+        targets.append(given.record / record["device"] / name)
+    for target in targets:
+        records.write_json(target, record)
+        print(f"record: {target}", file=sys.stderr)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    shapes_report.print_entries(console, record, name)
+    return int(any(entry["verdict"] != "accepted" for entry in entries))
+
+
+def _entries(shapes, solution, options: Options, progress: Progress) -> list[dict]:
+    entries = []
+    for index, shape in enumerate(shapes, 1):
+        progress.step(f"{shape.name} ({index} of {len(shapes)})")
+        entries.append(measure(shape, solution, options))
+    progress.step("asking which kernels ran")
+    for shape, entry in zip(shapes, entries, strict=True):
+        if entry["verdict"] == "accepted":
+            entry |= kernels_of(shape, solution, options)
+    return entries
+
+
+def _record(path: Path, options: Options, command: str, entries: list[dict]) -> dict:
+    """The record: times in milliseconds, `fastest.speedup` over the fastest baseline."""
+    absolute = path.resolve()
+    known = absolute.is_relative_to(ROOT)
+    return {
+        "benchmark": "shapes",
+        "solution": str(absolute.relative_to(ROOT)) if known else path.name,
+        "solution_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "device": devices.device_slug(options.device),
+        "device_name": devices.device_name(options.device),
+        "dtype": wire.dtype_name(options.dtype),
+        "tf32": options.tf32,
+        "backward": False,
+        "baselines": list(options.baselines),
+        "seed": SEED,
+        "versions": devices.environment(options.device),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "command": command,
+        "shapes": entries,
+    }
+
+
+def _render(given: argparse.Namespace) -> int:
+    if not given.readme.is_file():
+        raise UsageError(f"{given.readme}: no such file")
+    text = given.readme.read_text()
+    made = shapes_report.rendered(text, given.results)
+    if not given.check:
+        write_files({given.readme: made.encode()})
+        return 0
+    if made != text:
+        print(f"{given.readme}: differs from the records of shapes", file=sys.stderr)
+    return int(made != text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The layers of the shapes benchmark, and why some are not faster than PyTorch."""
+
+import math
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One transposed convolution. `size` is the input's height and width."""
+
+    name: str
+    batch: int
+    in_channels: int
+    out_channels: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    output_padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+
+    @property
+    def arguments(self) -> tuple:
+        """Constructor arguments of the model of problem 1/69."""
+        layer = self.in_channels, self.out_channels, self.kernel, self.stride, self.padding
+        return (*layer, self.output_padding, self.dilation, self.groups, self.bias)
+
+    @property
+    def sample_flops(self) -> int:
+        """FLOPs of one sample: 2 * in_channels / groups * out_channels * taps * input positions."""
+        per_tap = self.in_channels // self.groups * self.out_channels
+        return 2 * per_tap * math.prod(self.kernel) * math.prod(self.size)
+
+    def input_shape(self, batch: int) -> tuple[int, int, int, int]:
+        """[batch, in_channels, height, width]."""
+        return (batch, self.in_channels, *self.size)
+
+
+# Batches are such that a call takes about 0.05 to 0.3 ms on an NVIDIA H200.
+SHAPES = (
+    Shape("1x1", 16, 128, 128, (128, 128), (1, 1)),
+    Shape("1x1-stride2", 16, 64, 64, (128, 128), (1, 1), (2, 2)),
+    # Upsampling in U-Net, high and deep in the network.
+    Shape("2x2-stride2", 16, 128, 64, (128, 128), (2, 2), (2, 2), bias=True),
+    Shape("2x2-stride2-deep", 128, 256, 128, (28, 28), (2, 2), (2, 2), bias=True),
+    Shape("3x3-image7", 1024, 256, 256, (7, 7), (3, 3), padding=(1, 1)),
+    Shape("3x3-image14", 512, 128, 128, (14, 14), (3, 3), padding=(1, 1)),
+    Shape("3x3-image32", 64, 256, 256, (32, 32), (3, 3), padding=(1, 1)),
+    Shape("3x3-image56", 128, 64, 64, (56, 56), (3, 3), padding=(1, 1)),
+    Shape("3x3-image512", 4, 32, 32, (512, 512), (3, 3), padding=(1, 1)),
+    Shape("3x3-batch1", 1, 64, 64, (512, 512), (3, 3), padding=(1, 1)),
+    Shape("3x3-stride2", 32, 128, 64, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+    Shape("3x3-dilation2", 32, 128, 64, (96, 96), (3, 3), padding=(2, 2), dilation=(2, 2)),
+    Shape("3x3-odd", 64, 33, 65, (101, 83), (3, 3), padding=(1, 1)),
+    Shape("3x3-groups4", 64, 128, 128, (64, 64), (3, 3), padding=(1, 1), groups=4),
+    # DCGAN's generator, in the middle and its last layer.
+    Shape("4x4-stride2", 256, 256, 128, (16, 16), (4, 4), (2, 2), (1, 1)),
+    Shape("4x4-stride2-rgb", 64, 64, 3, (128, 128), (4, 4), (2, 2), (1, 1)),
+    Shape("4x4-stride2-groups2", 64, 256, 128, (32, 32), (4, 4), (2, 2), (1, 1), groups=2),
+    # Bilinear upsampling as a layer.
+    Shape("4x4-stride2-depthwise", 16, 64, 64, (112, 112), (4, 4), (2, 2), (1, 1), groups=64),
+    Shape("5x5", 32, 96, 96, (64, 64), (5, 5), padding=(2, 2)),
+    Shape("5x5-stride3", 32, 64, 64, (48, 48), (5, 5), (3, 3), (1, 1)),
+    Shape("1x7", 16, 96, 64, (128, 128), (1, 7), padding=(0, 3)),
+    Shape("7x7", 16, 32, 32, (224, 224), (7, 7), padding=(3, 3)),
+)
+
+# Why a shape is below 1x: by the folder of the record, the record's file name without .json, and
+# the shape's name. A test wants an entry for each such shape of a committed record.
+WHY: dict[str, dict[str, str]] = {}
+
+
+def why(device: str, record_name: str, shape: str) -> str:
+    """The reason why that shape is below 1x in that record, "" where none is given."""
+    return WHY.get(f"{device}/{record_name}", {}).get(shape, "")
+
+
+def select(text: str | None) -> list[Shape]:
+    """The shapes of a comma-separated list of names, in the benchmark's order; all for None.
+
+    Raises UsageError for an unknown name.
+    """
+    if text is None:
+        return list(SHAPES)
+    wanted, known = set(text.split(",")), [shape.name for shape in SHAPES]
+    if unknown := sorted(wanted - set(known)):
+        raise UsageError(f"--shapes {', '.join(unknown)}: allowed are {', '.join(known)}")
+    return [shape for shape in SHAPES if shape.name in wanted]

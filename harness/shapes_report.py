@@ -1,0 +1,143 @@
+"""The record of the shapes benchmark as tables, on the terminal and in the README."""
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import UsageError
+from harness.shapes_cases import why
+
+_TABLES = re.compile(r"(<!-- shapes -->\n).*?(<!-- /shapes -->)", re.DOTALL)
+_RECORD = "shapes*.json"
+
+
+def record_name(dtype: str, tf32: str, device: str) -> str:
+    """File name: shapes.json for fp32 as PyTorch computes it by default, else with what differs."""
+    parts = ["shapes"] + [dtype] * (dtype != "float32")
+    parts += ["tf32-forbid"] * (dtype == "float32" and device != "cpu" and tf32 == "forbid")
+    return "-".join(parts) + ".json"
+
+
+def layer_text(entry: dict) -> str:
+    """The layer in words: channels, image, kernel, and what is not the default."""
+    channels_in, channels_out, kernel, stride, padding, output_padding, dilation, groups, bias = (
+        entry["arguments"]
+    )
+    height, width = entry["input_shape"][2:]
+    batch, full = entry["input_shape"][0], entry["full_batch"]
+    parts = [f"{batch} × {channels_in} × {height} × {width} → {channels_out}"]
+    parts += [f"(batch {batch} of {full})"] * (batch != full)
+    parts.append(f"kernel {_pair(kernel)}")
+    for name, value, default in (
+        ("stride", stride, 1),
+        ("padding", padding, 0),
+        ("output_padding", output_padding, 0),
+        ("dilation", dilation, 1),
+    ):
+        parts += [f"{name} {_pair(value)}"] * (list(value) != [default, default])
+    parts += [f"groups {groups}"] * (groups != 1) + ["bias"] * bias
+    return ", ".join(parts).replace(", (batch", " (batch")
+
+
+def _pair(values) -> str:
+    height, width = values
+    return f"{height}×{width}" if height != width else f"{height}"
+
+
+def print_entries(console: Console, record: dict, name: str) -> None:
+    """One row for each shape, and the reasons of those rejected or slower."""
+    baselines = record["baselines"]
+    heads = ["shape", "ms", "IQR", *baselines, "ratio", "between", "TFLOP/s", "rel. L2", "kernel"]
+    table = Table(*heads)
+    for entry in record["shapes"]:
+        if entry["verdict"] != "accepted":
+            table.add_row(entry["name"], "rejected", *["–"] * (len(heads) - 2))
+            continue
+        ms, fastest = entry["ms"], entry["fastest"]
+        table.add_row(
+            entry["name"],
+            f"{ms['solution']['median']:.3g}",
+            f"{ms['solution']['iqr']:.2g}",
+            *(f"{ms[b]['median']:.3g}" if b in ms else "–" for b in baselines),
+            f"{fastest['speedup']:.2f}x" if fastest else "–",
+            f"{fastest['low']:.2f}-{fastest['high']:.2f}" if fastest else "–",
+            f"{entry['tflops']:.3g}",
+            f"{entry['error']['rel_l2']:.1e}",
+            entry["kernel"] or "–",
+        )
+    console.print(table)
+    for entry in record["shapes"]:
+        for reason in entry["reasons"]:
+            console.print(f"{entry['name']}: rejected: {reason}", markup=False)
+        for baseline, reason in entry.get("baseline_errors", {}).items():
+            console.print(f"{entry['name']}: {baseline} not available: {reason}", markup=False)
+        if below_one(entry):
+            told = why(record["device"], name.removesuffix(".json"), entry["name"])
+            console.print(f"{entry['name']}: below 1x: {told or 'no reason given yet'}")
+    console.print(summary(record))
+
+
+def below_one(entry: dict) -> bool:
+    """Whether the fastest PyTorch variant is faster than the solution."""
+    return bool(entry.get("fastest")) and not entry["fastest"]["speedup"] >= 1
+
+
+def summary(record: dict) -> str:
+    """How many are right, the smallest ratio and the geometric mean."""
+    entries = record["shapes"]
+    accepted = sum(entry["verdict"] == "accepted" for entry in entries)
+    told = f"{accepted} of {len(entries)} shapes accepted"
+    ratios = [entry["fastest"]["speedup"] for entry in entries if entry.get("fastest")]
+    if ratios and accepted == len(entries):
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        told += f"; ratio at least {min(ratios):.2f}, geometric mean {mean:.2f}"
+    return told + "."
+
+
+def markdown(record: dict, name: str) -> str:
+    """The table of one record with a line about device, versions and date."""
+    head = ["shape", "layer", "ms (IQR)", *(f"{b} ms" for b in record["baselines"])]
+    head += ["over fastest", "TFLOP/s", "kernel", "why below 1×"]
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for entry in record["shapes"]:
+        lines.append(f"| {' | '.join(_row(record, entry, name))} |")
+    versions = record["versions"]
+    gpu = f"driver {versions['driver']}, CUDA {versions['cuda']}, " if versions["gpu"] else ""
+    tf32 = f", TF32 {record['tf32']}" if gpu and record["dtype"] == "float32" else ""
+    lines += [
+        "",
+        f"{record['device_name']}, {gpu}PyTorch {versions['torch']}; {record['dtype']}{tf32}, "
+        f"forward; {record['date']}. {summary(record)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(record: dict, entry: dict, name: str) -> list[str]:
+    row = [entry["name"], layer_text(entry)]
+    if entry["verdict"] != "accepted":
+        codes = sorted({reason.partition(":")[0] for reason in entry["reasons"]})
+        return [*row, f"rejected: {', '.join(codes)}", *["–"] * (len(record["baselines"]) + 4)]
+    ms, fastest = entry["ms"], entry["fastest"]
+    row.append(f"{ms['solution']['median']:.3g} ({ms['solution']['iqr']:.2g})")
+    row += [f"{ms[b]['median']:.3g}" if b in ms else "–" for b in record["baselines"]]
+    spread = f"**{fastest['speedup']:.2f}×** ({fastest['low']:.2f}–{fastest['high']:.2f})"
+    row.append(spread if fastest else "–")
+    told = why(record["device"], name.removesuffix(".json"), entry["name"])
+    return [*row, f"{entry['tflops']:.3g}", entry["kernel"] or "–", told * below_one(entry)]
+
+
+def rendered(text: str, results: Path) -> str:
+    """`text` with the tables of all records of shapes between its markers.
+
+    Raises UsageError where the markers are missing.
+    """
+    if not _TABLES.search(text):
+        raise UsageError("no '<!-- shapes -->' with its '<!-- /shapes -->'")
+    paths = sorted(results.glob(f"*/{_RECORD}"), key=lambda p: (p.parent.name == "cpu", p))
+    body = "\n".join(markdown(json.loads(path.read_text()), path.name) for path in paths)
+    return _TABLES.sub(lambda match: match[1] + body + match[2], text)

@@ -1,0 +1,242 @@
+"""The benchmark of other shapes: it checks what it times, and its records belong to the committed
+solution.
+"""
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness import shapes, shapes_report, timing
+from harness.errors import UsageError
+from harness.shapes_cases import SHAPES, WHY, Shape, select, why
+from harness.shapes_run import Options, batch_for, kernels_of, measure
+from tests.solution_tools import ROOT
+
+RESULTS = ROOT / "results"
+RECORDS = sorted(RESULTS.glob("*/shapes*.json"))
+TINY = Shape("tiny", 2, 4, 6, (5, 7), (3, 2), (2, 1), (1, 0), (1, 0), (1, 2), 2, True)
+CPU = Options(torch.device("cpu"), torch.float32, "forbid")
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture
+def solution(shelf):
+    return SimpleNamespace(**shelf["69"].solution)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(timing, "plan_for", lambda device: timing.Plan(3, 1.0))
+
+
+# The shapes -------------------------------------------------------------------------------------
+
+
+def test_a_dozen_and_more_shapes_over_the_range():
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) >= 12
+    channels = {c for shape in SHAPES for c in (shape.in_channels, shape.out_channels)}
+    assert {32, 64, 128, 256} <= channels and any(c % 8 for c in channels)
+    assert {(1, 1), (7, 7), (2, 2), (1, 7)} <= {shape.kernel for shape in SHAPES}
+    sizes = {side for shape in SHAPES for side in shape.size}
+    assert min(sizes) == 7 and max(sizes) == 512
+    assert any(shape.groups == shape.in_channels for shape in SHAPES)
+    assert any(shape.stride == (2, 2) for shape in SHAPES)
+    assert any(shape.dilation != (1, 1) for shape in SHAPES)
+    assert any(shape.output_padding != (0, 0) for shape in SHAPES)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_shape_is_one_pytorch_accepts(shape, solution):
+    with torch.device("meta"):
+        model = solution.ModelNew(*shape.arguments)
+        layer, x = model.conv_transpose2d, torch.empty(shape.input_shape(shape.batch))
+        out = layer(x)
+    assert min(out.shape) > 0 and max(x.nbytes, out.nbytes) < 1 << 30
+    products = x.numel() * layer.weight[0].numel()
+    assert shape.sample_flops * shape.batch == 2 * products
+
+
+def test_select():
+    assert select(None) == list(SHAPES)
+    assert [shape.name for shape in select("7x7,1x1")] == ["1x1", "7x7"]
+    with pytest.raises(UsageError, match="no-such"):
+        select("1x1,no-such")
+
+
+def test_only_a_cpu_cuts_the_batch():
+    big = Shape("big", 64, 256, 256, (32, 32), (3, 3))
+    assert batch_for(big, CPU) == 1 and batch_for(TINY, CPU) == 2
+    assert batch_for(big, Options(torch.device("cuda"), torch.float32, "allow")) == 64
+    assert batch_for(big, Options(CPU.device, CPU.dtype, "forbid", batch=5)) == 5
+
+
+# One shape --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_measures_and_checks(solution, quick, dtype):
+    options = Options(CPU.device, dtype, "forbid")
+    entry = measure(TINY, solution, options) | kernels_of(TINY, solution, options)
+    assert entry["verdict"] == "accepted", entry["reasons"]
+    assert set(entry["ms"]) == {"solution", "eager", "channels_last"}
+    ratios = {name: entry["ms"][name]["median"] / entry["ms"]["solution"]["median"]
+              for name in ("eager", "channels_last")}  # fmt: skip
+    assert entry["speedup"] == pytest.approx(ratios)
+    assert entry["fastest"]["speedup"] == pytest.approx(min(ratios.values()))
+    assert entry["input_shape"] == [2, 4, 5, 7] and entry["kernel"] == "cpu"
+    assert entry["gflop"] == pytest.approx(TINY.batch * TINY.sample_flops / 1e9)
+    assert 0 <= entry["error"]["rel_l2"] <= entry["error"]["rel_l2_bound"]
+    json.dumps(entry, allow_nan=False)
+
+
+def broken(solution, wrong):
+    """The solution with `wrong(output, number of the call)` in place of each output."""
+
+    class ModelNew(solution.ModelNew):
+        calls = 0
+
+        def forward(self, x):
+            ModelNew.calls += 1
+            return wrong(super().forward(x), ModelNew.calls)
+
+    return SimpleNamespace(ModelNew=ModelNew)
+
+
+def one_pixel(y, call):
+    y[-1, -1, -1, -1] += 1
+    return y
+
+
+WRONG = {
+    "one pixel": (one_pixel, "inaccurate"),
+    "wrong once timed": (lambda y, call: y if call == 1 else y * 1.01, "inaccurate"),
+    "nan": (lambda y, call: y * float("nan"), "non_finite"),
+    "shape": (lambda y, call: y[:, :-1], "wrong_shape"),
+    "dtype": (lambda y, call: y.double(), "wrong_dtype"),
+    "raises": (lambda y, call: torch.zeros(2) @ torch.zeros(3), "runtime_error"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_answers_get_no_times(solution, quick, name):
+    wrong, code = WRONG[name]
+    entry = measure(TINY, broken(solution, wrong), CPU)
+    assert entry["verdict"] == "rejected" and "ms" not in entry and "fastest" not in entry
+    assert [reason.partition(":")[0] for reason in entry["reasons"]] == [code]
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(shelf, monkeypatch, tmp_path, quick):
+    """`main` with tiny shapes, whose solution the shelf has built already."""
+    path = tmp_path / "solution.py"
+    path.write_text(shelf["69"].text)
+    monkeypatch.setattr(shapes, "select", lambda names: [TINY])
+    loaded = SimpleNamespace(**shelf["69"].solution)
+    monkeypatch.setattr(shapes, "load_solution", lambda *arguments: (loaded, 1.5))
+    return lambda *arguments: shapes.main(["--device", "cpu", "--solution", str(path), *arguments])
+
+
+def test_record_and_readme(command, tmp_path, capsys):
+    assert command("--record", str(tmp_path / "results")) == 0
+    assert "tiny" in capsys.readouterr().out
+    path = tmp_path / "results" / "cpu" / "shapes.json"
+    record = json.loads(path.read_text())
+    assert record["device"] == "cpu" and record["build_s"] == 1.5
+    assert record["versions"]["torch"] == torch.__version__ and record["date"]
+    text = (tmp_path / "solution.py").read_bytes()
+    assert record["solution_sha256"] == hashlib.sha256(text).hexdigest()
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- shapes -->\nold\n<!-- /shapes -->\nafter\n")
+    rendering = ["--readme", str(readme), "--results", str(tmp_path / "results")]
+    assert shapes.main(["--check", *rendering]) == 1
+    assert shapes.main(["--render", *rendering]) == 0
+    assert shapes.main(["--check", *rendering]) == 0
+    rows = [line for line in readme.read_text().splitlines() if line.startswith("|")]
+    assert len(rows) == 3 and len({line.count("|") for line in rows}) == 1
+    told = "2 × 4 × 5 × 7 → 6, kernel 3×2, stride 2×1, padding 1×0, output_padding 1×0, "
+    assert told + "dilation 1×2, groups 2, bias" in rows[2]
+
+
+def test_a_wrong_answer_is_exit_status_1(command, monkeypatch, shelf, capsys):
+    loaded = broken(SimpleNamespace(**shelf["69"].solution), one_pixel)
+    monkeypatch.setattr(shapes, "load_solution", lambda *arguments: (loaded, 1.5))
+    assert command() == 1
+    out = capsys.readouterr().out
+    assert "rejected: inaccurate" in out and "0 of 1 shapes accepted." in out
+
+
+@pytest.mark.parametrize(
+    "arguments, status",
+    [
+        (["--shapes", "no-such"], 2),
+        (["--baselines", "eager,fastest"], 2),
+        (["--batch", "0"], 2),
+        (["--record", "--shapes", "1x1"], 2),
+        (["--solution", "missing.py"], 2),
+        (["--device", "cuda:99"], 3),
+        (["--list"], 0),
+    ],
+)
+def test_exit_status(arguments, status):
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert shapes.main([*device, *arguments]) == status
+
+
+def test_record_names():
+    assert shapes_report.record_name("float32", "allow", "cuda") == "shapes.json"
+    assert shapes_report.record_name("float32", "forbid", "cpu") == "shapes.json"
+    assert shapes_report.record_name("float32", "forbid", "cuda") == "shapes-tf32-forbid.json"
+    assert shapes_report.record_name("float16", "allow", "cuda") == "shapes-float16.json"
+
+
+# Committed records ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=relative)
+def test_record_is_of_the_committed_solution(path):
+    record = json.loads(path.read_text())
+    solution = ROOT / record["solution"]
+    assert record["solution_sha256"] == hashlib.sha256(solution.read_bytes()).hexdigest()
+    assert record["device"] == path.parent.name
+    setting = record["dtype"], record["tf32"], record["device"]
+    assert path.name == shapes_report.record_name(*setting)
+    assert [entry["name"] for entry in record["shapes"]] == [shape.name for shape in SHAPES]
+    for entry, shape in zip(record["shapes"], SHAPES, strict=True):
+        assert entry["verdict"] == "accepted" and entry["reasons"] == []
+        assert entry["arguments"] == json.loads(json.dumps(shape.arguments))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=relative)
+def test_what_is_slower_than_pytorch_has_its_reason(path):
+    record = json.loads(path.read_text())
+    slower = [entry["name"] for entry in record["shapes"] if shapes_report.below_one(entry)]
+    assert [name for name in slower if not why(record["device"], path.stem, name)] == []
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=relative)
+def test_no_cliff_on_a_gpu(path):
+    record = json.loads(path.read_text())
+    if record["device"] == "cpu":
+        pytest.skip("the CPU kernels promise nothing about other shapes")
+    cliffs = {e["name"]: e["fastest"]["speedup"] for e in record["shapes"]}
+    assert {name: ratio for name, ratio in cliffs.items() if not ratio >= 0.8} == {}
+
+
+def test_reasons_are_of_records_and_shapes_that_exist():
+    known = {shape.name for shape in SHAPES}
+    for key, reasons in WHY.items():
+        assert (RESULTS / f"{key}.json").is_file(), key
+        assert set(reasons) <= known
+
+
+def test_readme_shows_the_records():
+    assert shapes.main(["--check"]) == 0
