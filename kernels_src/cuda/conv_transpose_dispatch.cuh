@@ -16,11 +16,16 @@ struct KernelPlan {
   int64_t status;       // kOk, or why the call cannot be done
   KernelChoice kernel;
   const char* reason;
-  TileGeometry geometry;  // kPortable, and the fallback of kHopper
+  TileGeometry geometry;  // kPortable
   sm90::Plan hopper;      // kHopper
   int64_t workspace_bytes, num_partials;
-  int64_t fallback_workspace, fallback_partials;  // kHopper on fp32: offsets into the workspace
+  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
+  bool has_fallback;
+  TileGeometry fallback;
+  int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
 };
+
+using Fallback = MmaConfig<Numeric::kStrictFP32>;
 
 inline Numeric portable_numeric(const ConvCall& call) {
   if (call.dtype == kFloat16) return Numeric::kFP16;
@@ -58,6 +63,19 @@ inline KernelPlan failed_plan(int64_t status, const char* reason) {
   return plan;
 }
 
+// Adds the fallback where the call needs one. False where no tile of it fits the device.
+inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLimits& device) {
+  const ConvTransposeProblem& p = call.problem;
+  plan.has_fallback = portable_numeric(call) == Numeric::kTF32;
+  if (!plan.has_fallback) return true;
+  if (!choose_geometry<Fallback>(p, mma_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
+  plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
+  plan.fallback_partials = round_up(plan.fallback_workspace + MmaWorkspace<Fallback>(p).total_bytes, 256);
+  plan.workspace_bytes = plan.fallback_partials + p.batch * mma_num_partials(p, plan.fallback) * p.out_channels *
+                                                      static_cast<int64_t>(sizeof(Moments));
+  return true;
+}
+
 // The portable kernel's plan, or a plain one with the reason why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -70,36 +88,30 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   return with_mma_config(call, [&](auto config) {
     using Config = decltype(config);
     KernelPlan plan{};
-    if (!choose_geometry<Config>(p, mma_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry))
+    plan.workspace_bytes = MmaWorkspace<Config>(p).total_bytes;
+    if (!choose_geometry<Config>(p, mma_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry) ||
+        !add_fallback(plan, call, device))
       return plain_plan(call, "no tile fits this device's shared memory");
     plan.kernel = kPortable;
     plan.reason = "tensor cores";
-    plan.workspace_bytes = mma_workspace_bytes<Config>(p);
     plan.num_partials = mma_num_partials(p, plan.geometry);
     return plan;
   });
 }
 
-// The Hopper kernel's plan, or one whose status and reason say why not. On fp32 the portable kernel stands behind it
-// for operands that fp16 containers cannot hold.
+// The Hopper kernel's plan, or one whose status and reason say why not.
 inline KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
   const sm90::Plan hopper = sm90::plan_call(call, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
+  if (call.dtype == kFloat32 && !mma_can_index(call.problem))
+    return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   KernelPlan plan{};
-  if (call.dtype == kFloat32) {
-    plan = portable_plan(call);
-    if (plan.status != kOk) return plan;
-    if (plan.kernel != kPortable) return failed_plan(kUnsupportedKernel, plan.reason);
-    plan.fallback_workspace = sm90::Sm90Workspace(hopper).total_bytes;
-    plan.fallback_partials = round_up(plan.fallback_workspace + plan.workspace_bytes, 256);
-    plan.workspace_bytes = plan.fallback_partials + call.problem.batch * plan.num_partials * call.problem.out_channels *
-                                                        static_cast<int64_t>(sizeof(Moments));
-  } else {
-    plan.workspace_bytes = sm90::Sm90Workspace(hopper).total_bytes;
-  }
+  plan.workspace_bytes = sm90::Sm90Workspace(hopper).total_bytes;
+  if (!add_fallback(plan, call, device))
+    return failed_plan(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
   plan.kernel = kHopper;
   plan.reason = "wgmma";
   plan.hopper = hopper;
@@ -162,20 +174,32 @@ int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num
 
 int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).workspace_bytes; }
 
-// The Hopper kernel, then the portable one over the same outputs where the guard is up.
+// The strict kernel over the same outputs and moments where the guard is up; else nothing.
+inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
+                               const GuardState* state) {
+  if (!plan.has_fallback) return kOk;
+  char* const base = static_cast<char*>(workspace);
+  const int* guard = &state->out_of_range;
+  Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
+  TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
+  if (partials == nullptr) return kOk;
+  return launch_merge_moments(partials, mma_num_partials(call.problem, plan.fallback), outputs.partials, plan.num_partials,
+                              call.problem.batch, call.problem.out_channels, guard, call.stream);
+}
+
 inline int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(sm90::launch(plan.hopper, call, outputs, workspace, device.sm_count));
-  if (call.dtype != kFloat32) return kOk;
-  using Fallback = MmaConfig<Numeric::kTF32>;
-  char* const base = static_cast<char*>(workspace);
-  const int* guard = &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range;
-  Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(call, plan.geometry, outputs.out, partials, base + plan.fallback_workspace, guard));
-  if (partials == nullptr) return kOk;
-  return launch_merge_moments(partials, mma_num_partials(call.problem, plan.geometry), outputs.partials, plan.num_partials,
-                              call.problem.batch, call.problem.out_channels, guard, call.stream);
+  return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
+}
+
+inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+  return with_mma_config(call, [&](auto config) -> int64_t {
+    using Config = decltype(config);
+    TCONV_RETURN_IF_ERROR(launch_mma<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));
+    return launch_fallback(plan, call, outputs, workspace, MmaWorkspace<Config>(call.problem).guard(workspace));
+  });
 }
 
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
@@ -183,10 +207,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
-  if (plan.kernel == kPortable)
-    return with_mma_config(call, [&](auto config) {
-      return launch_mma<decltype(config)>(call, plan.geometry, outputs.out, outputs.partials, workspace);
-    });
+  if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);

@@ -23,6 +23,8 @@ struct MmaParams {
   const Storage* x;
   const unsigned char* weight_stream;
   const AxisPhase* phases;  // [stride_h + stride_w]
+  const float* inv_scale;   // [out_channels], containers only
+  GuardState* guard;        // containers only: raised where they cannot hold the input
   Storage* out;
   Moments* partials;   // or null
   const int* only_if;  // null, or on the device: nothing is done where it holds 0
@@ -35,6 +37,11 @@ struct MmaParams {
   int in_h, in_w, out_w;
   int kernel_h, kernel_w, stride_h, stride_w;
   int groups, ic_per_group, oc_per_group, num_ic_blocks, num_oc_blocks;
+};
+
+// The taps of a window: [h, h + count_h) x [w, w + count_w), of one channel block.
+struct WindowTaps {
+  int h, w, count_h, count_w, ic_block;
 };
 
 // Turns window pixels into shared memory rows. A warp owns one chunk position (16 bytes of channels), a lane one
@@ -56,18 +63,16 @@ struct WindowFill {
     return threadIdx.x / 32 / Config::kChunks * Config::kFillPixels + threadIdx.x % 32;
   }
 
-  // The window of the taps from (tap_h, tap_w) on, of one channel block. It starts where the last tap reads.
+  // A window starts where its last tap reads.
   template <typename Work, typename Params>
-  __device__ __forceinline__ void prepare(const Work& work, const Params& p, int tap_h, int tap_w, int ic_block) {
-    const int first_channel = ic_block * Config::BLOCK_IC + chunk_position() * Config::kChunkElements;
+  __device__ __forceinline__ void prepare(const Work& work, const Params& p, const WindowTaps& taps) {
+    const int first_channel = taps.ic_block * Config::BLOCK_IC + chunk_position() * Config::kChunkElements;
     source = static_cast<const Storage*>(p.x) + work.sample * p.x_stride_n +
              static_cast<int64_t>(work.group * p.ic_per_group + first_channel) * p.x_stride_c;
     channels = p.ic_per_group - first_channel;
     flat = work.flat;
-    line = work.line + work.h.offset_first -
-           (min(tap_h + p.tile.group_h, work.h.tap_count) - 1) * work.h.offset_step;
-    column = work.column + work.w.offset_first -
-             (min(tap_w + p.tile.group_w, work.w.tap_count) - 1) * work.w.offset_step;
+    line = work.line + work.h.offset_first - (taps.h + taps.count_h - 1) * work.h.offset_step;
+    column = work.column + work.w.offset_first - (taps.w + taps.count_w - 1) * work.w.offset_step;
   }
 
   // Leaves the chunk as it is outside the image and beyond the last channel.
@@ -88,9 +93,9 @@ struct WindowFill {
     }
   }
 
-  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window) {
+  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window, __half2& largest) {
     const unsigned swizzled = (chunk_position() ^ (threadIdx.x % 32 / 2)) & 3u;  // pixel and lane agree modulo 8
-    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed());
+    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed(largest));
   }
 };
 
@@ -130,6 +135,7 @@ struct WeightRing {
 // take registers from the products in between.
 struct TileWork {
   AxisPhase h, w;
+  int num_windows, windows_w;  // of all taps and channel blocks; groups of taps side by side
   int group, oc_block, partial;
   int flat, line, column;  // origin of the tile within the phase
   int64_t sample;
@@ -157,7 +163,22 @@ __device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsig
   work.flat = tile_h * g.flat_step;
   work.line = tile_h * g.line_step;
   work.column = tile_w * g.column_step;
+  work.windows_w = max(1, (work.w.tap_count + g.group_w - 1) / g.group_w);
+  work.num_windows = (work.h.tap_count + g.group_h - 1) / g.group_h * work.windows_w * p.num_ic_blocks;
   return work;
+}
+
+// Windows in the order of use: channel blocks first, then taps. The last of a row or column has what is left.
+template <typename Storage>
+__device__ __forceinline__ WindowTaps find_window(const TileWork& work, const MmaParams<Storage>& p, int index) {
+  const int group = index / p.num_ic_blocks, row = group / work.windows_w;
+  WindowTaps taps;
+  taps.ic_block = index - group * p.num_ic_blocks;
+  taps.h = row * p.tile.group_h;
+  taps.w = (group - row * work.windows_w) * p.tile.group_w;
+  taps.count_h = min(p.tile.group_h, work.h.tap_count - taps.h);
+  taps.count_w = min(p.tile.group_w, work.w.tap_count - taps.w);
+  return taps;
 }
 
 // Up to kFills fills from window pixel `first` of this thread on, but none at `end` or beyond. Pixels of a fill are as
@@ -176,10 +197,20 @@ struct FillRound {
     }
   }
 
-  __device__ __forceinline__ void store(int first, int end, uint32_t window) const {
+  __device__ __forceinline__ void store(int first, int end, uint32_t window, GuardState* guard) const {
+    __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
     for (int f = 0; f < kFills; ++f)
-      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window);
+      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window, largest);
+    if constexpr (Config::kContainers) {
+      if (first >= end) return;
+      guard_range(largest, guard, [&](auto&& inspect) {  // chunks that are not stored hold zeros
+#pragma unroll
+        for (int f = 0; f < kFills; ++f)
+#pragma unroll
+          for (int i = 0; i < Fill::Chunk::kElements; ++i) inspect(__uint_as_float(chunks[f].bits[i]));
+      });
+    }
   }
 };
 
@@ -191,7 +222,7 @@ __device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int 
   for (; first < p.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
     round.load(fill, first, p.tile.window_pixels, p);
-    round.store(first, p.tile.window_pixels, window);
+    round.store(first, p.tile.window_pixels, window, p.guard);
   }
 }
 
@@ -244,11 +275,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
               : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
     }
 
-    // A window: taps [tap_h, tap_h + group_h) x [tap_w, tap_w + group_w), cut at the phase's end, of one
-    // channel block.
-    int tap_h = 0, tap_w = 0, ic_block = 0;
     Fill fill;
-    fill.prepare(work, p, tap_h, tap_w, ic_block);
+    fill.prepare(work, p, find_window(work, p, 0));
     fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, p);
 
     // Operands are loaded one k-step ahead of their products, so a step's second k-step is multiplied after the
@@ -257,33 +285,22 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     second.clear();
     float acc[Config::kSegmentsPerWarp][Config::kRowTiles][4] = {};
 
-    int buffer = 0;
-    bool more = num_steps > 0;  // a phase without taps is the bias alone
+    // Registers are short: what the steps rarely need is computed again from `work`.
 #pragma unroll 1
-    while (more) {
-      const int taps_h = min(g.group_h, work.h.tap_count - tap_h), taps_w = min(g.group_w, work.w.tap_count - tap_w);
-      if (++ic_block == p.num_ic_blocks) {
-        ic_block = 0;
-        tap_w += g.group_w;
-        if (tap_w >= work.w.tap_count) {
-          tap_w = 0;
-          tap_h += g.group_h;
-          more = tap_h < work.h.tap_count;
-        }
-      }
-      if (more) fill.prepare(work, p, tap_h, tap_w, ic_block);
+    for (int index = 0; index < work.num_windows; ++index) {  // none in a phase without taps, which is the bias alone
+      const WindowTaps taps = find_window(work, p, index);
+      const bool more = index + 1 < work.num_windows;
+      if (more) fill.prepare(work, p, find_window(work, p, index + 1));
       const int window_bytes = g.window_pixels * Config::PIXEL_BYTES;
-      const uint32_t window = windows + buffer * window_bytes;
-      const uint32_t next_window = windows + (buffer ^ 1) * window_bytes;
-      const int steps = taps_h * taps_w, num_fills = (g.window_pixels + Fill::kStep - 1) / Fill::kStep;
+      const uint32_t window = windows + index % 2 * window_bytes;
+      const uint32_t next_window = windows + (index + 1) % 2 * window_bytes;
+      const int steps = taps.count_h * taps.count_w, num_fills = (g.window_pixels + Fill::kStep - 1) / Fill::kStep;
       const int loading_steps = max(steps - 1, 1);  // not the last: nothing would hide it
       const int fill_step = min(Config::kFillsInFlight, (num_fills + loading_steps - 1) / loading_steps) * Fill::kStep;
       FillRound<Config, Config::kFillsInFlight> round;  // loaded in one step, stored in the next
       int next_pixel = more ? Fill::first_pixel() : g.window_pixels;
 
-      const int column_step = work.w.offset_step;
-      const int line_step = work.h.offset_step * g.window_pitch - (taps_w - 1) * column_step;
-      int pixel = lane % 8, steps_in_line = taps_w;
+      int pixel = lane % 8, steps_in_line = taps.count_w;
 #pragma unroll 1
       for (int step = steps; step > 0; --step) {
         const uint32_t weights = ring.advance() + lane * 16;
@@ -293,26 +310,27 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
         const int loaded_end = min(next_pixel, g.window_pixels);
         next_pixel += fill_step;
         if constexpr (Config::kStrict) {
-          round.store(loaded, loaded_end, next_window);
+          round.store(loaded, loaded_end, next_window, p.guard);
           round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
           multiply_split_step<Config>(acc, weights, window_row, pair_offset);
         } else {
           first.load(0, weights, window_row, pair_offset);
           multiply<Config>(acc, second);
+          round.store(loaded, loaded_end, next_window, p.guard);
           second.load(1, weights, window_row, pair_offset);
-          round.store(loaded, loaded_end, next_window);
           round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
           multiply<Config>(acc, first);
         }
 
-        const bool line_ends = --steps_in_line == 0;
-        pixel += line_ends ? line_step : column_step;
-        if (line_ends) steps_in_line = taps_w;
+        pixel += work.w.offset_step;
+        if (--steps_in_line == 0) {
+          pixel += work.h.offset_step * g.window_pitch - taps.count_w * work.w.offset_step;
+          steps_in_line = taps.count_w;
+        }
       }
-      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window);
+      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window, p.guard);
       // Few taps: what the steps could not take along.
       fill_pixels<Config, Config::kFillsInFlight>(fill, next_pixel, next_window, p);
-      buffer ^= 1;
     }
     if constexpr (!Config::kStrict) multiply<Config>(acc, second);
     cp_async_wait<0>();
@@ -321,6 +339,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     output.channel = work.group * p.oc_per_group + work.oc_block * Config::BLOCK_OC;
     output.num_channels = min(Config::BLOCK_OC, p.oc_per_group - work.oc_block * Config::BLOCK_OC);
     output.plane = p.out_plane;
+    output.inv_scale = p.inv_scale + output.channel;
     const int64_t num_channels = p.groups * p.oc_per_group;
     output.out = p.out + (work.sample * num_channels + output.channel) * p.out_plane;
     const int64_t num_partials = static_cast<int64_t>(p.stride_h * p.stride_w) * (g.tiles_h * g.tiles_w);

@@ -7,7 +7,8 @@
 namespace tconv {
 namespace cuda {
 
-// What the operands are on their way into the tensor core.
+// What the operands are on their way into the tensor core. kTF32: fp32 tensors with TF32 allowed, whose 11-bit operands
+// travel as fp16 numbers (fp16_containers.cuh). kStrictFP32: fp32 tensors, two TF32 numbers an operand.
 enum class Numeric { kTF32, kStrictFP32, kFP16, kBF16 };
 
 // One block computes BLOCK_OC output channels x BLOCK_PIX output pixels of one phase of one sample. Each warp
@@ -17,7 +18,8 @@ template <Numeric kNumericValue>
 struct MmaConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
-  static constexpr int kElementBytes = kNumeric == Numeric::kFP16 || kNumeric == Numeric::kBF16 ? 2 : 4;
+  static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded
+  static constexpr int kElementBytes = kStrict ? 4 : 2;             // of an operand in shared memory
 
   static constexpr int kNumWarps = 4;
   static constexpr int kNumThreads = 32 * kNumWarps;

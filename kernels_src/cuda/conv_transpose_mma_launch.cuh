@@ -1,4 +1,4 @@
-// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its two launches.
+// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its launches.
 #pragma once
 
 #include "check.h"
@@ -44,35 +44,55 @@ inline int64_t mma_num_partials(const ConvTransposeProblem& p, const TileGeometr
   return p.stride_h * p.stride_w * g.tiles_h * g.tiles_w;
 }
 
-// Workspace: the phase table, then the weight stream.
-inline int64_t mma_phase_bytes(const ConvTransposeProblem& p) {
-  return round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
-}
-
 template <typename Config>
 int64_t mma_weight_tiles(const ConvTransposeProblem& p) {
   return p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC) *
          ceil_div(p.in_channels / p.groups, Config::BLOCK_IC) * p.kernel_h * p.kernel_w;
 }
 
+// Workspace: the phase table, the weight stream; for containers also the channels' inverse scales and the guard.
 template <typename Config>
-int64_t mma_workspace_bytes(const ConvTransposeProblem& p) {
-  return mma_phase_bytes(p) + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+struct MmaWorkspace {
+  int64_t stream_at, scales_at, guard_at, total_bytes;
+
+  explicit MmaWorkspace(const ConvTransposeProblem& p) {
+    stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
+    scales_at = stream_at + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+    guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
+    total_bytes = guard_at + (Config::kContainers ? 256 : 0);
+  }
+  AxisPhase* phases(void* base) const { return static_cast<AxisPhase*>(base); }
+  unsigned char* stream(void* base) const { return static_cast<unsigned char*>(base) + stream_at; }
+  float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + scales_at); }
+  GuardState* guard(void* base) const { return reinterpret_cast<GuardState*>(static_cast<char*>(base) + guard_at); }
+};
+
+// The scales of an fp32 call's containers, its guard cleared before.
+template <typename Config>
+int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& layout, void* workspace) {
+  const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.problem.out_channels)),
+                       dim3(kWeightScaleThreads), 0, call.stream, call.problem, static_cast<const float*>(call.weight),
+                       layout.scales(workspace), layout.guard(workspace));
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
+// Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
 int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
                    const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
-  unsigned char* const stream = static_cast<unsigned char*>(workspace) + mma_phase_bytes(p);
+  const MmaWorkspace<Config> layout(p);
+  if constexpr (Config::kContainers) TCONV_RETURN_IF_ERROR(launch_weight_scales(call, layout, workspace));
 
   WeightTransformParams<Storage> transform;
   transform.problem = p;
   transform.weight = static_cast<const Storage*>(call.weight);
-  transform.stream = reinterpret_cast<uint4*>(stream);
-  transform.phases = static_cast<AxisPhase*>(workspace);
+  transform.stream = reinterpret_cast<uint4*>(layout.stream(workspace));
+  transform.phases = layout.phases(workspace);
+  transform.inv_scale = layout.scales(workspace);
   transform.only_if = only_if;
   transform.group_h = geometry.group_h;
   transform.group_w = geometry.group_w;
@@ -90,8 +110,10 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
 
   MmaParams<Storage> params;
   params.x = static_cast<const Storage*>(call.x);
-  params.weight_stream = stream;
-  params.phases = transform.phases;
+  params.weight_stream = layout.stream(workspace);
+  params.phases = layout.phases(workspace);
+  params.inv_scale = layout.scales(workspace);
+  params.guard = layout.guard(workspace);
   params.out = static_cast<Storage*>(out);
   params.partials = partials;
   params.only_if = only_if;

@@ -4,31 +4,18 @@
 // Out: tiles [phase][group][sweep][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
-// fp32 weights become fp16 numbers of 11 significant bits (what TF32 keeps), rounded to nearest. A power of two per
-// output channel brings its largest weight to [2^14, 2^15), so that fp16's range holds weights down to 2^-29 of it;
-// inv_scale[channel] undoes that and the producers' kInputScale in the epilogue, exactly.
+// fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "conv_transpose_sm90_plan.h"
+#include "fp16_containers.cuh"
 
 namespace tconv {
 namespace cuda {
 namespace sm90 {
 
 using namespace tconv::sm90;
-
-// fp32 inputs are multiplied by this before rounding to fp16: |x| < 255.9 is in range, and values from 2^-22 up keep
-// 11 bits.
-constexpr float kInputScale = 256.0f;
-
-// Device-side words next to the weight tiles.
-struct GuardState {
-  int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
-};
 
 template <typename Storage>
 struct WeightsArgs {
@@ -44,17 +31,6 @@ struct WeightsConfig {
   static constexpr int kThreads = 256;
 };
 
-__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ uint32_t pack_pair(__half a, __half b) {
-  return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
-}
-__device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return static_cast<uint32_t>(__bfloat16_as_ushort(a)) | static_cast<uint32_t>(__bfloat16_as_ushort(b)) << 16;
-}
-
 template <typename Storage>
 __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
@@ -68,28 +44,9 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    // Largest magnitude as bits: NaN and infinity compare highest.
-    uint32_t largest = 0;
-    if (real) {
-      for (int64_t i = threadIdx.x; i < num_ic * taps; i += WeightsConfig::kThreads) {
-        const uint32_t bits = __float_as_uint(source[(i / taps) * num_oc * taps + i % taps]) & 0x7FFFFFFFu;
-        largest = bits > largest ? bits : largest;
-      }
-    }
-    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
-    __shared__ uint32_t warp_largest[WeightsConfig::kThreads / 32];
-    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < WeightsConfig::kThreads / 32; ++i) largest = max(largest, warp_largest[i]);
-    const int exponent = static_cast<int>(largest >> 23) - 127;  // of the largest magnitude
-    // Outside these the power of two, or its inverse with the input's, is no normal fp32 number.
-    const bool representable = largest == 0 || (exponent >= -96 && exponent <= 96);
-    if (!representable && threadIdx.x == 0) args.guard->out_of_range = 1;
-    const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
-    scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-    if (threadIdx.x == 0) {
-      args.inv_scale[blockIdx.x] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale;
-    }
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    scale = found.scale;
+    if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
   }

@@ -24,6 +24,7 @@ struct TileOutput {
   Storage* out;       // plane of the block's first channel
   int64_t plane;      // elements per channel
   Moments* partials;  // of the block's first channel, or null
+  const float* inv_scale;  // of the block's first channel; containers only
   int channel;        // the block's first channel
   int num_channels;   // valid channels, <= BLOCK_OC
   int offset[kPixelsPerLane];
@@ -66,9 +67,10 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
     for (; channel < end_channel; channel += Config::kNumWarps) {
       float v[kPixelsPerLane];
       const float bias = channel_bias<float, Storage>(epilogue, tile.channel + channel);
+      const float scale = Config::kContainers ? tile.inv_scale[channel] : 1.0f;  // a factor of 1 is compiled away
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
-        v[i] = Epilogue::apply<float, Storage>(staged[32 * i] + bias, epilogue, tile.channel + channel);
+        v[i] = Epilogue::apply<float, Storage>(staged[32 * i] * scale + bias, epilogue, tile.channel + channel);
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
         store_if<Storage>(tile.offset[i] >= 0, plane + tile.offset[i], to_storage<Storage>(v[i]));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv_transpose_mma_config.h"
+#include "fp16_containers.cuh"
 #include "mma_sync.cuh"
 #include "storage.cuh"
 
@@ -32,14 +33,16 @@ struct SplitValue {
 };
 
 // Rounding is done on the magnitude's bits: to nearest, ties away, but never past the largest finite TF32, where
-// low takes what is missing. An infinity or NaN goes entirely into low: it then meets only the other operand's high
-// part, and neither Inf * 0 (from a zero low part) nor Inf - Inf can arise from the splitting itself.
+// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never its
+// low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf - Inf
+// arises from the splitting itself, also where both operands are infinite.
 __device__ __forceinline__ SplitValue split_fp32(uint32_t bits) {
-  constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u;
+  constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u,
+                     kOne = 0x3f800000u;
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t rounded = min(magnitude + kHalfUlp, kInfinity - 1u) & kHighBits;
   SplitValue s;
-  s.high = magnitude < kInfinity ? rounded | (bits & ~kMagnitude) : 0u;
+  s.high = (magnitude < kInfinity ? rounded : kOne) | (bits & ~kMagnitude);
   const float rest = __uint_as_float(bits) - __uint_as_float(s.high);
   s.low = __float_as_uint(rest * static_cast<float>(1 << kLowScaleLog2));
   return s;
@@ -54,16 +57,20 @@ struct PixelChunk {
   uint32_t bits[kElements];
 
   __device__ __forceinline__ void load(int i, const Storage* pointer) {
-    if constexpr (Config::kElementBytes == 4)
+    if constexpr (sizeof(Storage) == 4)
       bits[i] = __ldg(reinterpret_cast<const unsigned int*>(pointer));
     else
       bits[i] = __ldg(reinterpret_cast<const unsigned short*>(pointer));
   }
 
-  __device__ __forceinline__ uint4 packed() const {
-    if constexpr (Config::kNumeric == Numeric::kTF32) {
-      return make_uint4(round_to_tf32(__uint_as_float(bits[0])), round_to_tf32(__uint_as_float(bits[1])),
-                        round_to_tf32(__uint_as_float(bits[2])), round_to_tf32(__uint_as_float(bits[3])));
+  // `largest` follows the magnitudes that containers hold; other modes leave it alone.
+  __device__ __forceinline__ uint4 packed(__half2& largest) const {
+    if constexpr (Config::kContainers) {
+      uint32_t pair[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        pair[i] = pack_scaled_inputs(__uint_as_float(bits[2 * i]), __uint_as_float(bits[2 * i + 1]), largest);
+      return make_uint4(pair[0], pair[1], pair[2], pair[3]);
     } else if constexpr (Config::kNumeric == Numeric::kStrictFP32) {
       return make_uint4(bits[0], bits[1], bits[2], bits[3]);  // split after ldmatrix
     } else {
@@ -75,12 +82,12 @@ struct PixelChunk {
 
 template <Numeric kNumeric>
 __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  if constexpr (kNumeric == Numeric::kFP16)
-    mma_m16n8k16_f16(d, a, b0, b1);
+  if constexpr (kNumeric == Numeric::kStrictFP32)
+    mma_m16n8k8_tf32(d, a, b0, b1);
   else if constexpr (kNumeric == Numeric::kBF16)
     mma_m16n8k16_bf16(d, a, b0, b1);
   else
-    mma_m16n8k8_tf32(d, a, b0, b1);
+    mma_m16n8k16_f16(d, a, b0, b1);
 }
 
 // One k-step's operands of a warp: weights of all channels of the block, pixels of all its segments.

@@ -1,5 +1,5 @@
-// Weights [in_channels, out_channels/groups, kernel_h, kernel_w] -> the tensor-core kernel's weight stream: rounded or
-// split, zero-padded to whole blocks, in mma fragment order, tiles in the order of use. Run once per call.
+// Weights [in_channels, out_channels/groups, kernel_h, kernel_w] -> the tensor-core kernel's weight stream: scaled and
+// rounded, or split, zero-padded to whole blocks, in mma fragment order, tiles in the order of use. Run once per call.
 //
 // Stream: [group][out-channel block][tile], a tile being one tap x BLOCK_IC x BLOCK_OC; order of tiles: see
 // window_stream_offset. Within a tile [piece][k-step][m16][lane] of 16 bytes.
@@ -18,6 +18,7 @@ struct WeightTransformParams {
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
+  const float* inv_scale;    // [out_channels], containers only: find_weight_scale's inverse
   const int* only_if;        // null, or on the device: nothing is done where it holds 0
   int group_h, group_w;      // taps per window
   int tap_step_h, tap_step_w;
@@ -44,9 +45,21 @@ __device__ __forceinline__ int64_t stream_tile(const Params& p, int kernel_row, 
          static_cast<int64_t>(ic_block) * (end_h - begin_h) * (end_w - begin_w) + tap_in_window;
 }
 
+// One block per output channel.
+constexpr int kWeightScaleThreads = 256;
+__global__ void __launch_bounds__(kWeightScaleThreads)
+    find_weight_scales_kernel(ConvTransposeProblem p, const float* weight, float* inv_scale, GuardState* guard) {
+  const int64_t taps = p.kernel_h * p.kernel_w, oc_per_group = p.out_channels / p.groups;
+  const int64_t ic_per_group = p.in_channels / p.groups, group = blockIdx.x / oc_per_group;
+  const float* const first = weight + (group * ic_per_group * oc_per_group + blockIdx.x % oc_per_group) * taps;
+  const WeightScale found = find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
+  if (threadIdx.x == 0) inv_scale[blockIdx.x] = found.inverse;
+}
+
 template <typename Config>
 __global__ void __launch_bounds__(256)
     transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+  using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   if (p.only_if != nullptr && *p.only_if == 0) return;
   constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
   constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register
@@ -76,26 +89,23 @@ __global__ void __launch_bounds__(256)
     for (int r = 0; r < 4; ++r) {  // register r of mma's A: rows +8 for odd r, second half of k for r >= 2
       const int64_t oc = oc_block * Config::BLOCK_OC + m16 * 16 + lane / 4 + (r % 2) * 8;
       const int64_t ic = ic_block * Config::BLOCK_IC + (k_step * 8 + (r / 2) * 4 + lane % 4) * kHalves;
-      uint32_t bits[kHalves];
+      const bool real_channel = oc < oc_per_group;
+      Storage values[kHalves];
 #pragma unroll
       for (int e = 0; e < kHalves; ++e) {
-        bits[e] = 0;
-        if (oc < oc_per_group && ic + e < ic_per_group) {
-          const int64_t at = ((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap;
-          if constexpr (kHalves == 1)
-            bits[e] = __float_as_uint(p.weight[at]);
-          else
-            bits[e] = reinterpret_cast<const unsigned short*>(p.weight)[at];
-        }
+        values[e] = static_cast<Storage>(0.0f);
+        if (real_channel && ic + e < ic_per_group)
+          values[e] = p.weight[((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap];
       }
-      if constexpr (Config::kNumeric == Numeric::kTF32) {
-        high[r] = round_to_tf32(__uint_as_float(bits[0]));
-      } else if constexpr (Config::kStrict) {
-        const SplitValue v = split_fp32(bits[0]);
+      if constexpr (Config::kStrict) {
+        const SplitValue v = split_fp32(__float_as_uint(values[0]));
         high[r] = v.high;
         low[r] = v.low;
+      } else if constexpr (Config::kContainers) {
+        const float scale = real_channel ? scale_of_inverse(p.inv_scale[group * oc_per_group + oc]) : 0.0f;
+        high[r] = pack_pair(values[0] * scale, values[1] * scale);
       } else {
-        high[r] = bits[0] | bits[kHalves - 1] << 16;
+        high[r] = pack_pair(values[0], values[1]);
       }
     }
     const int64_t tiles_per_block = kernel_taps * p.num_ic_blocks;

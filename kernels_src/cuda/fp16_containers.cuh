@@ -1,0 +1,88 @@
+// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
+// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
+// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
+// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+
+// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
+constexpr float kInputScale = 256.0f;
+constexpr float kSmallestExact = 0x1p-22f;
+
+// Device-side words of a call; cleared before its kernels run.
+struct GuardState {
+  int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
+};
+
+__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t pack_pair(__half a, __half b) {
+  return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
+}
+__device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return static_cast<uint32_t>(__bfloat16_as_ushort(a)) | static_cast<uint32_t>(__bfloat16_as_ushort(b)) << 16;
+}
+
+// Two inputs, scaled and rounded; `largest` follows the magnitudes, NaN above all.
+__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest) {
+  const uint32_t packed = pack_pair(a * kInputScale, b * kInputScale);
+  largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed)));
+  return packed;
+}
+
+// A warp raises the guard over the inputs it has just packed: overflow, infinity or NaN anywhere; or all of them so small
+// that fp16's subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their
+// error is below 2^-33, and 2^-21 of the large one. for_each(f) calls f with every value of this thread, unscaled.
+template <typename ForEach>
+__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+  const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  bool raise = __any_sync(0xFFFFFFFFu, !(magnitude <= 65504.0f));
+  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmall)) {
+    bool subnormal = false;
+    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
+    raise = __any_sync(0xFFFFFFFFu, subnormal);
+  }
+  if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
+}
+
+// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
+// to 2^-29 of it; and what undoes it and kInputScale.
+struct WeightScale {
+  float scale, inverse;
+};
+
+__device__ __forceinline__ float scale_of_inverse(float inverse) { return 1.0f / (inverse * kInputScale); }
+
+// All kThreads threads of a block, for one channel: [in_channels] runs of `taps` weights, `run_stride` apart.
+template <int kThreads>
+__device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
+                                                         int64_t run_stride, GuardState* guard) {
+  uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
+  for (int64_t i = threadIdx.x; i < in_channels * taps; i += kThreads)
+    largest = max(largest, __float_as_uint(weights[(i / taps) * run_stride + i % taps]) & 0x7FFFFFFFu);
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  __shared__ uint32_t warp_largest[kThreads / 32];
+  if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) largest = max(largest, warp_largest[i]);
+  const int exponent = static_cast<int>(largest >> 23) - 127;  // of the largest magnitude
+  // Outside these the power of two, or its inverse with the input's, is no normal fp32 number.
+  const bool representable = largest == 0 || (exponent >= -96 && exponent <= 96);
+  if (!representable && threadIdx.x == 0) guard->out_of_range = 1;
+  const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
+  return {__uint_as_float(static_cast<uint32_t>(127 + shift) << 23),
+          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale};
+}
+
+}  // namespace cuda
+}  // namespace tconv
