@@ -15,6 +15,7 @@ _EXAMPLES = """examples:
   python run_eval.py --compare results/cpu old.json
   python run_eval.py --suite solutions --output my_records --resume
   python run_eval.py --suite runs/my_run --reference KernelBench   a KernelBench run folder
+  RAY_ADDRESS=head:6379 python run_eval.py --suite runs/my_run --ray   over a Ray cluster
   python run_eval.py --export-kernelbench results/nvidia-h200 --output kernelbench_runs
 
 exit status: 0 accepted (all of them), 1 rejected (one at least), 2 wrong usage or missing file,
@@ -102,6 +103,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="builds at a time on the CPUs, ahead of the GPUs; default: half of the cores; "
         "0: none ahead; on the CPU always none, because they would disturb the times",
+    )
+    many.add_argument(
+        "--ray",
+        action="store_true",
+        help="on the Ray cluster of RAY_ADDRESS, or one started on this machine: a task for each "
+        "candidate, with one GPU or on the CPU a whole node",
     )
     out = parser.add_argument_group("output")
     out.add_argument(

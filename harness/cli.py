@@ -14,13 +14,23 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from harness import catalog, compare, devices, kernelbench_export, records, tables, timing
+from harness import (
+    catalog,
+    compare,
+    devices,
+    kernelbench_export,
+    ray_cluster,
+    records,
+    tables,
+    timing,
+)
 from harness.arguments import make_parser
 from harness.catalog import ROOT, Problem
 from harness.errors import EnvironmentUnfit, HarnessError, UsageError
 from harness.evaluate import Evaluation
 from harness.outcome import Options
 from harness.progress import Progress
+from harness.suite_files import find_items
 from harness.suite_run import run_suite
 
 ACCEPTED, REJECTED = 0, 1
@@ -87,12 +97,12 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
         return _compare(given, stdout, console)
     if given.export_kernelbench:
         return _export(given, stdout, console)
-    options = _options(given)
     command = shlex.join(["python", "run_eval.py", *arguments])
     if given.suite:
-        value, status = run_suite(given, options, command, console)
+        value, status = _suite(given, command, console)
         _write(given, value, stdout)
         return status
+    options = _options(given, devices.resolve_device(given.device))
     with tempfile.TemporaryDirectory(prefix="generated-") as folder:
         problems = _problems(given, Path(folder))
         done = [_evaluate(problem, options, command, given, console) for problem in problems]
@@ -100,6 +110,15 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
         tables.print_summary(console, done)
     _write(given, done if given.all else done[0], stdout)
     return ACCEPTED if all(r["verdict"] == "accepted" for r in done) else REJECTED
+
+
+def _suite(given: argparse.Namespace, command: str, console: Console) -> tuple[dict, int]:
+    if not given.ray:
+        options = _options(given, devices.resolve_device(given.device))
+        return run_suite(given, options, command, console)
+    find_items(given.suite, given.reference)  # what is wrong here is said before a cluster starts
+    with ray_cluster.connected(given.device) as cluster:
+        return run_suite(given, _options(given, cluster.device), command, console, cluster)
 
 
 def _require_one_task(given: argparse.Namespace) -> None:
@@ -132,21 +151,22 @@ def _require_suite_options(given: argparse.Namespace) -> None:
         raise UsageError("--solution does not go with --suite")
     if given.suite and given.build_dir:
         raise UsageError("--build-dir does not go with --suite: each candidate has its own")
-    if not given.suite and (given.resume or given.build_jobs is not None):
-        raise UsageError("--resume and --build-jobs go with --suite")
+    if not given.suite and (given.resume or given.ray or given.build_jobs is not None):
+        raise UsageError("--resume, --build-jobs and --ray go with --suite")
+    if given.ray and given.build_jobs:
+        raise UsageError("--build-jobs does not go with --ray: each task builds for itself")
     if given.output and not (given.suite or given.export_kernelbench):
         raise UsageError("--output goes with --suite and --export-kernelbench")
     if given.export_kernelbench and not given.output:
         raise UsageError("--export-kernelbench needs --output DIR")
 
 
-def _options(given: argparse.Namespace) -> Options:
+def _options(given: argparse.Namespace, device: torch.device) -> Options:
     names = [] if given.baselines in ("none", "") else given.baselines.split(",")
     unknown = [name for name in names if name not in timing.BASELINES]
     if unknown or len(set(names)) != len(names):
         allowed = ", ".join(timing.BASELINES)
         raise UsageError(f"--baselines {given.baselines!r}: allowed, each once, are {allowed}")
-    device = devices.resolve_device(given.device)
     return Options(
         device=device,
         dtype=getattr(torch, given.dtype),

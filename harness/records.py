@@ -24,8 +24,8 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
     record = {
         "problem": problem.id,
         "name": problem.name,
-        "reference": _relative(problem.reference),
-        "solution": _relative(problem.solution),
+        "reference": shown_path(problem.reference),
+        "solution": shown_path(problem.solution),
         "solution_sha256": outcome.solution_sha256,
         "device": devices.device_slug(options.device),
         "device_name": devices.device_name(options.device),
@@ -90,7 +90,7 @@ def _statistics(measurement) -> dict:
     return found
 
 
-def _relative(path: Path | None) -> str | None:
+def shown_path(path: Path | None) -> str | None:
     """The path within the project, or only the name of a file elsewhere."""
     if path is None:
         return None

@@ -6,67 +6,24 @@ meanwhile; on the CPU they are not, because that would disturb the times.
 """
 
 import contextlib
-import hashlib
 import queue
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import records
+from harness import suite_records
 from harness.catalog import ROOT
 from harness.devices import Slot
-from harness.errors import EnvironmentUnfit, UsageError
 from harness.processes import Processes, Stopped
 from harness.progress import SuiteProgress
 from harness.suite_files import Item
+from harness.suite_records import Plan, Result
 
 RUN_EVAL = [sys.executable, str(ROOT / "run_eval.py")]
 BUILD_AHEAD = [sys.executable, "-m", "harness.build_ahead"]
-_HARNESS_SECONDS = 1800  # what an evaluation may take besides its candidate's time
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a suite is evaluated.
-
-    `arguments` are run_eval.py's options for each candidate; `settings` (JSON) is what a record
-    must have been made with for --resume to keep it; `timeout` is a candidate's limit in seconds.
-    """
-
-    output: Path
-    arguments: list[str]
-    settings: dict
-    timeout: float
-    command: str
-    resume: bool = False
-    build_jobs: int = 0
-    build_environment: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Result:
-    """What became of one candidate: a record, or the reason why there is none."""
-
-    item: Item
-    record: dict | None = None
-    failure: str = ""
-    status: int = EnvironmentUnfit.exit_status
-    kept: bool = False
-
-    @property
-    def told(self) -> str:
-        """In a few words."""
-        if self.record is None:
-            return f"not evaluated: {self.failure}"
-        if self.record["verdict"] != "accepted":
-            codes = [reason.partition(":")[0] for reason in self.record["reasons"]]
-            return f"rejected: {', '.join(dict.fromkeys(codes))}"
-        fastest = self.record["fastest"]
-        return f"accepted, {fastest['speedup']:.2f}x" if fastest else "accepted"
 
 
 class Suite:
@@ -79,7 +36,7 @@ class Suite:
     def __init__(self, items: list[Item], slots: list[Slot], plan: Plan, progress: SuiteProgress):
         self.items, self.slots, self.plan, self.progress = items, slots, plan, progress
         self.results: dict[str, Result] = {}
-        self._processes = Processes(2 * plan.timeout + _HARNESS_SECONDS)
+        self._processes = Processes(plan.limit)
         self._todo: queue.SimpleQueue = queue.SimpleQueue()
         self._ready: queue.SimpleQueue = queue.SimpleQueue()
         # Builds lie on disk until they are evaluated: only so many wait.
@@ -105,34 +62,14 @@ class Suite:
     def _fill_queue(self) -> None:
         for item in self.items:
             if item.problem is None:
-                status = UsageError.exit_status
-                self._finish(Result(item, failure=item.why, status=status))
-            elif record := self._finished_before(item):
-                self.results[item.record_name] = _of_record(item, record, kept=True)
+                self._finish(suite_records.without_reference(item))
+            elif result := suite_records.kept_before(item, self.plan):
+                self.results[item.record_name] = result
                 self.progress.kept(item.label)
             elif self.plan.build_jobs:
                 self._todo.put(item)
             else:
                 self._ready.put((item, None, None))
-
-    def _finished_before(self, item: Item) -> dict | None:
-        """The record of an earlier run of the same candidate, reference and settings."""
-        if not self.plan.resume:
-            return None
-        try:
-            record = records.read_records(self.plan.output / item.record_name)[0]
-        except (UsageError, IndexError):
-            return None
-        same = record.get("suite") == self._facts(item)
-        same &= record.get("solution_sha256") == _sha256(item.solution)
-        return record if same else None
-
-    def _facts(self, item: Item) -> dict:
-        return {
-            "candidate": item.label,
-            "reference_sha256": _sha256(item.problem.reference),
-            "settings": self.plan.settings,
-        }
 
     # Threads -----------------------------------------------------------------------------------
 
@@ -192,7 +129,7 @@ class Suite:
         return None, None
 
     def _evaluate(self, item: Item, slot: Slot, built: Path | None, seconds) -> Result:
-        facts = self._facts(item)
+        facts = suite_records.facts(item, self.plan)
         folder = Path(tempfile.mkdtemp(prefix="evaluation-", dir=self._folder))
         written = folder / "record.json"
         words = ["--reference", str(item.problem.reference.resolve())]
@@ -201,40 +138,16 @@ class Suite:
         words += ["--build-dir", str(built)] if built else []
         try:
             status, said = self._processes.run([*RUN_EVAL, *words], slot.environment, folder)
-            record = _read(written, status)
+            record = suite_records.read(written, status)
         finally:
             for done_with in (folder, built):
                 if done_with:
                     shutil.rmtree(done_with, ignore_errors=True)
-        path = self.plan.output / item.record_name
-        if record is None:
-            path.unlink(missing_ok=True)  # an older candidate's
-            status = status if status in (2, 3) else EnvironmentUnfit.exit_status
-            return Result(item, failure=said or "it left no record", status=status)
-        record |= {"sample": item.sample, "command": self.plan.command, "suite": facts}
-        record["built_ahead_s"] = seconds
-        records.write_json(path, record)
-        return _of_record(item, record)
+        more = {"suite": facts, "built_ahead_s": seconds}
+        return suite_records.written(item, self.plan, record, status, said, more)
 
 
 def _join(threads: list[threading.Thread]) -> None:
     for thread in threads:
         while thread.is_alive():
             thread.join(timeout=0.5)
-
-
-def _read(path: Path, status: int) -> dict | None:
-    """The record that an evaluation wrote; None where it says another verdict than its status."""
-    try:
-        record = records.read_records(path)[0]
-    except (UsageError, IndexError):
-        return None
-    return record if status == int(record["verdict"] != "accepted") else None
-
-
-def _of_record(item: Item, record: dict, kept: bool = False) -> Result:
-    return Result(item, record, status=int(record["verdict"] != "accepted"), kept=kept)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

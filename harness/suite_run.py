@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from dataclasses import replace
 
 import torch
 from rich.console import Console
@@ -13,28 +14,33 @@ from harness.catalog import ROOT
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.outcome import Options
 from harness.progress import SuiteProgress
-from harness.suite import Plan, Result, Suite
+from harness.ray_cluster import Cluster
+from harness.ray_suite import RaySuite
+from harness.suite import Suite
 from harness.suite_files import find_items
+from harness.suite_records import Plan, Result
 
 
 def run_suite(
-    given: argparse.Namespace, options: Options, command: str, console: Console
+    given: argparse.Namespace,
+    options: Options,
+    command: str,
+    console: Console,
+    cluster: Cluster | None = None,
 ) -> tuple[dict, int]:
-    """Evaluate a folder of candidates; (JSON of the whole, exit status).
+    """Evaluate a folder of candidates, here or on a Ray cluster; (JSON of the whole, exit status).
 
     The status is that of the worst candidate: 0 all accepted, 1 one rejected, 2 one without a
     reference or with an unusable one, 3 one that could not be evaluated here.
     """
     items = find_items(given.suite, given.reference)
-    slots = devices.slots(given.device)
-    _require_equal_gpus(options.device, len(slots))
     output = given.output or ROOT / "results" / "suites" / given.suite.resolve().name
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output}: not a folder")
-    plan = _plan(given, options, command, output, len(slots))
+    plan, run = _plan(given, options, command, output, cluster)
     progress = SuiteProgress(len(items))
     try:
-        results = Suite(items, slots, plan, progress).run()
+        results = run(items, progress)
     except BaseException:
         told = f"records finished so far are in {output}; --resume goes on from there"
         print(f"run_eval.py: {told}", file=sys.stderr)
@@ -61,20 +67,10 @@ def _require_equal_gpus(device: torch.device, count: int) -> None:
             raise EnvironmentUnfit(f"the GPUs differ ({told}): choose one with --device cuda:N")
 
 
-def _plan(given, options: Options, command: str, output, slots: int) -> Plan:
-    on_gpu = options.device.type == "cuda"
-    jobs = given.build_jobs
-    if jobs is None:
-        jobs = max(1, (os.cpu_count() or 1) // 2 - slots)
-    environment = {}
-    if on_gpu:
-        environment = {
-            "CUDA_VISIBLE_DEVICES": "",
-            "TORCH_CUDA_ARCH_LIST": os.environ.get("TORCH_CUDA_ARCH_LIST")
-            or devices.architecture_list(options.device),
-        }
+def _plan(given, options: Options, command: str, output, cluster: Cluster | None):
+    """The plan, and what carries it out: a function of candidates and progress."""
     settings = {
-        "device": devices.device_slug(options.device),
+        "device": cluster.slug if cluster else devices.device_slug(options.device),
         "dtype": wire.dtype_name(options.dtype),
         "tf32": options.tf32,
         "batch": options.batch,
@@ -84,16 +80,30 @@ def _plan(given, options: Options, command: str, output, slots: int) -> Plan:
         "timeout": options.timeout,
         "seed": options.seed,
     }
-    return Plan(
+    plan = Plan(
         output=output,
         arguments=_arguments(settings),
         settings=settings,
         timeout=options.timeout,
         command=command,
         resume=given.resume,
-        build_jobs=jobs if on_gpu else 0,
-        build_environment=environment,
     )
+    if cluster:
+        return plan, lambda items, progress: RaySuite(items, cluster, plan, progress).run()
+    slots = devices.slots(given.device)
+    _require_equal_gpus(options.device, len(slots))
+    plan = _with_builds_ahead(plan, given.build_jobs, options.device, len(slots))
+    return plan, lambda items, progress: Suite(items, slots, plan, progress).run()
+
+
+def _with_builds_ahead(plan: Plan, jobs: int | None, device: torch.device, slots: int) -> Plan:
+    if device.type != "cuda":
+        return plan
+    if jobs is None:
+        jobs = max(1, (os.cpu_count() or 1) // 2 - slots)
+    architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or devices.architecture_list(device)
+    environment = {"CUDA_VISIBLE_DEVICES": "", "TORCH_CUDA_ARCH_LIST": architectures}
+    return replace(plan, build_jobs=jobs, build_environment=environment)
 
 
 def _arguments(settings: dict) -> list[str]:
