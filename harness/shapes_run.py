@@ -249,11 +249,12 @@ def _profiled(call: Callable, device: torch.device) -> list[list]:
 
 def _short(name: str) -> str:
     """A kernel's name without its return type and its parameters."""
-    return re.sub(r"^void |\((?!anonymous).*$", "", name)[:120]
+    return re.sub(r"^void |\((?!anonymous).*$", "", name)[:120].strip()
 
 
 def _kernel_label(spans: list[list]) -> str | None:
-    if not spans:
-        return None
-    longest = spans[0][0]
-    return next((label for part, label in _KERNELS.items() if part in longest), longest)
+    for name, _ in spans:
+        for part, label in _KERNELS.items():
+            if part in name:
+                return label
+    return spans[0][0] if spans else None

@@ -1,5 +1,7 @@
 """Visible skips for tests that need a GPU, and solutions built once per session."""
 
+import os
+
 import pytest
 import torch
 
@@ -16,6 +18,24 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def shelf(tmp_path_factory):
-    """Generated solutions by the name of their reference, each generated, built and loaded once."""
-    return SolutionShelf(tmp_path_factory.mktemp("solutions"))
+def shelf(tmp_path_factory, request):
+    """Generated solutions by the name of their reference, each generated, built and loaded once.
+
+    What the collected tests name is built before the first of them runs, side by side where there
+    are cores for it; the rest when a test asks for it.
+    """
+    shelf = SolutionShelf(tmp_path_factory.mktemp("solutions"))
+    if (os.cpu_count() or 1) > 2:
+        shelf.build_ahead(sorted(_named(request.session.items)))
+    return shelf
+
+
+def _named(items) -> set[str]:
+    """The solutions that tests take from the shelf: their parameter `name`, 69 as `operator`."""
+    names = set()
+    for item in items:
+        if "shelf" in item.fixturenames:
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            names.add(str(parameters.get("name", "")).partition(" ")[0])
+            names |= {"69"} if "operator" in item.fixturenames else set()
+    return names - {""}

@@ -6,6 +6,9 @@ import contextlib
 import dataclasses
 import math
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -62,27 +65,60 @@ class Loaded:
 
 
 class SolutionShelf:
+    """Solutions generated, built and loaded once; builds are kept in TORCH_EXTENSIONS_DIR where the
+    environment has it.
+    """
+
     def __init__(self, folder: Path):
         self._folder = folder
+        self._build = os.environ.get("TORCH_EXTENSIONS_DIR") or folder / "build"
+        self._texts: dict[str, str] = {}
         self._loaded: dict[str, Loaded] = {}
 
     def build_folder(self):
         """The environment in which everything on this shelf is built."""
-        return environment(TORCH_EXTENSIONS_DIR=self._folder / "build")
+        return environment(TORCH_EXTENSIONS_DIR=self._build)
+
+    def build_ahead(self, names) -> None:
+        """Builds those of `names` that are references side by side, each by a process that executes
+        the solution. A failure shows when the solution is used.
+        """
+        known = [path.stem for path in _references()]
+        names = [n for n in names if any(k == n or k.startswith(f"{n}_") for k in known)]
+        paths = []
+        for name in names:
+            paths.append(self._folder / f"build_{name}.py")
+            paths[-1].write_text(self._text(name))
+        with self.build_folder(), ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+            list(pool.map(_execute, paths))
 
     def __getitem__(self, name: str) -> Loaded:
         """`name` is a file of tests/references or the number of a problem, without .py."""
         if name not in self._loaded:
-            path = next(
-                path
-                for path in [*PROBLEMS, *sorted(REFERENCES.glob("*.py"))]
-                if path.stem == name or path.stem.startswith(f"{name}_")
-            )
-            text = generate(path, self._folder / path.name)
+            text = self._text(name)
             with self.build_folder():
                 solution = load_text(text, name)
-            self._loaded[name] = Loaded(load_text(path.read_text(), name), solution, text)
+            reference = load_text(_reference(name).read_text(), name)
+            self._loaded[name] = Loaded(reference, solution, text)
         return self._loaded[name]
+
+    def _text(self, name: str) -> str:
+        if name not in self._texts:
+            path = _reference(name)
+            self._texts[name] = generate(path, self._folder / path.name)
+        return self._texts[name]
+
+
+def _references() -> list[Path]:
+    return [*PROBLEMS, *sorted(REFERENCES.glob("*.py"))]
+
+
+def _reference(name: str) -> Path:
+    return next(p for p in _references() if p.stem == name or p.stem.startswith(f"{name}_"))
+
+
+def _execute(path: Path) -> None:
+    subprocess.run([sys.executable, str(path)], cwd=ROOT, capture_output=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +168,17 @@ class Case:
         return made[0], made[1], made[2] if self.bias else None
 
     def reference(self, x, weight, bias):
-        """PyTorch's answer, in float64 on the CPU."""
-        wide = [None if t is None else t.detach().double().cpu() for t in (x, weight, bias)]
-        return torch.conv_transpose2d(
-            *wide, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
+        """PyTorch's answer in float64, on the operands' device; on CUDA without cuDNN, so that what
+        is compared with cuDNN is not judged by it.
+        """
+        wide = [None if t is None else t.detach().double() for t in (x, weight, bias)]
+        enabled, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+        try:
+            return torch.conv_transpose2d(
+                *wide, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+            )
+        finally:
+            torch.backends.cudnn.enabled = enabled
 
 
 GRID = [
@@ -187,7 +229,7 @@ def conv_bound(case: Case, x, weight, bias, out_dtype, *, tf32: bool = False) ->
 def assert_within(y: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> None:
     """Fails on NaN too, naming the worst element."""
     assert y.shape == exact.shape, f"shape {tuple(y.shape)}, expected {tuple(exact.shape)}"
-    error = (y.detach().double().cpu() - exact).abs()
+    error = (y.detach().double() - exact).abs()
     good = error <= bound
     if not bool(good.all()):
         first = tuple((~good).nonzero()[0].tolist())
@@ -199,6 +241,6 @@ def assert_within(y: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> 
 
 
 def relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
-    """||y - exact|| / ||exact||, in float64 on the CPU."""
-    y, exact = y.detach().double().cpu(), exact.detach().double().cpu()
+    """||y - exact|| / ||exact||, in float64 on the device of both."""
+    y, exact = y.detach().double(), exact.detach().double()
     return float((y - exact).norm() / exact.norm())

@@ -1,14 +1,16 @@
-"""The TF32 contract on a CUDA GPU, on inputs that hurt: at most 1.5 times cuDNN's own TF32 error,
-non-finite values where PyTorch has them, the same bits twice.
+"""The TF32 contract on a CUDA GPU, on inputs that hurt: at most 1.5 times cuDNN's own TF32 error, a
+bound for every element, non-finite values where PyTorch has them, the same bits twice.
 """
 
 import pytest
 import torch
 
-from tests.solution_tools import Case, environment, relative_error
+from tests.gpu_tools import forced
+from tests.solution_tools import Case, assert_within, conv_bound, relative_error
 
 pytestmark = pytest.mark.gpu
 
+KERNELS = ["auto", "portable", "hopper"]
 CASES = {
     "wide": Case(
         in_channels=64, out_channels=64, kernel=(3, 7), size=(40, 120), batch=2, bias=False
@@ -60,32 +62,73 @@ def eager(case, x, weight):
     )
 
 
-@pytest.mark.parametrize("kernel", ["auto", "portable"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_no_worse_than_cudnn(operator, case, name, kernel):
     assert torch.backends.cudnn.allow_tf32
     x, weight = tensors(case, name)
     exact = case.reference(x, weight, None)
-    with environment(TCONV_KERNEL=kernel):
+    with forced(kernel):
         ours = relative_error(operator(x, weight, None, *case.parameters), exact)
     cudnn = relative_error(eager(case, x, weight), exact)
     assert ours <= 1.5 * cudnn + 1e-7
 
 
+def elementwise_bound(case, x, weight):
+    """TF32's own bound (`conv_bound`), and what fp16 containers add.
+
+    An input below 2**-22 next to larger ones is off by at most 2**-33 (half of fp16's smallest
+    subnormal, 2**-24, over the input's scale 2**8); a weight far below its output channel's largest
+    by at most 2**-39 of that (the largest is brought to 2**14 or more).
+    """
+    bound = conv_bound(case, x, weight, None, torch.float32, tf32=True)
+    bound += 2.0**-33 * case.reference(torch.ones_like(x), weight.abs(), None)
+    largest = weight.abs().amax((0, 2, 3), keepdim=True).expand(weight.shape)
+    bound += 2.0**-39 * case.reference(x.abs(), largest, None)
+    return bound * (1 + 2.0**-10)  # products of two of these errors
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_zeros_give_zeros(operator, case):
+def test_every_element_within_its_bound(operator, case, name, kernel):
+    x, weight = tensors(case, name)
+    with forced(kernel):
+        y = operator(x, weight, None, *case.parameters)
+    assert_within(y, case.reference(x, weight, None), elementwise_bound(case, x, weight))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["log_uniform", "tiny", "huge", "mostly_zero"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_weights_that_hurt(operator, case, name, kernel):
     x, weight = tensors(case, "normal")
-    assert operator(x * 0, weight, None, *case.parameters).count_nonzero() == 0
+    weight = DISTRIBUTIONS[name](weight)
+    weight[:, 1] = 0  # a channel without any, next to the others
+    with forced(kernel):
+        y = operator(x, weight, None, *case.parameters)
+    assert_within(y, case.reference(x, weight, None), elementwise_bound(case, x, weight))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_zeros_give_zeros(operator, case, kernel):
+    x, weight = tensors(case, "normal")
+    with forced(kernel):
+        y = operator(x * 0, weight, None, *case.parameters)
+    assert y.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3.4e38])
-def test_non_finite_where_pytorch_has_them(operator, value):
+def test_non_finite_where_pytorch_has_them(operator, value, kernel):
     case = CASES["wide"]
     x, weight = tensors(case, "normal")
     x[1, 5, 11, 60] = value
     expected = eager(case, x, weight)
-    y = operator(x, weight, None, *case.parameters)
+    with forced(kernel):
+        y = operator(x, weight, None, *case.parameters)
     assert torch.equal(y.isfinite(), expected.isfinite())
     assert torch.equal(y.isnan(), expected.isnan())
 

@@ -1,0 +1,105 @@
+"""What the GPU tests share: kernels and how to force one, TF32 settings, ways to lay an input out,
+the check of an operator call.
+"""
+
+import contextlib
+
+import pytest
+import torch
+
+from tests.solution_tools import Case, assert_within, conv_bound, environment
+
+KERNELS = ["plain", "portable", "hopper", "auto"]
+LOW = [torch.float16, torch.bfloat16]
+DTYPES = [torch.float32, torch.float64, *LOW]
+NAN = float("nan")
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool):
+    old = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = old
+
+
+def forced(kernel: str):
+    """TCONV_KERNEL set for a while; a visible skip where the device has no such kernel."""
+    if kernel == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the Hopper kernel needs compute capability 9.0")
+    return environment(TCONV_KERNEL=kernel)
+
+
+def settings(dtype: torch.dtype) -> tuple:
+    """The TF32 settings that make a difference for a dtype."""
+    return (True, False) if dtype == torch.float32 else (True,)
+
+
+def can_force(kernel: str, case: Case, dtype: torch.dtype, allowed: bool) -> bool:
+    """Whether a kernel that is forced must do a case, by the rule in kernels_src/README.md."""
+    if kernel in ("plain", "auto"):
+        return True
+    if dtype == torch.float64:
+        return False
+    strict = dtype == torch.float32 and not allowed
+    return kernel == "portable" or not strict and _phases_fit(case)
+
+
+def _phases_fit(case: Case) -> bool:
+    """At most 16 stride phases, each with a tap on both axes."""
+    axes = zip(case.kernel, case.stride, case.padding, case.dilation, strict=True)
+    tapped = all(
+        any((residue + padding - tap * dilation) % stride == 0 for tap in range(kernel))
+        for kernel, stride, padding, dilation in axes
+        for residue in range(stride)
+    )
+    return tapped and case.stride[0] * case.stride[1] <= 16
+
+
+def check(operator, case: Case, dtype: torch.dtype, *, x=None, weight=None, bias=None):
+    """Every output within the bound, with TF32 allowed and forbidden where that matters."""
+    made = case.tensors(dtype, "cuda")
+    x, weight, bias = (m if t is None else t for m, t in zip(made, (x, weight, bias), strict=True))
+    exact = case.reference(x, weight, bias)
+    for allowed in settings(dtype):
+        with tf32(allowed):
+            y = operator(x, weight, bias, *case.parameters)
+        assert y.is_contiguous() and y.dtype == dtype and y.device == x.device
+        rounded = allowed and dtype == torch.float32
+        assert_within(y, exact, conv_bound(case, x, weight, bias, dtype, tf32=rounded))
+
+
+def moved(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values that many elements behind an aligned address, NaN before and after."""
+    flat = torch.full((tensor.numel() + 2 * elements,), NAN, dtype=tensor.dtype, device="cuda")
+    flat[elements:-elements] = tensor.reshape(-1)
+    return flat[elements:-elements].view(tensor.shape)
+
+
+def inside(tensor: torch.Tensor, before: tuple, after: tuple, steps=(1, 1, 1, 1)) -> torch.Tensor:
+    """The same values as a strided window of a larger tensor that is NaN everywhere else."""
+    places = list(zip(tensor.shape, before, after, steps, strict=True))
+    wide = torch.full([b + n * s + a for n, b, a, s in places], NAN, dtype=tensor.dtype)
+    wide = wide.to("cuda")
+    window = wide[tuple(slice(b, b + n * s, s) for n, b, _, s in places)]
+    window.copy_(tensor)
+    return window
+
+
+LAYOUTS = {
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "offset_1": lambda x: moved(x, 1),
+    "offset_2": lambda x: moved(x, 2),
+    "offset_3": lambda x: moved(x, 3),
+    "channel_window": lambda x: inside(x, (0, 5, 0, 0), (0, 3, 0, 0)),
+    "row_window": lambda x: inside(x, (1, 0, 2, 0), (0, 0, 1, 0)),
+    "column_window": lambda x: inside(x, (0, 0, 0, 1), (0, 0, 0, 2)),
+    "aligned_window": lambda x: inside(x, (0, 8, 4, 8), (0, 8, 4, 8)),
+    "strided": lambda x: inside(x, (0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 2, 3)),
+    "batch_expanded": lambda x: x[:1].expand(x.shape),
+    "channels_expanded": lambda x: x[:, :1].expand(x.shape),
+    "columns_expanded": lambda x: x[..., :1].expand(x.shape),
+}
