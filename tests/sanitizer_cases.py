@@ -6,55 +6,208 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
+Names of kernels (plain, portable, hopper) after the command restrict it to these.
+
+What the kernels read is made so that the tools see its origin: inputs, weights and running
+statistics are computed on the host and copied, because the filter hides what other kernels write,
+and PyTorch's caching allocator is off, because a cached block passes for initialised memory and
+hides accesses beyond a tensor's end.
 """
 
+import dataclasses
+import json
+import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
-from tests.solution_tools import ROOT, environment, load_text
+from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
 
-# Constructor arguments and input shape, small enough for the tools, with tails in every direction.
-CASES = {
-    "level1/65_conv_transpose_3x7": [
-        ((20, 70, (3, 7)), (2, 20, 9, 30)),
-        ((64, 64, (3, 3), 2, 1, 1), (1, 64, 7, 12)),
-    ],
-    "level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm": [
-        ((64, 128, 5, 1, 1, 8, 8), (2, 64, 12, 12)),
-    ],
-    "level2/19_conv_transpose_gelu_group_norm": [
-        ((64, 64, 3, 1, 8, 8), (2, 64, 10, 28)),
-        ((64, 64, 3, 1, 8, 2), (1, 64, 60, 60)),  # groups too large for one block
-    ],
-}
+KERNELS = ("plain", "portable", "hopper")
+# An H200, whose tiles are chosen wherever the cases are listed.
+_SMEM_LIMIT, _NUM_SMS = 232448, 132
 
 
-def main() -> int:
-    bad = 0
-    kernels = ["plain", "portable"]
-    if torch.cuda.get_device_capability() == (9, 0):
-        kernels.append("hopper")
-    for name, cases in CASES.items():
-        namespace = load_text((ROOT / "solutions" / f"{name}.py").read_text(), "solution")
-        for arguments, shape in cases:
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One model call: problem number, constructor arguments, input shape, and how it is called."""
+
+    problem: str
+    arguments: tuple
+    shape: tuple
+    dtype: torch.dtype = torch.float32
+    kernel: str = "auto"
+    layout: str = "contiguous"
+    allow_tf32: bool = True
+    training: bool = True
+
+    def __str__(self) -> str:
+        """What differs from run to run, in one line."""
+        flags = [self.layout] * (self.layout != "contiguous")
+        flags += ["strict"] * (not self.allow_tf32) + ["eval"] * (not self.training)
+        return " ".join(
+            map(str, (self.problem, self.arguments, self.shape, self.dtype, self.kernel, *flags))
+        )
+
+
+# Tails in every direction: channels, rows, columns, phases; more than one block of channels.
+CONVOLUTIONS = [
+    ((20, 70, (3, 7), 1, 0, 0, 1, 1, True), (2, 20, 9, 30)),
+    ((64, 64, (3, 3), 2, 1, 1), (1, 64, 7, 12)),
+    ((70, 130, (2, 3), (1, 2), (1, 0)), (2, 70, 6, 11)),
+    ((3, 5, (4, 4), 2, 1), (2, 3, 8, 9)),
+    ((34, 36, (3, 3), 1, 1, 0, 2, 2), (1, 34, 12, 17)),  # dilation 2, two groups
+]
+# The same with statistics, and normalisations of both sizes: a group in one block, and not.
+NORMS = [
+    ("19", (64, 64, 3, 1, 8, 8), (2, 64, 10, 28)),
+    ("19", (64, 64, 3, 1, 8, 2), (1, 64, 60, 60)),
+    ("11", (64, 128, 5, 1, 1, 8, 8), (2, 64, 12, 12)),
+    ("11", (64, 128, 5, 1, 1, 8, 2), (1, 64, 40, 40)),
+]
+
+
+def runs(kernels=KERNELS) -> Iterator[Run]:
+    """Every kernel in every dtype and mode it has code for."""
+    for kernel in kernels:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            for arguments, shape in CONVOLUTIONS:
+                yield Run("69", arguments, shape, dtype, kernel)
+            for problem, arguments, shape in NORMS:
+                yield Run(problem, arguments, shape, dtype, kernel)
+        for layout in ("channels_last", "offset"):
             for dtype in (torch.float32, torch.bfloat16):
-                for kernel in kernels:
-                    torch.manual_seed(0)
-                    model = namespace["ModelNew"](*arguments).to(dtype).to("cuda")
-                    x = torch.randn(shape).to(dtype)
-                    with torch.no_grad(), environment(TCONV_KERNEL=kernel):
-                        # Copied in, not computed there: the filter hides other kernels' writes.
-                        y = model(x.to("cuda"))
-                        if dtype == torch.float32:
-                            model((x * 1e6).to("cuda"))  # beyond fp16: the guarded fallback
-                    torch.cuda.synchronize()
-                    finite = bool(y.isfinite().all())
-                    bad += not finite
-                    verdict = "ok" if finite else "NOT FINITE"
-                    print(name, arguments, str(dtype), kernel, verdict, flush=True)
+                yield Run("69", *CONVOLUTIONS[0], dtype, kernel, layout)
+        yield Run("11", *NORMS[2][1:], torch.float32, kernel, training=False)
+    if "portable" in kernels:
+        for problem, arguments, shape in [("69", *case) for case in CONVOLUTIONS] + NORMS:
+            yield Run(problem, arguments, shape, torch.float32, "portable", allow_tf32=False)
+    if "plain" in kernels:
+        for problem, arguments, shape in NORMS:
+            for training in (True, False):
+                yield Run(problem, arguments, shape, torch.float64, "plain", training=training)
+    if "hopper" in kernels:
+        for arguments, shape in filter(None, hopper_shapes().values()):
+            yield Run("69", arguments, shape, torch.float32, "hopper")
+            yield Run("19", (*arguments, 1, 8, 8), shape, torch.bfloat16, "hopper")
+
+
+def execute(run: Run, load: Callable[[str], dict]) -> bool:
+    """Whether the run's outputs are finite. `load` gives the namespace of a problem's solution."""
+    torch.manual_seed(0)
+    model = load(run.problem)["ModelNew"](*run.arguments)
+    model = model.to(run.dtype).to("cuda").train(run.training)
+    x = torch.randn(run.shape).to(run.dtype)
+    old, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, run.allow_tf32
+    try:
+        with torch.no_grad(), environment(TCONV_KERNEL=run.kernel):
+            finite = bool(model(_on_device(x, run.layout)).isfinite().all())
+            if run.dtype == torch.float32:  # beyond fp16's range: the guard and what stands behind
+                finite &= bool(model(_on_device(x * 1e6, run.layout)).isfinite().all())
+    finally:
+        torch.backends.cudnn.allow_tf32 = old
+    return finite
+
+
+def _on_device(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """`x` copied to the GPU; no kernel has a part in it."""
+    if layout == "channels_last":
+        return x.to(memory_format=torch.channels_last).to("cuda")
+    if layout == "offset":  # one element off every alignment
+        flat = torch.cat([torch.zeros(1, dtype=x.dtype), x.reshape(-1)])
+        return flat.to("cuda")[1:].view(x.shape)
+    return x.to("cuda")
+
+
+# One shape for each compiled Hopper kernel -----------------------------------------------------
+
+_PROBE = r"""
+#include <cstdio>
+#include "conv_transpose_sm90_plan.h"
+using namespace tconv;
+int main() {
+  for (const auto& s : sm90::kShapes) std::printf("[%d, %d]\n", s.consumers, s.n);
+  long long batch, ci, co, h, w, k;
+  while (std::scanf("%lld %lld %lld %lld %lld %lld", &batch, &ci, &co, &h, &w, &k) == 6) {
+    ConvTransposeProblem p{};
+    p.batch = batch, p.in_channels = ci, p.out_channels = co, p.groups = 1;
+    p.in_h = h, p.in_w = w, p.out_h = h + k - 1, p.out_w = w + k - 1;
+    p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
+    const sm90::Plan q = sm90::make_plan(p, SMEM_LIMIT, NUM_SMS);
+    const long long outputs = p.batch * co * p.out_h * p.out_w;
+    std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.num_consumers, q.n, outputs);
+  }
+}
+"""
+
+
+def hopper_shapes() -> dict[tuple, tuple | None]:
+    """(consumers, n) of each compiled Hopper kernel -> (arguments, input shape) of the smallest
+    candidate for which the plan takes it, or None.
+    """
+    candidates = [
+        (batch, channels, out_channels, *size, kernel)
+        for batch in (1, 2, 60, 133, 140, 200, 264)
+        for channels in (20, 70)
+        for out_channels in (64, 128, 192)
+        for size in ((7, 7), (9, 24), (10, 12), (12, 20), (13, 13), (15, 16), (20, 20), (4, 130))
+        for kernel in (1, 3, 5)
+    ]
+    lines = "\n".join(" ".join(map(str, candidate)) for candidate in candidates)
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder) / "probe.cpp", Path(folder) / "probe"
+        source.write_text(_PROBE)
+        flags = ["-std=c++17", f"-I{ROOT / 'kernels_src' / 'cuda'}"]
+        flags += [f"-DSMEM_LIMIT={_SMEM_LIMIT}", f"-DNUM_SMS={_NUM_SMS}"]
+        subprocess.run(["c++", *flags, str(source), "-o", str(program)], check=True)
+        done = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    compiled = [tuple(answer) for answer in answers if len(answer) == 2]
+    found: dict[tuple, tuple | None] = dict.fromkeys(compiled)
+    plans = [answer for answer in answers if len(answer) == 4]
+    ordered = sorted(zip(plans, candidates, strict=True), key=lambda pair: pair[0][3])
+    for (usable, consumers, n, _), (
+        batch,
+        channels,
+        out_channels,
+        height,
+        width,
+        kernel,
+    ) in ordered:
+        if usable and found[consumers, n] is None:
+            arguments = (channels, out_channels, (kernel, kernel))
+            found[consumers, n] = (arguments, (batch, channels, height, width))
+    return found
+
+
+def main(kernels: list[str]) -> int:
+    """Runs all cases of these kernels, by default of all; returns the exit status."""
+    if unknown := set(kernels) - set(KERNELS):
+        print(f"no such kernel: {', '.join(unknown)}; allowed are {', '.join(KERNELS)}")
+        return 2
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # read at the first allocation
+    loaded = {}
+
+    def load(problem: str) -> dict:
+        if problem not in loaded:
+            path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))
+            text = (ROOT / "solutions" / path.parent.name / path.name).read_text()
+            loaded[problem] = load_text(text, f"solution_{problem}")
+        return loaded[problem]
+
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    bad = 0
+    for run in runs(kernels or (KERNELS if hopper else KERNELS[:2])):
+        finite = execute(run, load)
+        bad += not finite
+        print(run, "ok" if finite else "NOT FINITE", flush=True)
+    torch.cuda.synchronize()
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
