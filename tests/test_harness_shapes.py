@@ -12,7 +12,7 @@ import torch
 from harness import shapes, shapes_report, timing
 from harness.errors import UsageError
 from harness.shapes_cases import SHAPES, WHY, Shape, select, why
-from harness.shapes_run import Options, batch_for, kernels_of, measure
+from harness.shapes_run import Layer, Options, batch_for, kernels_of, measure
 from tests.solution_tools import ROOT
 
 RESULTS = ROOT / "results"
@@ -93,6 +93,27 @@ def test_measures_and_checks(solution, quick, dtype):
     assert entry["gflop"] == pytest.approx(TINY.batch * TINY.sample_flops / 1e9)
     assert 0 <= entry["error"]["rel_l2"] <= entry["error"]["rel_l2_bound"]
     json.dumps(entry, allow_nan=False)
+
+
+def test_every_variant_computes_the_same(solution):
+    """What the profiler is given to look at."""
+    names = ("eager", "channels_last")
+    results = {n: call() for n, call in Layer(TINY, solution, CPU).calls().items()}
+    assert set(results) == {"solution", *names}
+    for name in names:
+        torch.testing.assert_close(results["solution"], results[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [TINY, *select("3x3-groups4")], ids=lambda shape: shape.name)
+def test_kernels_are_named(solution, quick, shape):
+    options = Options(torch.device("cuda", 0), torch.float32, "allow", batch=2)
+    entry = measure(shape, solution, options) | kernels_of(shape, solution, options)
+    assert entry["verdict"] == "accepted", entry["reasons"]
+    if not entry["kernels"]["eager"]:
+        pytest.skip("the profiler sees no kernel here")
+    assert entry["kernel"] in ("plain", "portable", "hopper")
+    assert entry["ms"]["solution"]["median"] > 0
 
 
 def broken(solution, wrong):
