@@ -76,6 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="comma-separated, of %(default)s; or none",
     )
+    how.add_argument(
+        "--one-size",
+        action="store_true",
+        help="do not also try inputs of another size, which a solution may refuse to take",
+    )
     how.add_argument("--check-only", action="store_true", help="no timing")
     how.add_argument(
         "--timeout",

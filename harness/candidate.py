@@ -1,36 +1,23 @@
-"""The harness's side of a solution's process: start it, ask it, watch the time, end it."""
+"""The harness's side of a solution's process: ask it, watch the time, check what it says."""
 
 import base64
-import contextlib
 import math
-import os
 import pickle
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 from pathlib import Path
 
 import torch
 
-from harness import clock, keeper, wire
-from harness.catalog import ROOT
+from harness import clock, wire
+from harness.candidate_process import CandidateProcess
+from harness.device_memory import DeviceMemory
 from harness.errors import Rejected
 
-_BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from harness.keeper import stay_below_a_keeper; "
-    "stay_below_a_keeper(); from harness.worker import main; sys.path.remove({root!r}); main()"
-)
-_KEPT_OUTPUT = 64 << 10
 _START_SECONDS = 120
-_IDLE_SECONDS = 0.25  # how long idleness is watched, and how often at most
-_IDLE_TRIES = 4
-_MEMORY_FRACTION = 0.9  # of the memory available at the start
 FAILURE_CODES = {
     "exit",
     "import_error",
@@ -38,19 +25,19 @@ FAILURE_CODES = {
     "construct_error",
     "state_dict_mismatch",
     "runtime_error",
+    "device_error",
     "wrong_type",
     "missing_gradient",
     "out_of_memory",
 }
 
 
-class Candidate:
-    """One solution in its own process, which is ended with everything it started on `close`.
+class Candidate(CandidateProcess):
+    """One solution in its own process, and the requests to it.
 
-    `memory_bytes` is how much host memory the solution's processes may hold together, by default
-    nine tenths of what is available. `limit_time` sets how many seconds it may spend, over all
-    requests together. Each request raises Rejected when the process dies, overruns, breaks the
-    protocol or reports a failure.
+    `limit_time` sets how many seconds it may spend, over all requests together. `busy_s` is what
+    it has spent. Each request raises Rejected when the process dies, overruns, breaks the
+    protocol, holds too much memory or reports a failure.
     """
 
     def __init__(
@@ -59,120 +46,19 @@ class Candidate:
         build_dir: Path | None = None,
         memory_bytes: int | None = None,
     ):
-        self.device = device
-        self.nonce = secrets.token_hex(16)
-        self.memory_bytes = memory_bytes or int(keeper.available_bytes() * _MEMORY_FRACTION)
+        super().__init__(device, build_dir, memory_bytes)
+        self.busy_s = 0.0
         self.limit_time(600.0)
-        self.folder = Path(tempfile.mkdtemp(prefix="evaluation-"))
-        self.inbox, self.outbox = wire.anonymous_file(), wire.anonymous_file()
-        self.control, theirs = socket.socketpair()
-        self.control.settimeout(60)  # for sending; receiving has its own deadline
-        fds = (theirs.fileno(), self.inbox, self.outbox)
-        arguments = [str(fd) for fd in fds] + [str(torch.get_num_threads())]
-        # CUDA reserves far more address space than it uses: there only the watching counts.
-        arguments.append(str(self.memory_bytes if device.type == "cpu" else 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT.format(root=str(ROOT)), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=self.folder,
-            env=self._environment(build_dir or self.folder / "build"),
-            pass_fds=fds,
-            start_new_session=True,
-        )
-        theirs.close()
-        self._printed = b""
-        self._drain = threading.Thread(target=self._read_output, daemon=True)
-        self._drain.start()
-
-    def _environment(self, build_dir: Path) -> dict:
-        """The environment, with private caches and this Python's tools (ninja) on PATH."""
-        build_dir.mkdir(parents=True, exist_ok=True)
-        own = {
-            "TORCH_EXTENSIONS_DIR": str(build_dir.resolve()),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
-            "TRITON_CACHE_DIR": str(self.folder / "triton"),
-            "TMPDIR": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            keeper.NONCE: self.nonce,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        }
-        return {**os.environ, **own}
-
-    def _read_output(self) -> None:
-        """Drain what the solution prints, keeping only the end of it."""
-        stream = self.process.stdout
-        try:
-            while part := os.read(stream.fileno(), _KEPT_OUTPUT):
-                self._printed = (self._printed + part)[-_KEPT_OUTPUT:]
-        except (OSError, ValueError):
-            return
-
-    def printed(self) -> str:
-        """The end of what the process has printed."""
-        return self._printed.decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """End the process and all that it started; remove its files."""
-        # The keeper goes last: while it lives, whoever loses a parent is found below it.
-        keeper.end_all(self.process.pid, self.nonce)
-        self.process.kill()
-        keeper.end_all(None, self.nonce)
-        self.process.wait()
-        self.control.close()
-        os.close(self.inbox)
-        os.close(self.outbox)
-        self._drain.join(timeout=2)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> "Candidate":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
 
     def limit_time(self, seconds: float) -> None:
         """From now on the solution may spend this many seconds."""
         self.timeout = self.remaining = seconds
 
-    # Its processes ----------------------------------------------------------------------------
-
-    def processes(self) -> set[int]:
-        """The solution's process and everything it has started, wherever that has gone."""
-        return keeper.family(self.process.pid, self.nonce)
-
-    @contextlib.contextmanager
-    def paused(self):
-        """While the harness times something of its own, nothing of the solution's runs."""
-        stopped = self.processes()
-        keeper.signal_all(stopped, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            keeper.signal_all(stopped, signal.SIGCONT)
-
-    def require_idle(self) -> None:
-        """Raise Rejected when the solution works on although nothing has been asked of it.
-
-        Thread pools spin for a moment before they sleep, hence several tries.
-        """
-        for _ in range(_IDLE_TRIES):
-            everyone = self.processes() | {self.process.pid}
-            before = keeper.cpu_seconds(everyone)
-            time.sleep(_IDLE_SECONDS)
-            used = keeper.cpu_seconds(everyone) - before
-            if used <= 0.2 * _IDLE_SECONDS:
-                return
-        raise Rejected(
-            "background_work",
-            f"{used / _IDLE_SECONDS:.1f} processors busy although nothing was asked for",
-        )
-
     # Requests ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Wait until the process is ready; its start-up is not the solution's time."""
+        self.device_memory = DeviceMemory(self.device)
         deadline = time.monotonic() + _START_SECONDS
         reply = self._receive(deadline, "starting")
         if type(reply.get("ready")) is not int:
@@ -197,7 +83,9 @@ class Candidate:
 
     def _reply(self, identity: str, deadline: float, doing: str) -> dict:
         reply = self._receive(deadline, doing)
-        self.remaining -= time.monotonic() - self._begun
+        spent = time.monotonic() - self._begun
+        self.remaining -= spent
+        self.busy_s += spent
         if reply.pop("id", None) != identity:
             raise Rejected("protocol_violation", f"a forged reply while {doing}")
         if "failure" in reply:
@@ -205,6 +93,7 @@ class Candidate:
             if not isinstance(code, str) or code not in FAILURE_CODES:
                 raise Rejected("protocol_violation", f"an unknown failure while {doing}")
             raise Rejected(code, f"while {doing}: {str(reply.get('message'))[:4000]}")
+        self.device_memory.require_room()
         return reply
 
     def _receive(self, deadline: float, doing: str) -> dict:
@@ -220,13 +109,7 @@ class Candidate:
 
     def _alive(self) -> bool:
         """Whether the process lives; asked several times a second while it works."""
-        held = keeper.resident_bytes(self.processes())
-        if held > self.memory_bytes:
-            raise Rejected(
-                "out_of_memory",
-                f"the solution's processes hold {held >> 20} MiB, allowed are "
-                f"{self.memory_bytes >> 20} MiB",
-            )
+        self.require_little_memory()
         return self.process.poll() is None
 
     def _dead(self, doing: str) -> Rejected:
@@ -293,15 +176,24 @@ class Candidate:
             raise Rejected("protocol_violation", "times that are not positive numbers")
         return times
 
-    def burst(self, scales: list[float], count: int) -> float:
-        """Milliseconds per call by the harness's own clock, over `count` calls in a row."""
-        doing = "timing"
-        identity, deadline = self._send("burst", doing, {"scales": scales, "count": count})
+    def burst(self, scales: list[float], count: int, indices: list[int]) -> tuple[float, list]:
+        """Milliseconds per call by the harness's own clock, over `count` calls in a row.
+
+        Also the last output's elements at the flat indices, None for those that are not finite:
+        the clock stops when they have come.
+        """
+        doing, arguments = "timing", {"scales": scales, "count": count, "indices": indices}
+        identity, deadline = self._send("burst", doing, arguments)
         if self._receive(deadline, doing) != {"started": True}:
             raise Rejected("protocol_violation", "a burst that did not announce its start")
         begin = time.perf_counter()
-        self._reply(identity, deadline, doing)
-        return (time.perf_counter() - begin) * 1e3 / count
+        reply = self._reply(identity, deadline, doing)
+        milliseconds = (time.perf_counter() - begin) * 1e3 / count
+        sample = reply.get("sample")
+        valid = isinstance(sample, list) and len(sample) == len(indices)
+        if not valid or not all(value is None or type(value) is float for value in sample):
+            raise Rejected("protocol_violation", "a sample that is not a list of numbers")
+        return milliseconds, sample
 
     # Reading what came back --------------------------------------------------------------------
 

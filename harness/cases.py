@@ -1,10 +1,13 @@
 """The seeded inputs and weights on which a solution is checked."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from harness.reference import Reference, cast
+from harness.reference import Reference, batch_of, cast
+
+CASES = ("own", "normal", "wide")
 
 # Exponents of two between which the wide inputs lie, so that sums stay finite in the dtype.
 _WIDE_EXPONENTS = {torch.float16: (-8, 4)}
@@ -38,17 +41,21 @@ def make_case(
     batch: int | None,
     seed: int,
 ) -> Case:
-    """The case called `name`: "own", "normal", "wide" or "eval".
+    """The case called `name`: "own", "normal", "wide", "eval" or "other_size".
 
     own: the problem's inputs and freshly drawn weights. normal: zero-mean normal inputs. wide:
     magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. eval: as
-    normal, for the model in eval mode. All but the first come with re-drawn weights (`redraw`),
-    so that nothing computed from earlier weights survives and an affine parameter left out shows.
+    normal, for the model in eval mode. other_size: as normal, with another batch and, behind the
+    channels, a seventh less of every dimension; never more elements than evaluated. All but the
+    first come with re-drawn weights (`redraw`), so that nothing computed from earlier weights
+    survives and an affine parameter left out shows.
     """
     inputs = reference.inputs(seed, device, batch)
     if name != "own":
         source = generator(device, seed)
-        draw = {"normal": _normal, "wide": _wide, "eval": _normal}[name]
+        if name == "other_size":
+            inputs = _resized(inputs)
+        draw = {"wide": _wide}.get(name, _normal)
         inputs = [
             draw(value, dtype, source)
             if torch.is_tensor(value) and value.is_floating_point()
@@ -57,6 +64,19 @@ def make_case(
         ]
         state = redraw(state, seed)
     return Case(name, cast(inputs, dtype), state, seed)
+
+
+def _resized(inputs: list) -> list:
+    """Tensors that hold all samples with half of the batch, and less of what is behind channels."""
+    batch = batch_of(inputs)
+    cut = []
+    for value in inputs:
+        if torch.is_tensor(value) and value.dim() >= 2 and value.shape[0] == batch:
+            sizes = [max(1, size - math.ceil(size / 7)) for size in value.shape[2:]]
+            window = (slice(0, max(1, batch // 2)), slice(None), *(slice(0, n) for n in sizes))
+            value = value[window].contiguous()
+        cut.append(value)
+    return cut
 
 
 def _normal(like: torch.Tensor, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:

@@ -177,6 +177,7 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
         timeout=given.timeout,
         check_only=given.check_only,
         build_dir=given.build_dir,
+        one_size=given.one_size,
         seed=given.seed,
     )
 

@@ -6,6 +6,7 @@ CPU: time.perf_counter around each call, after a pause in which the other proces
 """
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 _CPU_PAUSE_S = 0.02
+# Bound before any solution could put something else in its place; None in a build without CUDA.
+_wait = getattr(torch._C, "_cuda_synchronize", None)
 
 
 class Stopwatch:
@@ -31,14 +34,15 @@ class Stopwatch:
         call: Callable,
         prepare: Callable[[float], list],
         scales: Sequence[float],
-        keep: int = -1,
+        keep: int | None = None,
     ):
         """Time one call for each scale.
 
         `prepare(scale)` makes the arguments off the clock, `call(*arguments)` is timed. Returns
-        the times in milliseconds and the result of call `keep`, by default the last.
+        the times in milliseconds and the result of call `keep`, None without. On CUDA that is a
+        copy, queued right behind the call's last event: what another stream has not finished by
+        then is missing in it.
         """
-        keep %= len(scales)
         if self.device.type == "cuda":
             return self._slice_cuda(call, prepare, scales, keep)
         return self._slice_cpu(call, prepare, scales, keep)
@@ -72,15 +76,17 @@ class Stopwatch:
                 end.record()
                 events.append((begin, end))
                 if index == keep:
-                    kept = result
-            torch.cuda.synchronize(self.device)
+                    kept = copied(result)
+            synchronize(self.device)
         return [begin.elapsed_time(end) for begin, end in events], kept
 
 
 def synchronize(device: torch.device) -> None:
     """Wait for the device's queued work; nothing to do on the CPU."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.init()
+        with torch.cuda.device(device):
+            _wait()
 
 
 def release_memory(device: torch.device) -> None:
@@ -88,6 +94,23 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def copied(output):
+    """A copy of a plain tensor, made on the current stream alone; anything else as it is."""
+    return output.detach().clone() if type(output) is torch.Tensor else output
+
+
+def sampled(output, indices: list[int]) -> list[float | None]:
+    """Elements of a plain tensor by flat index; None for what is not finite, or not there.
+
+    Reading them waits for the stream that the output was made on, whatever else has been patched.
+    """
+    if type(output) is not torch.Tensor or output.numel() <= max(indices):
+        return [None for _ in indices]
+    at = torch.tensor(indices, device=output.device)
+    values = torch.take(output.detach(), at).double().tolist()
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def scaled(arguments: Sequence, scale: float) -> list:

@@ -1,24 +1,25 @@
 """One evaluation, start to end: build, copy weights, check, time, and the record of it all."""
 
-import copy
 import hashlib
 import time
 
 import torch
 
-from harness import bounds, check, clock, devices, timing
+from harness import check, clock, devices, timing, wire
 from harness import roofline as limits
-from harness.candidate import Candidate, require_unchanged
-from harness.cases import Case, make_case
+from harness.candidate import Candidate
+from harness.case_check import CaseChecker
+from harness.cases import CASES, Case, make_case
 from harness.catalog import Problem
 from harness.errors import Rejected, UsageError
 from harness.outcome import Options, Outcome
+from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
+from harness.spent import Spent
 from harness.truth import Expected, expected, loaded
 
-CASES = ("own", "normal", "wide")
-_SETTLE_SECONDS = 0.1
 _CPU_EAGER_SECONDS = 0.3
+_SEED_STEPS = {"own": 1000, "normal": 2000, "wide": 3000, "eval": 4000, "other_size": 5000}
 
 
 class Evaluation:
@@ -28,6 +29,7 @@ class Evaluation:
     """
 
     def __init__(self, problem: Problem, options: Options, progress, start=Candidate):
+        self.spent = Spent()
         self._start = start  # (device, build_dir) -> Candidate
         self.problem, self.options, self.progress = problem, options, progress
         self.device, self.dtype = options.device, options.dtype
@@ -38,8 +40,6 @@ class Evaluation:
         self.reference = Reference(problem.reference)
         self.outcome = Outcome(solution_sha256=hashlib.sha256(source).hexdigest())
         self.outcome.precision = devices.precision_name(self.device, self.dtype, options.tf32)
-        self.last_output: torch.Tensor | None = None
-        self.last_state: dict | None = None
 
     def run(self) -> Outcome:
         """Do it all."""
@@ -55,8 +55,9 @@ class Evaluation:
             except Rejected as rejection:
                 self.outcome.reasons.append(str(rejection))
             finally:
-                self.last_output = None
+                self.checker = self.quiet = None
                 clock.release_memory(self.device)
+        self.outcome.seconds = self.spent.summary()
         return self.outcome
 
     # Before the solution is started ------------------------------------------------------------
@@ -65,7 +66,8 @@ class Evaluation:
         full, batch = self.reference.full_batch, self.options.batch
         if batch is None and self.device.type == "cpu" and full:
             self.progress.step("choosing a batch for the CPU")
-            batch = self._cpu_batch(full)
+            with self.spent.on("reference"):
+                batch = self._cpu_batch(full)
         self.batch = batch
         self.outcome.problem_batch = full
 
@@ -95,36 +97,42 @@ class Evaluation:
         self.progress.step("starting the solution's process")
         folder = options.build_dir
         self.cold_build = folder is None or not folder.is_dir() or not any(folder.iterdir())
+        self.quiet = QuietProbe(self.device)
         with self._start(self.device, folder) as candidate:
             self.candidate = candidate
-            candidate.start()
-            candidate.limit_time(options.timeout)
-            self._build()
-            names = (*CASES, "eval") if mode_matters(self.model) else CASES
-            for index, name in enumerate(names):
-                self.progress.step(f"checking on {name} inputs")
-                seed = options.seed + 1000 * (index + 1)
-                self.outcome.seeds[name] = seed
-                case = make_case(
-                    name, self.reference, self.state, self.device, self.dtype, self.batch, seed
-                )
-                self._check_case(case)
-                if self.outcome.reasons:
-                    return
-            candidate.require_idle()
-            if not options.check_only:
-                self._time()
-            candidate.request("finish", "ending")
+            self.checker = CaseChecker(
+                candidate, self.model, options, self.outcome, self.work, self.spent
+            )
+            try:
+                own = self._case("own")
+                answer = self.checker.expected(own)  # meanwhile the process starts
+                candidate.start()
+                candidate.limit_time(options.timeout)
+                self._build()
+                self._check(own, answer)
+                if not self.outcome.reasons and not options.check_only:
+                    self._time()
+                if not self.outcome.reasons:
+                    self._try_other_size()
+                if not self.outcome.reasons:
+                    candidate.request("finish", "ending")
+            except torch.cuda.OutOfMemoryError:
+                candidate.device_memory.blame()
+                raise
+            finally:
+                built = self.outcome.build_s or 0.0
+                self.spent.add("solution", candidate.busy_s - built)
 
     def _build(self) -> None:
         self.progress.step("building")
-        seed, begin = self.options.seed, time.monotonic()
+        seed = self.options.seed
         self.outcome.seeds["weights"] = seed
         drawn = self.candidate.load(
             self.problem.solution, self.reference.init_inputs, seed, self.dtype, self.options.tf32
         )
         if self.cold_build:  # a reused folder may hold the build already: no time to report
-            self.outcome.build_s = time.monotonic() - begin
+            self.outcome.build_s = self.candidate.busy_s
+            self.spent.add("build", self.candidate.busy_s)
         wanted = self.model.state_dict()
         if set(drawn) != set(wanted):
             raise Rejected(
@@ -139,133 +147,28 @@ class Evaluation:
                 f"the same seed gives other values or shapes than the reference's for {different}",
             )
 
-    def _check_case(self, case: Case) -> None:
-        """Run a case and note every reason against it."""
-        model = self.model if case.name != "eval" else copy.deepcopy(self.model).eval()
-        answer = expected(model, case, self.device, self.options.backward)
-        first = case.name == "own"
-        ours = self._forward(case, answer, measure_memory=first)
-        if ours is not None and first:
-            self.outcome.kernelbench = bounds.kernelbench_rule(ours, answer.own)
-        if ours is not None and first:
-            self._probe_uninitialised(case, answer, ours)
+    def _check(self, own: Case, answer: Expected) -> None:
+        """Run the cases; the first that gives reasons against the solution is the last."""
+        for name in (*CASES, "eval") if mode_matters(self.model) else CASES:
+            self.progress.step(f"checking on {name} inputs")
+            case = own if name == "own" else self._case(name)
+            self.checker.check(case, answer if name == "own" else self.checker.expected(case))
+            if self.outcome.reasons:
+                return
+        self.candidate.require_idle()
+        self.quiet.require_quiet()
 
-    def _forward(self, case: Case, answer: Expected, **flags) -> torch.Tensor | None:
-        """One forward (and backward) with all its checks; returns the output."""
-        candidate, options = self.candidate, self.options
-        candidate.load_weights(case.state)
-        values = [*case.inputs, answer.grad_output] if options.backward else case.inputs
-        # The same call again gives the same output: nothing to learn from the earlier tensor.
-        resend = self.last_output is not None and not flags.get("poison")
-        settle = _SETTLE_SECONDS if flags.get("measure_memory") else 0.0
-        reply = candidate.request(
-            "forward",
-            f"computing {case.name} inputs",
-            inputs=candidate.send_inputs(values),
-            seed=case.seed,
-            max_bytes=answer.own.nbytes,
-            backward=options.backward,
-            resend_previous=resend,
-            training=case.name != "eval",
-            settle_s=settle,
-            **flags,
+    def _case(self, name: str) -> Case:
+        seed = self.options.seed + _SEED_STEPS[name]
+        self.outcome.seeds[name] = seed
+        return make_case(
+            name, self.reference, self.state, self.device, self.dtype, self.batch, seed
         )
-        if flags.get("measure_memory") and type(reply.get("peak_bytes")) is int:
-            self.outcome.peak_bytes = reply["peak_bytes"]
-        check.require_form(reply, answer.own)
-        ours = candidate.read(0, _spec(answer.own), self.device)
-        offset = ours.nbytes
-        if settle:
-            later = candidate.read(offset, _spec(answer.own), self.device)
-            if not check.same_bits(later, ours):
-                raise Rejected(
-                    "late_output", f"the output still changed within {settle:g} s of its return"
-                )
-            offset += ours.nbytes
-        where = f"{case.name} inputs"
-        precision, length = self.outcome.precision, self.work.reduction_length
-        try:
-            self.outcome.errors[case.name] = check.require_right(
-                ours, answer, precision, length, where
-            )
-        except Rejected as rejection:
-            self.outcome.errors[case.name] = getattr(rejection, "details", {})
-            self._note(self._explained(rejection, case, ours, resend))
-        self._after_forward(case, answer, reply, offset, resend)
-        self.last_output, self.last_state = ours, case.state
-        return ours
 
-    def _explained(self, rejection: Rejected, case: Case, ours, resend: bool) -> Rejected:
-        """A wrong answer under the name of its cause, where that can be told."""
-        if resend and check.same_bits(ours, self.last_output):
-            told = f"the previous call's output again; {rejection.message}"
-            return Rejected("stale_output", told)
-        if rejection.code != "inaccurate":
-            return rejection
-        guesses = [("stale_weights", "right for the weights before", True, self.last_state)]
-        if case.name == "eval":
-            told = "right for the training mode, the model is in eval mode"
-            guesses = [("mode_ignored", told, True, case.state)]
-        for code, told, training, state in guesses:
-            if state is None or state is case.state and training == (case.name != "eval"):
-                continue
-            model = copy.deepcopy(self.model).train(training)
-            other = Case(case.name, case.inputs, state, case.seed)
-            try:
-                answer = expected(model, other, self.device, False)
-                precision, length = self.outcome.precision, self.work.reduction_length
-                check.require_right(ours, answer, precision, length, "")
-            except (Rejected, UsageError):
-                continue
-            return Rejected(code, f"{told}; {rejection.message}")
-        return rejection
-
-    def _after_forward(self, case: Case, answer: Expected, reply: dict, offset: int, resent: bool):
-        """What else the call may have done: to its inputs, weights, gradients, earlier output."""
-        candidate, where = self.candidate, f"{case.name} inputs"
-        try:
-            require_unchanged(reply, "forward")
-            offset = check.require_same_inputs(candidate, reply, case, offset)
-            after, offset = candidate.read_state(reply, offset)
-            check.require_right_state(after, case.state, answer, self.outcome.precision)
-            if self.options.backward:
-                lengths = [self.work.gradient_length(n) for n in answer.gradient_names]
-                record = check.require_right_gradients(
-                    candidate, reply, offset, answer, self.outcome.precision, lengths, where
-                )
-                self.outcome.errors[case.name]["gradients"] = record
-                offset += sum(value.nbytes for value in answer.own_gradients)
-            if resent:
-                again = candidate.read(offset, _spec(self.last_output), self.device)
-                if not check.same_bits(again, self.last_output):
-                    raise Rejected("output_reused", "a later call changed an earlier output")
-        except Rejected as rejection:
-            self._note(rejection)
-
-    def _probe_uninitialised(self, case: Case, answer: Expected, ours: torch.Tensor) -> None:
-        """The same call with NaN in all fresh memory: what was never written shows as NaN."""
-        if check.first_non_finite(ours) is not None:
-            return
-        outcome = self.outcome
-        known, errors = outcome.reasons, outcome.errors
-        outcome.reasons, outcome.errors = [], {}
-        try:
-            self._forward(case, answer, poison=True)
-        except Rejected as rejection:
-            outcome.reasons.append(str(rejection))
-        found, outcome.errors = outcome.reasons, errors
-        outcome.reasons = known or found
-        wrong = ("non_finite",) if known else ("non_finite", "inaccurate")
-        garbage = [reason for reason in found if reason.startswith(wrong)]
-        if garbage:
-            text = garbage[0].partition(": ")[2]
-            message = f"elements that are never written, seen with NaN in fresh memory: {text}"
-            others = [reason for reason in known if not reason.startswith("inaccurate")]
-            outcome.reasons = [f"uninitialised: {message}", *others]
-
-    def _note(self, rejection: Rejected) -> None:
-        if str(rejection) not in self.outcome.reasons:
-            self.outcome.reasons.append(str(rejection))
+    def _try_other_size(self) -> None:
+        if not self.options.one_size:
+            self.progress.step("checking on inputs of another size")
+            self.checker.check_other_size(self._case("other_size"))
 
     # Timing ------------------------------------------------------------------------------------
 
@@ -275,10 +178,11 @@ class Evaluation:
         case = make_case(
             "own", self.reference, self.state, self.device, self.dtype, self.batch, seed
         )
-        self.last_output = None
+        self.checker.forget_outputs()
         grad_output = None
         if options.backward:
-            grad_output = expected(self.model, case, self.device, True).grad_output
+            with self.spent.on("reference"):
+                grad_output = expected(self.model, case, self.device, True).grad_output
         clock.release_memory(self.device)
         self.candidate.load_weights(case.state)
 
@@ -295,10 +199,14 @@ class Evaluation:
             grad_output,
             look,
             self.progress.step,
+            self.quiet.require_quiet,
         )
         outcome.measurement = measurement
+        self.spent.add("baselines", measurement.baseline_s)
         reported = measurement.summary()["solution"]["median"]
-        outcome.own_clock_ms = timing.own_clock_ms(self.candidate, reported, look)
+        own = timing.own_clock(self.candidate, reported, self.checker.elements, look)
+        outcome.own_clock_ms = own.milliseconds
+        self._check_sample(case, own)
         self.progress.step("measuring what the device can do")
         ceilings = limits.ceilings(self.device, outcome.precision)
         work = self.work.with_backward() if options.backward else self.work
@@ -316,13 +224,10 @@ class Evaluation:
 
     def _check_timed(self, case: Case, factor: float, where: str) -> None:
         """Check the output of a timed call, on an input that had not been seen before it."""
-        inputs = clock.scaled(case.inputs, factor)
-        answer = expected(
-            self.model, Case("timed", inputs, case.state, case.seed), self.device, False
-        )
+        answer = self._timed_answer(case, factor)
         reply = self.candidate.request("fetch", "timing", max_bytes=answer.own.nbytes)
         check.require_form(reply, answer.own)
-        ours = self.candidate.read(0, _spec(answer.own), self.device)
+        ours = self.candidate.read(0, wire.spec_of(answer.own), self.device)
         try:
             self.outcome.errors["after_timing"] = check.require_right(
                 ours, answer, self.outcome.precision, self.work.reduction_length, where
@@ -331,6 +236,18 @@ class Evaluation:
             raise Rejected("wrong_when_timed", str(rejection)) from None
         finally:
             clock.release_memory(self.device)
+
+    def _check_sample(self, case: Case, burst: timing.Burst) -> None:
+        """Check what came back before the clock stopped in the run that counts."""
+        answer = self._timed_answer(case, burst.factor)
+        precision, length = self.outcome.precision, self.work.reduction_length
+        check.require_sample(burst.sample, burst.indices, answer, precision, length)
+
+    def _timed_answer(self, case: Case, factor: float) -> Expected:
+        inputs = clock.scaled(case.inputs, factor)
+        with self.spent.on("reference"):
+            timed = Case("timed", inputs, case.state, case.seed)
+            return expected(self.model, timed, self.device, False)
 
 
 def mode_matters(model: torch.nn.Module) -> bool:
@@ -349,10 +266,6 @@ def cast_state(model: torch.nn.Module, dtype: torch.dtype) -> dict:
         name: (value.to(dtype) if value.is_floating_point() else value).detach().clone()
         for name, value in model.state_dict().items()
     }
-
-
-def _spec(tensor: torch.Tensor) -> dict:
-    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 
 def _seconds(call, inputs: list) -> float:

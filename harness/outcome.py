@@ -21,6 +21,7 @@ class Options:
     timeout: float = 600.0
     check_only: bool = False
     build_dir: Path | None = None
+    one_size: bool = False
     seed: int = 2026
 
 
@@ -38,7 +39,9 @@ class Outcome:
     measurement: timing.Measurement | None = None
     own_clock_ms: float | None = None
     roofline: dict | None = None
+    other_size: dict | None = None
     build_s: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None
     reduction_length: int | None = None
     seeds: dict = field(default_factory=dict)

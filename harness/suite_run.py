@@ -76,6 +76,7 @@ def _plan(given, options: Options, command: str, output, cluster: Cluster | None
         "batch": options.batch,
         "backward": options.backward,
         "baselines": list(options.baselines),
+        "one_size": options.one_size,
         "check_only": options.check_only,
         "timeout": options.timeout,
         "seed": options.seed,
@@ -112,7 +113,9 @@ def _arguments(settings: dict) -> list[str]:
     words += ["--timeout", str(settings["timeout"]), "--seed", str(settings["seed"])]
     words += ["--baselines", ",".join(settings["baselines"]) or "none"]
     words += ["--batch", str(settings["batch"])] if settings["batch"] else []
-    return words + [f"--{n.replace('_', '-')}" for n in ("backward", "check_only") if settings[n]]
+    return words + [
+        f"--{n.replace('_', '-')}" for n in ("backward", "one_size", "check_only") if settings[n]
+    ]
 
 
 def print_results(console: Console, results: list[Result], score: dict) -> None:

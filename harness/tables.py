@@ -82,6 +82,15 @@ def _print_notes(console: Console, record: dict) -> None:
         notes.append(f"peak memory {record['peak_bytes'] / 1e6:.0f} MB")
     if notes:
         console.print(", ".join(notes))
+    other = record.get("other_size")
+    if other:
+        shape = "x".join(map(str, other["shape"]))
+        told = f" ({other['told']})" if "told" in other else ""
+        console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
+    seconds = record.get("seconds")
+    if seconds:
+        parts = ", ".join(f"{name} {seconds[name]:.1f} s" for name in seconds if name != "wall")
+        console.print(f"{seconds['wall']:.1f} s in all: {parts}", markup=False)
 
 
 def print_summary(console: Console, records: list[dict]) -> None:

@@ -19,6 +19,21 @@ _WARMUP_CALLS = 3
 _MAX_CALLS = 20
 _BURST_MS = 60.0
 _LEAST_BURSTS, _MOST_BURSTS, _BURST_PAUSE_S = 3, 12, 0.2
+_SAMPLED = 64  # elements of an output
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Calls in a row by the harness's own clock, and what the last one's output held then.
+
+    `sample` has the elements at the flat `indices`, None where not finite; `factor` is what the
+    last call's base inputs were multiplied by.
+    """
+
+    milliseconds: float
+    factor: float
+    indices: list[int]
+    sample: list
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,7 @@ class Measurement:
 
     rounds: dict[str, list[list[float]]] = field(default_factory=dict)
     baseline_errors: dict[str, str] = field(default_factory=dict)
+    baseline_s: float = 0.0  # all that the baselines took, compiling included
 
     def summary(self) -> dict:
         """Median and inter-quartile range in milliseconds over all calls, by name."""
@@ -110,27 +126,33 @@ def measure_rounds(
     grad_output: torch.Tensor | None,
     look: Callable[[float, str], None],
     note: Callable[[str], None],
+    require_quiet: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Time the candidate and the named baselines in alternating slices.
 
     Each call gets a fresh input: the base input times a random factor that nobody knew before.
     Of every slice of the candidate the output of a call chosen at random is kept; after two slices
     chosen at random and after the last, `look(factor, where)` is called: that output is then to be
-    fetched and checked. While a baseline is timed, the candidate's processes are stopped.
-    `note(text)` reports progress. Raises Rejected for what the candidate does wrong; a baseline
-    that fails is noted in the result.
+    fetched and checked. While a baseline is timed, the candidate's processes are stopped, and
+    before it `require_quiet()` raises Rejected if the device still works for them. `note(text)`
+    reports progress. Raises Rejected for what the candidate does wrong; a baseline that fails is
+    noted in the result.
     """
     plan, result = plan_for(device), Measurement()
     backward = grad_output is not None
     sent = [*case.inputs, grad_output] if backward else case.inputs
     inputs = candidate.send_inputs(sent)
     candidate.request("prepare_timing", "timing", inputs=inputs, backward=backward)
-    torch.compiler.reset()
+    began = time.monotonic()
+    if any(name.startswith("compile") for name in names):
+        torch.compiler.reset()  # the first time this imports the compiler, which takes seconds
+    result.baseline_s += time.monotonic() - began
     stopwatch = clock.Stopwatch(device)
     runners: dict[str, Callable[[list[float]], list[float]]] = {"solution": candidate.time}
     counts: dict[str, int] = {}
     for name in ("solution", *names):
         note(f"warming up {name}")
+        began = time.monotonic()
         try:
             if name != "solution":
                 baseline = Baseline(name, model, case, device, dtype, grad_output)
@@ -144,6 +166,9 @@ def measure_rounds(
                 raise
             _give_up(name, error, runners, result)
             continue
+        finally:
+            if name != "solution":
+                result.baseline_s += time.monotonic() - began
         counts[name] = max(2, min(_MAX_CALLS, round(plan.slice_ms / min(warm))))
         result.rounds[name] = []
     source = random.SystemRandom()
@@ -161,8 +186,11 @@ def measure_rounds(
                 if name == "solution":
                     result.rounds[name].append(candidate.time(factors, keep))
                 else:
+                    began = time.monotonic()
                     with candidate.paused():
+                        require_quiet()
                         result.rounds[name].append(runners[name](factors))
+                    result.baseline_s += time.monotonic() - began
             except Rejected:
                 raise
             except Exception as error:
@@ -198,28 +226,38 @@ def _factors(count: int) -> list[float]:
     return [source.randrange(512, 1024) / 1024 for _ in range(count)]
 
 
-def own_clock_ms(
-    candidate: Candidate, reported_ms: float, look: Callable[[float, str], None]
-) -> float:
-    """Milliseconds per call by the harness's clock: the best of some bursts of calls in a row.
+def own_clock(
+    candidate: Candidate, reported_ms: float, elements: int, look: Callable[[float, str], None]
+) -> Burst:
+    """The best of some bursts of calls in a row, by the harness's clock.
 
     Three at least, and more while a busy machine keeps the clock from agreeing with `reported_ms`:
     a burst never takes less than its work, so further tries help nobody who cheats. After one of
     the first three `look(factor, where)` is called: the burst's last output, copied before the
-    clock was stopped, is then to be fetched and checked. How many calls a burst has follows from
-    the harness's clock too, never from reported times.
+    clock was stopped, is then to be fetched and checked. Of every burst some of the output's
+    `elements`, chosen at random, come back before its clock stops; those of the best are for the
+    caller to check. How many calls a burst has follows from the harness's clock too, never from
+    reported times.
     """
-    looked = random.SystemRandom().randrange(_LEAST_BURSTS)
-    best = candidate.burst(_factors(2), 2)
+    source = random.SystemRandom()
+    looked = source.randrange(_LEAST_BURSTS)
+
+    def burst(count: int) -> Burst:
+        factors = _factors(2)
+        indices = [source.randrange(elements) for _ in range(min(_SAMPLED, elements))]
+        milliseconds, sample = candidate.burst(factors, count, indices)
+        return Burst(milliseconds, factors[(count - 1) % 2], indices, sample)
+
+    best = burst(2)
     for index in range(_MOST_BURSTS):
         if index >= _LEAST_BURSTS:
-            if clocks_agree(reported_ms, best):
+            if clocks_agree(reported_ms, best.milliseconds):
                 break
             time.sleep(_BURST_PAUSE_S)
-        factors, count = _factors(2), max(2, min(100, round(_BURST_MS / best)))
-        best = min(best, candidate.burst(factors, count))
+        one = burst(max(2, min(100, round(_BURST_MS / best.milliseconds))))
         if index == looked:
-            look(factors[(count - 1) % 2], "last of the calls in a row")
+            look(one.factor, "last of the calls in a row")
+        best = min(best, one, key=lambda entry: entry.milliseconds)
     return best
 
 

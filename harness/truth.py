@@ -1,6 +1,7 @@
 """What the right answer is: the reference in float64, and PyTorch's own answer beside it."""
 
 import copy
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +46,7 @@ class Expected:
     gradients: list[torch.Tensor] = field(default_factory=list)
     own_gradients: list[torch.Tensor] = field(default_factory=list)
     grad_output: torch.Tensor | None = None
+    own_error: object = None  # filled in by whoever compares
 
 
 def expected(model: nn.Module, case: Case, device: torch.device, backward: bool) -> Expected:
@@ -154,11 +156,16 @@ def _require_useful(result: Expected, case: Case) -> None:
     if result.own.numel() == 0:
         return
     name = f"case {case.name!r}"
-    if not bool(torch.isfinite(result.truth).all() & torch.isfinite(result.own).all()):
+    if not all(_finite(value) for value in (result.truth, result.own)):
         raise UsageError(f"{name}: the reference's own output is not finite; it measures nothing")
     spread, size = float(result.truth.std(correction=0)), float(result.truth.abs().max())
     if not spread > 1e-6 * size:
         raise UsageError(f"{name}: the reference's output is nearly constant; it measures nothing")
+
+
+def _finite(value: torch.Tensor) -> bool:
+    """A finite sum has finite terms, and is had faster; an infinite one may have overflowed."""
+    return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
 
 
 def _dtype_of(case: Case) -> torch.dtype:

@@ -5,7 +5,6 @@ the harness, because the solution shares this process and could say it in its pl
 """
 
 import base64
-import contextlib
 import faulthandler
 import importlib.util
 import os
@@ -14,51 +13,12 @@ import resource
 import socket
 import sys
 import time
-import traceback
 
 import torch
 
 from harness import ambient, clock, devices, wire
+from harness.blame import MAX_TEXT, Failure, blamed, failure_of
 from harness.memory import MemoryMeter, poisoned_memory
-
-MAX_TEXT = 4000
-
-
-class Failure(Exception):
-    """Something the solution did wrong, with the code of its rejection."""
-
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
-
-
-@contextlib.contextmanager
-def blamed(code: str):
-    """Turn anything that the solution's code raises into a Failure."""
-    try:
-        yield
-    except Failure:
-        raise
-    except BaseException as error:
-        raise Failure(_code_of(error, code), _describe(error)) from None
-
-
-def _code_of(error: BaseException, code: str) -> str:
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        return "exit"
-    text = str(error).lower()
-    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate" in text)
-    ):
-        return "out_of_memory"
-    return code
-
-
-def _describe(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.endswith("solution.py")]
-    place = f" (line {own[-1].lineno} of the solution)" if own else ""
-    return f"{type(error).__name__}: {error}{place}"[-MAX_TEXT:]
 
 
 class Worker:
@@ -69,7 +29,7 @@ class Worker:
         self.model = None
         self.device = torch.device("cpu")
         self.stopwatch = None
-        self.kept = None
+        self.kept: list[torch.Tensor] = []  # outputs, the oldest first
         self.timed = None
         self.call = self.prepare = None
 
@@ -85,7 +45,9 @@ class Worker:
                 return
             try:
                 reply = getattr(self, request["op"])(**request["arguments"])
-            except Failure as failure:
+            except Exception as error:  # also what a spoilt device raises between the calls
+                known = isinstance(error, Failure)
+                failure = error if known else failure_of(error, "runtime_error")
                 reply = {"failure": failure.code, "message": str(failure)[-MAX_TEXT:]}
             wire.send_message(self.control, {"id": request["id"], **reply})
 
@@ -136,7 +98,8 @@ class Worker:
         max_bytes: int,
         poison: bool = False,
         backward: bool = False,
-        resend_previous: bool = False,
+        keep: int = 0,
+        resend_kept: bool = False,
         measure_memory: bool = False,
         settle_s: float = 0.0,
         training: bool = True,
@@ -144,11 +107,12 @@ class Worker:
         """One call on the inputs in the inbox (the last tensor is the output's gradient if asked).
 
         The outbox then holds the output, once more after `settle_s` seconds if asked, the inputs
-        and the state after the call, the gradients if asked, and once more the previous call's
-        output if asked.
+        and the state after the call, the gradients if asked, and once more the outputs of earlier
+        calls if asked; the last `keep` outputs stay. Before `settle_s` it is what the current
+        stream alone has made of it.
         """
         arguments, grad_output = self._receive(inputs, backward)
-        previous, self.kept, self.timed = self.kept, None, None
+        self.timed = None
         self.model.train(training)
         torch.manual_seed(seed)
         for parameter in self.model.parameters():
@@ -165,8 +129,10 @@ class Worker:
                 output = self.model(*arguments)
             else:
                 output = clock.forward_call(self.model)(*arguments)
-            clock.synchronize(self.device)
             peak_bytes = memory.stop() if measure_memory else None
+            on_cuda = self.device.type == "cuda"
+            early = clock.copied(output) if settle_s and on_cuda else output
+            clock.synchronize(self.device)
             reply = {
                 "output": self._describe_output(output),
                 "peak_bytes": peak_bytes,
@@ -183,7 +149,8 @@ class Worker:
                     raise Failure("missing_gradient", "the output is not part of a graph")
                 output.backward(grad_output)
                 clock.synchronize(self.device)
-            offset = wire.write_tensor(self.outbox, 0, output)
+            offset = wire.write_tensor(self.outbox, 0, early)
+            del early
             if settle_s:
                 time.sleep(settle_s)
                 clock.synchronize(self.device)
@@ -198,14 +165,14 @@ class Worker:
                     reply["missing_gradients"] = missing
                     return reply
                 reply["gradients"], offset = self._send_tensors(gradients, offset)
-            if resend_previous and previous is not None:
-                reply["previous"], offset = self._send_tensors([previous], offset)
-            self.kept = output.detach()
+            if resend_kept:
+                _, offset = self._send_tensors(self.kept, offset)
+            self.kept = [*self.kept, output.detach()][-keep:] if keep else []
         return reply
 
     def prepare_timing(self, inputs: list, backward: bool) -> dict:
         """Keep the base inputs that every timed call's fresh input is made from."""
-        self.kept = self.timed = None
+        self.kept, self.timed = [], None
         base, grad_output = self._receive(inputs, backward)
         clock.release_memory(self.device)
         if self.stopwatch is None:
@@ -225,10 +192,11 @@ class Worker:
             times, self.timed = self.stopwatch.slice(self.call, self.prepare, scales, keep)
         return {"times_ms": times}
 
-    def burst(self, scales: list, count: int) -> dict:
+    def burst(self, scales: list, count: int, indices: list) -> dict:
         """`count` calls in a row on inputs made beforehand: the harness reads its own clock.
 
-        The last output is copied before the clock stops, so that work still under way shows.
+        The last output is copied, and its elements at `indices` are read for the reply, before the
+        clock stops: work still under way shows in both.
         """
         self.timed = None
         arguments = [self.prepare(scale) for scale in scales]
@@ -237,10 +205,10 @@ class Worker:
         with blamed("runtime_error"):
             for index in range(count):
                 output = self.call(*arguments[index % len(arguments)])
+            self.timed = clock.copied(output)
+            sample = clock.sampled(self.timed, indices)
             clock.synchronize(self.device)
-            self.timed = output.clone() if type(output) is torch.Tensor else output
-            clock.synchronize(self.device)
-        return {}
+        return {"sample": sample}
 
     def fetch(self, max_bytes: int) -> dict:
         """Send the output of the last timed call."""
@@ -253,7 +221,8 @@ class Worker:
 
     def finish(self) -> dict:
         """Let go of everything the solution made, so that its destructors run."""
-        self.model = self.kept = self.timed = self.stopwatch = self.call = self.prepare = None
+        self.model = self.timed = self.stopwatch = self.call = self.prepare = None
+        self.kept = []
         with blamed("runtime_error"):
             module = sys.modules.pop("solution", None)
             vars(module).pop("ModelNew", None)

@@ -240,7 +240,7 @@ def test_stopwatch_gives_every_call_a_fresh_input():
 
     base = [torch.ones(1000), 3]
     times, last = clock.Stopwatch(CPU).slice(
-        lambda x, n: call(x), lambda scale: clock.scaled(base, scale), [0.5, 0.75, 1.0]
+        lambda x, n: call(x), lambda scale: clock.scaled(base, scale), [0.5, 0.75, 1.0], keep=2
     )
     assert len(times) == 3 and all(time > 0 for time in times)
     assert [value for _, value in seen] == [0.5, 0.75, 1.0] and float(last[0]) == 1.0

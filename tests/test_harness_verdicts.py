@@ -6,20 +6,15 @@ Two at a time, each evaluated in a process of its own: evaluations draw from glo
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.util import Finalize
-from pathlib import Path
 
 import pytest
 import torch
 
 from harness import keeper
 from harness.candidate import Candidate
-from harness.catalog import Problem
-from harness.evaluate import Evaluation
-from harness.outcome import Options
-from harness.progress import Silent
+from tests.fixture_judge import FIXTURES, evaluate, names, running, short_of_memory
+from tests.forked_candidate import ForkedCandidate
 
-FIXTURES = Path(__file__).parent / "fixtures"
 AT_ONCE = 2
 BACKWARD = {"no_bias_gradient", "wrong_gradient", "no_graph"}
 TIMED = {
@@ -64,6 +59,7 @@ WRONG = {
     "construct_error": "construct_error",
     "copies_reference_from_memory": "inaccurate",
     "crash_abort": "crash",
+    "crash_at_other_size": "wrong_at_other_size",
     "crash_at_import": "crash",
     "crash_bus": "crash",
     "crash_float": "crash",
@@ -84,6 +80,8 @@ WRONG = {
     "extra_parameter": "state_dict_mismatch",
     "files_around": "inaccurate",
     "fills_memory": "out_of_memory",
+    "fixed_batch": "wrong_at_other_size",
+    "fixed_size": "wrong_at_other_size",
     "floods_output": "timeout",
     "flushed_denormals": "global_state_changed",
     "forged_failure": "protocol_violation",
@@ -140,6 +138,7 @@ WRONG = {
     "replays_by_pointer": "stale_output",
     "replays_when_timed": "wrong_when_timed",
     "reseeds": "random_state_changed",
+    "ring_of_outputs": "output_reused",
     "right_only_at_first": "wrong_when_timed",
     "runtime_error": "runtime_error",
     "saturates": "inaccurate",
@@ -179,77 +178,33 @@ WRONG_NORM = {
 }
 
 
-class Spares:
-    """Hands out candidates and starts the next one meanwhile: importing PyTorch takes seconds."""
-
-    def __init__(self):
-        self.next = None
-
-    def __call__(self, device, build_dir=None):
-        ready = self.next or Candidate(device, build_dir)
-        self.next = Candidate(device, build_dir)
-        return ready
-
-    def close(self):
-        if self.next is not None:
-            self.next.close()
-        self.next = None
-
-
-def short_of_memory(device, build_dir=None):
-    return Candidate(device, build_dir, memory_bytes=MEMORY_BYTES)
-
-
-spares = Spares()
-
-
-def prepare_process():
-    torch.set_num_threads(2)
-    Finalize(None, spares.close, exitpriority=10)
-
-
-def evaluate(reference: str, solution: Path, batch: int, start=spares, **options):
-    """The outcome's reasons and errors, and the processes left behind."""
-    problem = Problem(reference, reference, FIXTURES / f"{reference}.py", solution)
-    settings = {"check_only": True, "baselines": (), "timeout": 60.0, **options}
-    chosen = Options(device=torch.device("cpu"), batch=batch, **settings)
-    outcome = Evaluation(problem, chosen, Silent(), start=start).run()
-    return outcome.reasons, outcome.errors, running(LEFT_BEHIND.get(solution.stem))
-
-
-def running(words: bytes | None) -> list[bytes]:
-    """Command lines of processes that hold the words."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ")
-        except OSError:
-            continue
-        if words is not None and words in line:
-            found.append(line)
-    return found
+def start_for(name: str):
+    """How a fixture's process is started: the usual way where it tries to get away from that."""
+    if name in LITTLE_MEMORY:
+        return short_of_memory
+    return Candidate if name in LEFT_BEHIND or name.startswith("kills") else ForkedCandidate
 
 
 def judge(folder: str, name: str, backward: bool = False):
-    """Evaluate a fixture; runs in a process of the pool."""
+    """Evaluate a fixture: reasons, errors, processes left; runs in a process of the pool."""
+    torch.set_num_threads(2)
     norm, honest = folder.endswith("_norm"), folder.startswith("honest")
-    return evaluate(
+    outcome = evaluate(
         "tiny_norm" if norm else "tiny",
         FIXTURES / folder / f"{name}.py",
         batch=3 if norm else 2,
-        start=short_of_memory if name in LITTLE_MEMORY else spares,
+        start=start_for(name),
         backward=backward or name in BACKWARD,
         check_only=honest or name not in TIMED,
         timeout=SHORT_SECONDS if name in SHORT else 60.0,
     )
+    return outcome, running(LEFT_BEHIND.get(name))
 
 
 @pytest.fixture(scope="module")
 def verdicts(request):
     """Futures of the verdicts of all selected tests, by folder, name and whether backward."""
-    pool = ProcessPoolExecutor(
-        AT_ONCE, multiprocessing.get_context("spawn"), initializer=prepare_process
-    )
+    pool = ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn"))
     wanted = [
         item.callspec.params["case"]
         for item in request.session.items
@@ -259,10 +214,6 @@ def verdicts(request):
     pool.shutdown(cancel_futures=True)
 
 
-def names(folder: str) -> list[str]:
-    return sorted(path.stem for path in (FIXTURES / folder).glob("*.py"))
-
-
 def cases(*folders: str, backward: bool = False):
     found = [(folder, name, backward) for folder in folders for name in names(folder)]
     return pytest.mark.parametrize("case", found, ids=[f"{f}-{n}" for f, n, _ in found])
@@ -270,26 +221,28 @@ def cases(*folders: str, backward: bool = False):
 
 @cases("wrong", "wrong_norm")
 def test_wrong_solution_is_rejected_for_its_own_reason(case, verdicts):
-    reasons, _, left = verdicts[case].result()
+    outcome, left = verdicts[case].result()
     folder, name, _ = case
-    wanted = {"wrong": WRONG, "wrong_norm": WRONG_NORM}[folder][name]
+    wanted, reasons = {"wrong": WRONG, "wrong_norm": WRONG_NORM}[folder][name], outcome.reasons
     assert reasons and {reason.partition(":")[0] for reason in reasons} == {wanted}, reasons
     assert left == []
 
 
 @cases("honest", "honest_norm")
 def test_honest_solution_is_accepted(case, verdicts):
-    reasons, errors, _ = verdicts[case].result()
-    assert reasons == []
+    outcome, _ = verdicts[case].result()
+    assert outcome.reasons == []
     mode = {"eval"} if case[0] == "honest_norm" else set()
-    assert set(errors) == {"own", "normal", "wide"} | mode
+    assert set(outcome.errors) == {"own", "normal", "wide"} | mode
+    refused = case[1] == "one_size"
+    assert outcome.other_size["verdict"] == ("refused" if refused else "right")
 
 
 @cases("honest_norm", backward=True)
 def test_zero_bias_gradient_before_batch_norm_is_accepted(case, verdicts):
-    reasons, errors, _ = verdicts[case].result()
-    assert reasons == []
-    gradients = errors["own"]["gradients"]
+    outcome, _ = verdicts[case].result()
+    assert outcome.reasons == []
+    gradients = outcome.errors["own"]["gradients"]
     bias, weight = gradients["conv.bias"], gradients["conv.weight"]
     assert bias["reference_rms"] < 1e-9 * weight["reference_rms"]
 
@@ -297,8 +250,8 @@ def test_zero_bias_gradient_before_batch_norm_is_accepted(case, verdicts):
 def test_syntax_error_is_an_import_error(tmp_path):
     solution = tmp_path / "solution.py"
     solution.write_text("class ModelNew(:\n")
-    reasons, _, _ = evaluate("tiny", solution, batch=2, start=Candidate)
-    assert reasons[0].startswith("import_error: ")
+    outcome = evaluate("tiny", solution, batch=2, start=Candidate)
+    assert outcome.reasons[0].startswith("import_error: ")
 
 
 def test_a_stopped_process_uses_no_time_while_a_baseline_is_timed():

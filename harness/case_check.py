@@ -1,0 +1,220 @@
+"""A solution on the cases: answers, and what else a call may have done."""
+
+import copy
+
+import torch
+
+from harness import bounds, check, wire
+from harness.candidate import Candidate, require_unchanged
+from harness.cases import Case
+from harness.errors import Rejected, UsageError
+from harness.outcome import Options, Outcome
+from harness.roofline import Work
+from harness.spent import Spent
+from harness.truth import Expected, expected
+
+_SETTLE_SECONDS = 0.1
+_KEPT_OUTPUTS, _KEPT_BYTES = 4, 512 << 20
+
+
+class CaseChecker:
+    """Runs a solution on cases and notes in the outcome every reason against it.
+
+    The solution's process keeps its last outputs, as many as fit into 512 MiB, four at most and
+    one at least: `_earlier` holds what they were, and each later call must leave them so.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        model: torch.nn.Module,
+        options: Options,
+        outcome: Outcome,
+        work: Work,
+        spent: Spent,
+    ):
+        self.candidate, self.model, self.options = candidate, model, options
+        self.outcome, self.work, self.spent = outcome, work, spent
+        self.elements = 0  # of the output
+        self._earlier: list[torch.Tensor] = []
+        self._last_state: dict | None = None
+
+    def check(self, case: Case, answer: Expected) -> None:
+        """Run a case; the first one also once more with NaN in all fresh memory."""
+        self.elements = answer.own.numel()
+        first = case.name == "own"
+        ours = self._forward(case, answer, measure_memory=first)
+        if first:
+            self.outcome.kernelbench = bounds.kernelbench_rule(ours, answer.own)
+            self._probe_uninitialised(case, answer, ours)
+
+    def check_other_size(self, case: Case) -> None:
+        """Run a case of another size than the evaluated one, which a solution may refuse to take.
+
+        An exception is such a refusal; a wrong answer or a crash is none.
+        """
+        found = self.outcome.other_size = {"shape": _shape_of(case.inputs), "verdict": "right"}
+        if found["shape"] == self.outcome.shape:
+            found["verdict"], found["told"] = "not tried", "there is nothing to make smaller"
+            return
+        try:
+            answer = self.expected(case)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            found["verdict"] = "not tried"
+            found["told"] = f"the reference takes no such input: {error}"[:300]
+            return
+        try:
+            self._forward(case, answer)
+        except Rejected as rejection:
+            if rejection.code == "runtime_error":
+                found["verdict"], found["told"] = "refused", rejection.message[:300]
+                return
+            self._note(rejection)
+        found["errors"] = self.outcome.errors.pop(case.name, {})
+        if self.outcome.reasons:
+            found["verdict"] = "wrong"
+            told = f"wrong_at_other_size: input {found['shape']}: "
+            self.outcome.reasons = [told + reason for reason in self.outcome.reasons]
+
+    def forget_outputs(self) -> None:
+        """The solution's process has let go of them, too."""
+        self._earlier = []
+
+    # One call ----------------------------------------------------------------------------------
+
+    def expected(self, case: Case) -> Expected:
+        """The truth and PyTorch's own answer."""
+        model = self.model if case.name != "eval" else copy.deepcopy(self.model).eval()
+        with self.spent.on("reference"):
+            return expected(model, case, self.candidate.device, self.options.backward)
+
+    def _forward(
+        self, case: Case, answer: Expected, measure_memory: bool = False, poison: bool = False
+    ) -> torch.Tensor:
+        """One forward (and backward) with all its checks; returns the output."""
+        candidate, options = self.candidate, self.options
+        candidate.load_weights(case.state)
+        values = [*case.inputs, answer.grad_output] if options.backward else case.inputs
+        # The same call again gives the same output: nothing to learn from the earlier tensor.
+        resend = bool(self._earlier) and not poison
+        settle = _SETTLE_SECONDS if measure_memory else 0.0
+        keep = max(1, min(_KEPT_OUTPUTS, _KEPT_BYTES // max(answer.own.nbytes, 1)))
+        reply = candidate.request(
+            "forward",
+            f"computing {case.name} inputs",
+            inputs=candidate.send_inputs(values),
+            seed=case.seed,
+            max_bytes=answer.own.nbytes,
+            backward=options.backward,
+            keep=keep,
+            resend_kept=resend,
+            training=case.name != "eval",
+            settle_s=settle,
+            measure_memory=measure_memory,
+            poison=poison,
+        )
+        if measure_memory and type(reply.get("peak_bytes")) is int:
+            self.outcome.peak_bytes = reply["peak_bytes"]
+        check.require_form(reply, answer.own)
+        spec = wire.spec_of(answer.own)
+        ours = candidate.read(0, spec, candidate.device)
+        offset = ours.nbytes
+        if settle:
+            later = candidate.read(offset, spec, candidate.device)
+            if not check.same_bits(later, ours):
+                raise Rejected(
+                    "late_output", f"the output still changed within {settle:g} s of its return"
+                )
+            offset += ours.nbytes
+        try:
+            self.outcome.errors[case.name] = self._require_right(ours, answer, case)
+        except Rejected as rejection:
+            self.outcome.errors[case.name] = getattr(rejection, "details", {})
+            self._note(self._explained(rejection, case, ours, resend))
+        self._after_forward(case, answer, reply, offset, resend)
+        self._earlier = [*self._earlier, ours][-keep:]
+        self._last_state = case.state
+        return ours
+
+    def _require_right(self, ours: torch.Tensor, answer: Expected, case: Case) -> dict:
+        precision, length = self.outcome.precision, self.work.reduction_length
+        return check.require_right(ours, answer, precision, length, f"{case.name} inputs")
+
+    def _explained(self, rejection: Rejected, case: Case, ours, resend: bool) -> Rejected:
+        """A wrong answer under the name of its cause, where that can be told."""
+        if resend and any(check.same_bits(ours, output) for output in self._earlier):
+            told = f"an earlier call's output again; {rejection.message}"
+            return Rejected("stale_output", told)
+        if rejection.code != "inaccurate":
+            return rejection
+        guesses = [("stale_weights", "right for the weights before", True, self._last_state)]
+        if case.name == "eval":
+            told = "right for the training mode, the model is in eval mode"
+            guesses = [("mode_ignored", told, True, case.state)]
+        for code, told, training, state in guesses:
+            if state is None or state is case.state and training == (case.name != "eval"):
+                continue
+            model = copy.deepcopy(self.model).train(training)
+            other = Case(case.name, case.inputs, state, case.seed)
+            try:
+                with self.spent.on("reference"):
+                    answer = expected(model, other, self.candidate.device, False)
+                self._require_right(ours, answer, case)
+            except (Rejected, UsageError):
+                continue
+            return Rejected(code, f"{told}; {rejection.message}")
+        return rejection
+
+    def _after_forward(self, case: Case, answer: Expected, reply: dict, offset: int, resent: bool):
+        """What else the call may have done: to inputs, weights, gradients, earlier outputs."""
+        candidate, where = self.candidate, f"{case.name} inputs"
+        try:
+            require_unchanged(reply, "forward")
+            offset = check.require_same_inputs(candidate, reply, case, offset)
+            after, offset = candidate.read_state(reply, offset)
+            check.require_right_state(after, case.state, answer, self.outcome.precision)
+            if self.options.backward:
+                lengths = [self.work.gradient_length(n) for n in answer.gradient_names]
+                record = check.require_right_gradients(
+                    candidate, reply, offset, answer, self.outcome.precision, lengths, where
+                )
+                self.outcome.errors[case.name]["gradients"] = record
+                offset += sum(value.nbytes for value in answer.own_gradients)
+            for output in self._earlier if resent else ():
+                again = candidate.read(offset, wire.spec_of(output), candidate.device)
+                if not check.same_bits(again, output):
+                    raise Rejected("output_reused", "a later call changed an earlier output")
+                offset += output.nbytes
+        except Rejected as rejection:
+            self._note(rejection)
+
+    def _probe_uninitialised(self, case: Case, answer: Expected, ours: torch.Tensor) -> None:
+        """The same call with NaN in all fresh memory: what was never written shows as NaN."""
+        if check.first_non_finite(ours) is not None:
+            return
+        outcome = self.outcome
+        known, errors = outcome.reasons, outcome.errors
+        outcome.reasons, outcome.errors = [], {}
+        try:
+            self._forward(case, answer, poison=True)
+        except Rejected as rejection:
+            outcome.reasons.append(str(rejection))
+        found, outcome.errors = outcome.reasons, errors
+        outcome.reasons = known or found
+        wrong = ("non_finite",) if known else ("non_finite", "inaccurate")
+        garbage = [reason for reason in found if reason.startswith(wrong)]
+        if garbage:
+            text = garbage[0].partition(": ")[2]
+            message = f"elements that are never written, seen with NaN in fresh memory: {text}"
+            others = [reason for reason in known if not reason.startswith("inaccurate")]
+            outcome.reasons = [f"uninitialised: {message}", *others]
+
+    def _note(self, rejection: Rejected) -> None:
+        if str(rejection) not in self.outcome.reasons:
+            self.outcome.reasons.append(str(rejection))
+
+
+def _shape_of(inputs: list) -> list[int]:
+    return next(list(value.shape) for value in inputs if torch.is_tensor(value))
