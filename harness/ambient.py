@@ -28,13 +28,15 @@ _FLAGS = {
     "flushing of denormals": _flushes_denormals,
 }
 _CUDA_FLAGS = {
+    "current device": torch.cuda.current_device,
+    "current stream": lambda: torch.cuda.current_stream().cuda_stream,
     "TF32 in convolutions": lambda: torch.backends.cudnn.allow_tf32,
     "TF32 in matrix products": lambda: torch.backends.cuda.matmul.allow_tf32,
 }
 
 
 def flags(device: torch.device) -> dict:
-    """PyTorch's process-wide switches; TF32 ones only where there is TF32."""
+    """PyTorch's process-wide switches; those of CUDA only on CUDA."""
     readers = {**_FLAGS, **_CUDA_FLAGS} if device.type == "cuda" else _FLAGS
     return {name: str(read()) for name, read in readers.items()}
 

@@ -27,6 +27,7 @@ _BOOT = (
 _KEPT_OUTPUT = 64 << 10
 _IDLE_SECONDS = 0.25  # how long idleness is watched, and how often at most
 _IDLE_TRIES = 4
+_DEVICE_STOP_SECONDS = 60.0
 _MEMORY_FRACTION = 0.9  # of the memory available at the start
 
 
@@ -104,9 +105,11 @@ class CandidateProcess:
     def close(self) -> None:
         """End the process and all that it started; remove its files."""
         # The keeper goes last: while it lives, whoever loses a parent is found below it.
-        keeper.end_all(self.process.pid, self.nonce)
+        # A GPU's driver may need a while to stop what the process has left running there.
+        seconds = 5.0 if self.device.type == "cpu" else _DEVICE_STOP_SECONDS
+        keeper.end_all(self.process.pid, self.nonce, seconds)
         self.process.kill()
-        keeper.end_all(None, self.nonce)
+        keeper.end_all(None, self.nonce, seconds)
         self.process.wait()
         self.control.close()
         os.close(self.inbox)

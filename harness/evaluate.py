@@ -11,7 +11,7 @@ from harness.candidate import Candidate
 from harness.case_check import CaseChecker
 from harness.cases import CASES, Case, make_case
 from harness.catalog import Problem
-from harness.errors import Rejected, UsageError
+from harness.errors import EnvironmentUnfit, Rejected, UsageError
 from harness.outcome import Options, Outcome
 from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
@@ -25,7 +25,8 @@ _SEED_STEPS = {"own": 1000, "normal": 2000, "wide": 3000, "eval": 4000, "other_s
 class Evaluation:
     """Evaluates one solution; `run` returns the Outcome, whatever the solution does.
 
-    Raises UsageError for an unusable reference or file, EnvironmentUnfit for a missing compiler.
+    Raises UsageError for an unusable reference or file, EnvironmentUnfit for a missing compiler or
+    a GPU that something else uses.
     """
 
     def __init__(self, problem: Problem, options: Options, progress, start=Candidate):
@@ -54,6 +55,9 @@ class Evaluation:
                 self._judge()
             except Rejected as rejection:
                 self.outcome.reasons.append(str(rejection))
+                if rejection.code == "background_work" and not self.quiet.is_quiet():
+                    told = "the GPU is busy although the solution's processes have ended"
+                    raise EnvironmentUnfit(f"{told}: something else uses it") from None
             finally:
                 self.checker = self.quiet = None
                 clock.release_memory(self.device)

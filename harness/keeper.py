@@ -68,7 +68,7 @@ def family(root: int | None, nonce: str) -> set[int]:
             continue
         pid = int(folder.name)
         fields = _stat(pid)
-        if fields is None or fields[0] in (b"Z", b"X"):
+        if fields is None or _ended(fields):
             continue
         parents[pid] = int(fields[1])
         try:
@@ -84,6 +84,11 @@ def family(root: int | None, nonce: str) -> set[int]:
             grown = not below <= found
             found = found | below
     return found - {root, os.getpid()}
+
+
+def _ended(fields: list[bytes]) -> bool:
+    """Dead, and no other thread is left: one may still be in the GPU's driver, with its memory."""
+    return fields[0] == b"X" or fields[0] == b"Z" and int(fields[17]) <= 1
 
 
 def end_all(root: int | None, nonce: str, seconds: float = 5.0) -> set[int]:

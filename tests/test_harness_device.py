@@ -1,0 +1,146 @@
+"""What watches a GPU and its clocks, exercised without one."""
+
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from harness import blame, check, clock, keeper, timing, truth
+from harness.device_memory import DeviceMemory
+from harness.errors import Rejected
+from harness.quiet import QuietProbe
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+GIB = 1 << 30
+
+
+@pytest.fixture
+def gpu_memory(monkeypatch):
+    """Free bytes of a device, and bytes reserved in this process; both can be set."""
+    state = {"free": 100 * GIB, "reserved": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (state["free"], 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: state["reserved"])
+    return state
+
+
+def test_device_memory_that_is_not_the_harnesss_own_is_the_solutions(gpu_memory):
+    memory = DeviceMemory(CUDA)
+    gpu_memory |= {"free": 60 * GIB, "reserved": 40 * GIB}
+    assert memory.held() == 0
+    memory.blame()
+    gpu_memory["free"] = 5 * GIB
+    assert memory.held() == 55 * GIB
+    memory.require_room()
+    with pytest.raises(Rejected, match="out_of_memory: .* hold 56320 MiB of the device's memory"):
+        memory.blame()
+    gpu_memory |= {"free": 5 * GIB, "reserved": 4 * GIB}
+    with pytest.raises(Rejected, match="out_of_memory"):
+        memory.require_room()
+
+
+def test_on_the_cpu_no_device_memory_is_watched():
+    memory = DeviceMemory(CPU)
+    memory.require_room()
+    memory.blame()
+    QuietProbe(CPU).require_quiet()
+
+
+def probe(alone: float, *later: float) -> QuietProbe:
+    made = QuietProbe(CPU)
+    made.device, made.alone_ms = CUDA, alone
+    times = list(later)
+    made.milliseconds = lambda: times.pop(0) if len(times) > 1 else times[0]
+    return made
+
+
+def test_a_shared_gpu_is_not_quiet_and_one_slow_try_is_no_proof(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    probe(30.0, 31.0).require_quiet()
+    probe(30.0, 70.0, 60.0, 33.0).require_quiet()
+    for busy in (60.0, math.nan):
+        with pytest.raises(Rejected, match="background_work: the GPU works on"):
+            probe(30.0, busy).require_quiet()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "device_error"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "device_error"),
+        (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory."), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
+        (SystemExit(0), "exit"),
+        (ValueError("made for one size"), "runtime_error"),
+    ],
+)
+def test_exceptions_are_called_by_their_cause(error, code):
+    with pytest.raises(blame.Failure) as caught, blame.blamed("runtime_error"):
+        raise error
+    assert caught.value.code == code
+
+
+def test_a_copy_is_of_plain_tensors_and_a_sample_of_finite_elements():
+    output = torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2)
+    copy = clock.copied(output)
+    output[0, 0, 0] = 99.0
+    assert copy[0, 0, 0] == 0.0 and clock.copied((1,)) == (1,)
+    flat = output.reshape(-1).tolist()
+    assert clock.sampled(output, [0, 5, 23]) == [flat[0], flat[5], flat[23]]
+    output[0, 0, 0] = math.nan
+    assert clock.sampled(output, [0, 1]) == [None, flat[1]]
+    assert clock.sampled(output, [24]) == [None] and clock.sampled("no tensor", [0]) == [None]
+
+
+class Sampled:
+    """Answers bursts with given milliseconds and the elements of factor * base."""
+
+    def __init__(self, milliseconds, base, wrong_at=None):
+        self.left, self.base, self.wrong_at = list(milliseconds), base, wrong_at
+
+    def burst(self, factors, count, indices):
+        took = self.left.pop(0)
+        values = self.base * factors[(count - 1) % 2] * (0.5 if took == self.wrong_at else 1.0)
+        return took, clock.sampled(values, indices)
+
+
+@pytest.mark.parametrize("wrong_at", [None, 9.0, 4.0])
+def test_the_elements_of_the_burst_that_counts_are_the_last_calls(wrong_at):
+    base = torch.linspace(1.0, 2.0, 500)
+    looks = []
+    candidate = Sampled([9.0, 8.0, 4.0, 6.0, 5.0], base, wrong_at)
+    best = timing.own_clock(candidate, 4.0, base.numel(), lambda *told: looks.append(told))
+    assert best.milliseconds == 4.0 and len(looks) == 1 and len(best.indices) == 64
+    own = base * best.factor
+    answer = truth.Expected(own.double(), own, {}, {})
+    if wrong_at == 4.0:  # the others do not count
+        with pytest.raises(Rejected, match="wrong_when_timed: element"):
+            check.require_sample(best.sample, best.indices, answer, "float32", 9)
+    else:
+        check.require_sample(best.sample, best.indices, answer, "float32", 9)
+    with pytest.raises(Rejected, match="wrong_when_timed"):
+        check.require_sample([None] * 64, best.indices, answer, "float32", 9)
+
+
+def test_a_process_whose_main_thread_has_ended_is_not_gone():
+    """Another thread may still be in the GPU's driver, with its memory."""
+    work = "import threading, time, ctypes; threading.Thread(target=time.sleep, args=[60]).start()"
+    work += "; ctypes.CDLL(None).syscall(60, 0)"  # exit of this thread alone
+    if platform.machine() != "x86_64":
+        pytest.skip("the number of a system call is that of x86-64")
+    with subprocess.Popen([sys.executable, "-c", work], env={"EVALUATION_NONCE": "x1"}) as process:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            fields = keeper._stat(process.pid)
+            if fields and fields[0] == b"Z":
+                break
+            time.sleep(0.02)
+        assert fields[0] == b"Z" and int(fields[17]) > 1
+        assert process.pid in keeper.family(os.getpid(), "")
+        process.kill()
+    assert process.pid not in keeper.family(os.getpid(), "")
