@@ -11,7 +11,7 @@ from harness.errors import Rejected, UsageError
 from harness.outcome import Options, Outcome
 from harness.roofline import Work
 from harness.spent import Spent
-from harness.truth import Expected, expected
+from harness.truth import Expected, expected, loaded
 
 _SETTLE_SECONDS = 0.1
 _KEPT_OUTPUTS, _KEPT_BYTES = 4, 512 << 20
@@ -77,6 +77,40 @@ class CaseChecker:
             found["verdict"] = "wrong"
             told = f"wrong_at_other_size: input {found['shape']}: "
             self.outcome.reasons = [told + reason for reason in self.outcome.reasons]
+
+    def look_at_non_finite(self, case: Case) -> None:
+        """Note what becomes of NaN and infinities in an input, beside what PyTorch makes of them.
+
+        For information: a fast algorithm may honestly spread them further than the reference does,
+        and a solution may refuse them by an exception; a crash rejects.
+        """
+        candidate, found = self.candidate, {"verdict": "as the reference"}
+        self.outcome.non_finite = found
+        with self.spent.on("reference"), torch.no_grad():
+            model = loaded(self.model, case.state, candidate.device, self.options.dtype)
+            own = model(*case.inputs)
+        candidate.load_weights(case.state)
+        try:
+            reply = candidate.request(
+                "forward",
+                f"computing {case.name} inputs",
+                inputs=candidate.send_inputs(case.inputs),
+                seed=case.seed,
+                max_bytes=own.nbytes,
+            )
+        except Rejected as rejection:
+            if rejection.code != "runtime_error":
+                raise
+            found["verdict"], found["told"] = "refused", rejection.message[:300]
+            return
+        check.require_form(reply, own)
+        ours = candidate.read(0, wire.spec_of(own), candidate.device)
+        finite, wanted = torch.isfinite(ours), torch.isfinite(own)
+        found["elements"] = int((~wanted).sum())
+        found["lost"] = int((finite & ~wanted).sum())
+        found["spread"] = int((wanted & ~finite).sum())
+        if found["lost"] or found["spread"]:
+            found["verdict"] = "otherwise"
 
     def forget_outputs(self) -> None:
         """The solution's process has let go of them, too."""

@@ -41,21 +41,22 @@ def make_case(
     batch: int | None,
     seed: int,
 ) -> Case:
-    """The case called `name`: "own", "normal", "wide", "eval" or "other_size".
+    """The case called `name`: "own", "normal", "wide", "eval", "other_size" or "non_finite".
 
     own: the problem's inputs and freshly drawn weights. normal: zero-mean normal inputs. wide:
     magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. eval: as
     normal, for the model in eval mode. other_size: as normal, with another batch and, behind the
-    channels, a seventh less of every dimension; never more elements than evaluated. All but the
-    first come with re-drawn weights (`redraw`), so that nothing computed from earlier weights
-    survives and an affine parameter left out shows.
+    channels, a seventh less of every dimension; never more elements than evaluated. non_finite: as
+    normal, with NaN and both infinities at three places of the first sample. All but the first
+    come with re-drawn weights (`redraw`), so that nothing computed from earlier weights survives
+    and an affine parameter left out shows.
     """
     inputs = reference.inputs(seed, device, batch)
     if name != "own":
         source = generator(device, seed)
         if name == "other_size":
             inputs = _resized(inputs)
-        draw = {"wide": _wide}.get(name, _normal)
+        draw = {"wide": _wide, "non_finite": _non_finite}.get(name, _normal)
         inputs = [
             draw(value, dtype, source)
             if torch.is_tensor(value) and value.is_floating_point()
@@ -89,6 +90,14 @@ def _wide(like: torch.Tensor, dtype: torch.dtype, source: torch.Generator) -> to
     sign = draw.sign()
     # |draw| is uniform on [0, 1): it gives the exponent, the sign gives the sign.
     return draw.abs_().mul_(high - low).add_(low).exp2_().mul_(sign)
+
+
+def _non_finite(like: torch.Tensor, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
+    values = _normal(like, dtype, source)
+    sample = values[0].reshape(-1) if values.dim() > 1 else values.reshape(-1)
+    for index, value in enumerate((math.nan, math.inf, -math.inf)):
+        sample[(2 * index + 1) * sample.numel() // 6] = value
+    return values
 
 
 def redraw(state: dict, seed: int) -> dict:

@@ -20,6 +20,7 @@ from harness.truth import Expected, expected, loaded
 
 _CPU_EAGER_SECONDS = 0.3
 _SEED_STEPS = {"own": 1000, "normal": 2000, "wide": 3000, "eval": 4000, "other_size": 5000}
+_SEED_STEPS |= {"non_finite": 6000}
 
 
 class Evaluation:
@@ -119,6 +120,8 @@ class Evaluation:
                 if not self.outcome.reasons:
                     self._try_other_size()
                 if not self.outcome.reasons:
+                    self.progress.step("checking on NaN and Inf")
+                    self.checker.look_at_non_finite(self._case("non_finite"))
                     candidate.request("finish", "ending")
             except torch.cuda.OutOfMemoryError:
                 candidate.device_memory.blame()

@@ -40,6 +40,7 @@ class Outcome:
     own_clock_ms: float | None = None
     roofline: dict | None = None
     other_size: dict | None = None
+    non_finite: dict | None = None
     build_s: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None

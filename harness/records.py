@@ -48,6 +48,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "kernelbench": outcome.kernelbench,
         "roofline": outcome.roofline if accepted else None,
         "other_size": outcome.other_size,
+        "non_finite": outcome.non_finite,
         "build_s": outcome.build_s,
         "seconds": {name: round(value, 2) for name, value in outcome.seconds.items()},
         "peak_bytes": outcome.peak_bytes,

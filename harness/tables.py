@@ -87,6 +87,12 @@ def _print_notes(console: Console, record: dict) -> None:
         shape = "x".join(map(str, other["shape"]))
         told = f" ({other['told']})" if "told" in other else ""
         console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
+    special = record.get("non_finite")
+    if special:
+        counts = ", ".join(f"{special[k]} {k}" for k in ("lost", "spread") if special.get(k))
+        told = special.get("told", counts)
+        told = f" ({told})" if told else ""
+        console.print(f"NaN and Inf in the input: {special['verdict']}{told}", markup=False)
     seconds = record.get("seconds")
     if seconds:
         parts = ", ".join(f"{name} {seconds[name]:.1f} s" for name in seconds if name != "wall")

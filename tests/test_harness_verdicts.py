@@ -66,6 +66,7 @@ WRONG = {
     "crash_illegal": "crash",
     "crash_in_thread": "crash",
     "crash_leaving_children": "crash",
+    "crash_on_nan": "crash",
     "crash_segfault": "crash",
     "deep_json": "protocol_violation",
     "default_dtype": "global_state_changed",
@@ -234,6 +235,9 @@ def test_honest_solution_is_accepted(case, verdicts):
     assert outcome.reasons == []
     mode = {"eval"} if case[0] == "honest_norm" else set()
     assert set(outcome.errors) == {"own", "normal", "wide"} | mode
+    lost = case[1] == "loses_nan"
+    assert outcome.non_finite["verdict"] == ("otherwise" if lost else "as the reference")
+    assert (outcome.non_finite["lost"] > 0) == lost and outcome.non_finite["spread"] == 0
     refused = case[1] == "one_size"
     assert outcome.other_size["verdict"] == ("refused" if refused else "right")
 
