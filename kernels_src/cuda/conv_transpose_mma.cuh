@@ -75,13 +75,14 @@ struct WindowFill {
     column = work.column + work.w.offset_first - (taps.w + taps.count_w - 1) * work.w.offset_step;
   }
 
-  // Leaves the chunk as it is outside the image and beyond the last channel.
+  // Leaves the chunk as it is where it is not wanted, outside the image and beyond the last channel. Nothing but the
+  // loads is conditional: a branch would keep products and address arithmetic apart.
   template <typename Params>
-  __device__ __forceinline__ void load(Chunk& chunk, int pixel, const Params& p) const {
+  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Params& p) const {
     const int position = flat + pixel;
     const int row = static_cast<int>(p.by_window_pitch.quotient(position));
     const int h = row + line, w = position - row * p.tile.window_pitch + column;
-    const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
+    const bool inside = wanted && static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(p.in_w);
     const unsigned offset = static_cast<unsigned>(h) * p.x_stride_h + static_cast<unsigned>(w) * p.x_stride_w;
     const Storage* pointer = source + static_cast<int>(offset);
@@ -93,9 +94,9 @@ struct WindowFill {
     }
   }
 
-  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window, __half2& largest) {
+  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window, RangeWatch& watch) {
     const unsigned swizzled = (chunk_position() ^ (threadIdx.x % 32 / 2)) & 3u;  // pixel and lane agree modulo 8
-    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed(largest));
+    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed(watch));
   }
 };
 
@@ -135,7 +136,7 @@ struct WeightRing {
 // take registers from the products in between.
 struct TileWork {
   AxisPhase h, w;
-  int num_windows, windows_w;  // of all taps and channel blocks; groups of taps side by side
+  int num_windows, windows_w;  // of all taps and channel blocks; groups of taps side by side, at least 1
   int group, oc_block, partial;
   int flat, line, column;  // origin of the tile within the phase
   int64_t sample;
@@ -163,8 +164,10 @@ __device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsig
   work.flat = tile_h * g.flat_step;
   work.line = tile_h * g.line_step;
   work.column = tile_w * g.column_step;
-  work.windows_w = max(1, (work.w.tap_count + g.group_w - 1) / g.group_w);
-  work.num_windows = (work.h.tap_count + g.group_h - 1) / g.group_h * work.windows_w * p.num_ic_blocks;
+  const int windows_h = (work.h.tap_count + g.group_h - 1) / g.group_h;
+  const int windows_w = (work.w.tap_count + g.group_w - 1) / g.group_w;
+  work.num_windows = windows_h * windows_w * p.num_ic_blocks;
+  work.windows_w = max(windows_w, 1);
   return work;
 }
 
@@ -193,37 +196,29 @@ struct FillRound {
 #pragma unroll
     for (int f = 0; f < kFills; ++f) {
       chunks[f] = {};  // here rather than where it is loaded: conditional registers would live through the whole kernel
-      if (first + f * Fill::kStep < end) fill.load(chunks[f], first + f * Fill::kStep, p);
+      fill.load(chunks[f], first + f * Fill::kStep, first + f * Fill::kStep < end, p);
     }
   }
 
-  __device__ __forceinline__ void store(int first, int end, uint32_t window, GuardState* guard) const {
-    __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  __device__ __forceinline__ void store(int first, int end, uint32_t window, RangeWatch& watch) const {
 #pragma unroll
     for (int f = 0; f < kFills; ++f)
-      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window, largest);
-    if constexpr (Config::kContainers) {
-      if (first >= end) return;
-      guard_range(largest, guard, [&](auto&& inspect) {  // chunks that are not stored hold zeros
-#pragma unroll
-        for (int f = 0; f < kFills; ++f)
-#pragma unroll
-          for (int i = 0; i < Fill::Chunk::kElements; ++i) inspect(__uint_as_float(chunks[f].bits[i]));
-      });
-    }
+      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window, watch);
   }
 };
 
-// As many rounds as it takes, nothing else going on meanwhile.
+// As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
+// `watch` has seen of it.
 template <typename Config, int kFills, typename Params>
-__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window,
+__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
                                             const Params& p) {
 #pragma unroll 1
   for (; first < p.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
     round.load(fill, first, p.tile.window_pixels, p);
-    round.store(first, p.tile.window_pixels, window, p.guard);
+    round.store(first, p.tile.window_pixels, window, watch);
   }
+  if constexpr (Config::kContainers) watch.raise(p.guard);
 }
 
 template <typename Config>
@@ -277,7 +272,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
 
     Fill fill;
     fill.prepare(work, p, find_window(work, p, 0));
-    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, p);
+    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, RangeWatch{}, p);
 
     // Operands are loaded one k-step ahead of their products, so a step's second k-step is multiplied after the
     // next step's barrier, where the first operands are still on their way.
@@ -298,6 +293,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int loading_steps = max(steps - 1, 1);  // not the last: nothing would hide it
       const int fill_step = min(Config::kFillsInFlight, (num_fills + loading_steps - 1) / loading_steps) * Fill::kStep;
       FillRound<Config, Config::kFillsInFlight> round;  // loaded in one step, stored in the next
+      RangeWatch watch;
       int next_pixel = more ? Fill::first_pixel() : g.window_pixels;
 
       int pixel = lane % 8, steps_in_line = taps.count_w;
@@ -310,13 +306,13 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
         const int loaded_end = min(next_pixel, g.window_pixels);
         next_pixel += fill_step;
         if constexpr (Config::kStrict) {
-          round.store(loaded, loaded_end, next_window, p.guard);
+          round.store(loaded, loaded_end, next_window, watch);
           round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
           multiply_split_step<Config>(acc, weights, window_row, pair_offset);
         } else {
           first.load(0, weights, window_row, pair_offset);
           multiply<Config>(acc, second);
-          round.store(loaded, loaded_end, next_window, p.guard);
+          round.store(loaded, loaded_end, next_window, watch);
           second.load(1, weights, window_row, pair_offset);
           round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
           multiply<Config>(acc, first);
@@ -328,9 +324,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
           steps_in_line = taps.count_w;
         }
       }
-      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window, p.guard);
+      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window, watch);
       // Few taps: what the steps could not take along.
-      fill_pixels<Config, Config::kFillsInFlight>(fill, next_pixel, next_window, p);
+      fill_pixels<Config, Config::kLateFills>(fill, next_pixel, next_window, watch, p);
     }
     if constexpr (!Config::kStrict) multiply<Config>(acc, second);
     cp_async_wait<0>();

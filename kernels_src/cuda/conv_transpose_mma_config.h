@@ -34,8 +34,9 @@ struct MmaConfig {
   static constexpr int kChunks = PIXEL_BYTES / 16;              // 16-byte chunks of a pixel
   static constexpr int kChunkElements = 16 / kElementBytes;
   static constexpr int kStages = 4;         // weight tiles in flight or in use
-  static constexpr int kFillsInFlight = 2;  // chunks per thread and step loaded ahead of the products
-  static constexpr int kFirstFills = 64 / kChunkElements;  // and for a tile's first window, without products
+  static constexpr int kFillsInFlight = kStrict ? 2 : 1;   // chunks per thread and step loaded ahead of the products
+  static constexpr int kLateFills = 4;                     // at once, those that too few steps could not take along
+  static constexpr int kFirstFills = 64 / kChunkElements;  // at once, those of a tile's first window
   static constexpr int kFillPixels = 32;    // pixels per fill: one per lane
 
   static constexpr int kWeightPieces = kStrict ? 2 : 1;  // strict: high and low part

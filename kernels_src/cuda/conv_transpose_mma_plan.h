@@ -110,7 +110,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   const int64_t steps = static_cast<int64_t>(g->group_h) * g->group_w;
   const int64_t fills = ceil_div(pixels, Config::kFillPixels * (Config::kNumWarps / Config::kChunks));
   const int64_t hidden_fills = steps * Config::kFillsInFlight;
-  const int64_t exposed_rounds = fills > hidden_fills ? ceil_div(fills - hidden_fills, Config::kFillsInFlight) : 0;
+  const int64_t exposed_rounds = fills > hidden_fills ? ceil_div(fills - hidden_fills, Config::kLateFills) : 0;
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
   const double exposed = static_cast<double>(windows * exposed_rounds);

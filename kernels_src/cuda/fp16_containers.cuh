@@ -39,21 +39,41 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
   return packed;
 }
 
-// A warp raises the guard over the inputs it has just packed: overflow, infinity or NaN anywhere; or all of them so small
-// that fp16's subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their
-// error is below 2^-33, and 2^-21 of the large one. for_each(f) calls f with every value of this thread, unscaled.
-template <typename ForEach>
-__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
+// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
+// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
+template <typename Subnormal>
+__device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
   constexpr float kSmall = 0x1p-12f * kInputScale;
   bool raise = __any_sync(0xFFFFFFFFu, !(magnitude <= 65504.0f));
-  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmall)) {
-    bool subnormal = false;
-    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
-    raise = __any_sync(0xFFFFFFFFu, subnormal);
-  }
+  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmall)) raise = __any_sync(0xFFFFFFFFu, subnormal());
   if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
 }
+
+// The same where the values are still at hand: for_each(f) calls f with every value of this thread, unscaled.
+template <typename ForEach>
+__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+  guard_packed(largest, guard, [&] {
+    bool subnormal = false;
+    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
+    return subnormal;
+  });
+}
+
+// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
+struct RangeWatch {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  uint32_t any_bits = 0;
+
+  __device__ __forceinline__ uint32_t pack(float a, float b) {
+    any_bits |= __float_as_uint(a) | __float_as_uint(b);
+    return pack_scaled_inputs(a, b, largest);
+  }
+  __device__ __forceinline__ void raise(GuardState* guard) const {
+    guard_packed(largest, guard, [&] { return any_bits << 1 != 0; });
+  }
+};
 
 // The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
 // to 2^-29 of it; and what undoes it and kInputScale.

@@ -63,13 +63,12 @@ struct PixelChunk {
       bits[i] = __ldg(reinterpret_cast<const unsigned short*>(pointer));
   }
 
-  // `largest` follows the magnitudes that containers hold; other modes leave it alone.
-  __device__ __forceinline__ uint4 packed(__half2& largest) const {
+  // `watch` sees what goes into containers; other modes leave it alone.
+  __device__ __forceinline__ uint4 packed(RangeWatch& watch) const {
     if constexpr (Config::kContainers) {
       uint32_t pair[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        pair[i] = pack_scaled_inputs(__uint_as_float(bits[2 * i]), __uint_as_float(bits[2 * i + 1]), largest);
+      for (int i = 0; i < 4; ++i) pair[i] = watch.pack(__uint_as_float(bits[2 * i]), __uint_as_float(bits[2 * i + 1]));
       return make_uint4(pair[0], pair[1], pair[2], pair[3]);
     } else if constexpr (Config::kNumeric == Numeric::kStrictFP32) {
       return make_uint4(bits[0], bits[1], bits[2], bits[3]);  // split after ldmatrix
