@@ -10,6 +10,7 @@ from harness.errors import Rejected
 
 _BYTES = 64 << 20
 _LEAST_MS = 30.0  # much longer than the time slices by which processes share a GPU
+_WARM_UP_S = 0.2
 _SLOWER = 1.5  # two processes that share a GPU take turns: twice the time
 _TRIES, _PAUSE_S = 12, 0.05
 
@@ -26,10 +27,11 @@ class QuietProbe:
         if device.type == "cuda":
             self._buffer = torch.zeros(_BYTES // 4, device=device)
             self._passes = 100
-            for _ in range(2):  # the first time warms up
+            deadline = time.monotonic() + _WARM_UP_S
+            while time.monotonic() < deadline:  # until the clocks have risen
                 one_ms = self.milliseconds() / self._passes
             self._passes = math.ceil(_LEAST_MS / one_ms)
-            self.alone_ms = min(self.milliseconds() for _ in range(4))
+            self.alone_ms = min(self.milliseconds() for _ in range(3))
 
     def milliseconds(self) -> float:
         """How long the fixed work takes now."""
