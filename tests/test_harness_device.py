@@ -1,5 +1,6 @@
 """What watches a GPU and its clocks, exercised without one."""
 
+import contextlib
 import math
 import os
 import platform
@@ -95,6 +96,42 @@ def test_a_copy_is_of_plain_tensors_and_a_sample_of_finite_elements():
     output[0, 0, 0] = math.nan
     assert clock.sampled(output, [0, 1]) == [None, flat[1]]
     assert clock.sampled(output, [24]) == [None] and clock.sampled("no tensor", [0]) == [None]
+
+
+class Event:
+    """Stands in for torch.cuda.Event, and notes when it is recorded."""
+
+    notes: list = []
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.notes.append("event")
+
+    def elapsed_time(self, other):
+        return 1.0
+
+
+def test_the_kept_output_is_what_the_stream_had_when_the_calls_last_event_was_queued(monkeypatch):
+    """Work on another stream is done by the time everything is waited for, but not before."""
+    late = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(clock, "_wait", lambda: [out.fill_(1.0) for out in late])
+    stopwatch = clock.Stopwatch(CPU)
+    stopwatch.device, stopwatch._flush = CUDA, torch.zeros(1)
+
+    def call(x):
+        Event.notes.append("call")
+        late.append(torch.zeros(3))
+        return late[-1]
+
+    times, kept = stopwatch.slice(call, lambda scale: [scale], [0.5, 0.6, 0.7], keep=1)
+    assert times == [1.0] * 3 and Event.notes == ["event", "call", "event"] * 3
+    assert kept.tolist() == [0.0] * 3 and late[1].tolist() == [1.0] * 3
+    assert stopwatch.slice(call, lambda scale: [scale], [0.5])[1] is None
 
 
 class Sampled:

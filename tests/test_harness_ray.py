@@ -18,6 +18,7 @@ from harness import cli, ray_cluster, ray_suite
 from harness.progress import SuiteProgress
 from harness.suite_files import find_items
 from harness.suite_records import Plan
+from tests.fixture_judge import running
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -157,6 +158,10 @@ def test_tasks_share_the_gpus_of_all_nodes_and_survive_each_other(tmp_path, two_
     assert {record["threads"] for record in made} == {"3"}  # the driver's, not Ray's own
     assert {record["solution"] for record in made} == {items[n].solution.name for n in (0, 5, 6)}
     assert not any(Path(record["folder"]).exists() for record in made)
+    deadline = time.monotonic() + 10  # what a killed task had started ends, too
+    while (left := running(b"sample_3_kernel.py")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         f"level_1_problem_65_sample_{n}_kernel.json" for n in (0, 5, 6)
     ]
