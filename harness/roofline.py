@@ -119,7 +119,7 @@ def ceilings(device: torch.device, precision: str) -> Ceilings:
     The 16-bit product is measured on CUDA only. One measurement per process.
     """
     cuda = device.type == "cuda"
-    copy_bytes, size = (1 << 30, 8192) if cuda else (1 << 28, 2048)
+    copy_bytes = 1 << 30 if cuda else 1 << 28
     source = torch.ones(copy_bytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     seconds = _best_seconds(functools.partial(target.copy_, source), device)
@@ -131,12 +131,27 @@ def ceilings(device: torch.device, precision: str) -> Ceilings:
     tflops = {}
     for name in sorted(wanted):
         with devices.tf32("allow" if name == "tf32" else "forbid"):
+            size = 8192 if cuda else _cpu_size(dtypes[name])
             a = torch.randn(size, size, device=device).to(dtypes[name])
             seconds = _best_seconds(functools.partial(torch.mm, a, a), device)
             tflops[name] = 2 * size**3 / seconds / 1e12
             del a
     how = f"copy of {copy_bytes >> 20} MiB, {size}x{size} matrix product, measured in this run"
     return Ceilings(tflops, gbps, how)
+
+
+def _cpu_size(dtype: torch.dtype) -> int:
+    """The side of a matrix product of less than half a second, at most 2048.
+
+    Some CPUs multiply 16-bit numbers a hundred times slower than fp32.
+    """
+    size = 128
+    while size < 2048:
+        a = torch.randn(size, size).to(dtype)
+        if 8 * _best_seconds(functools.partial(torch.mm, a, a), torch.device("cpu")) > 0.5:
+            break
+        size *= 2
+    return size
 
 
 def _best_seconds(call, device: torch.device) -> float:

@@ -173,6 +173,7 @@ class Worker:
     def prepare_timing(self, inputs: list, backward: bool) -> dict:
         """Keep the base inputs that every timed call's fresh input is made from."""
         self.kept, self.timed = [], None
+        self.model.train()  # the last case may have been in eval mode
         base, grad_output = self._receive(inputs, backward)
         clock.release_memory(self.device)
         if self.stopwatch is None:

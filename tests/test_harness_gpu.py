@@ -59,7 +59,7 @@ ALSO_HONEST = ["cached_weight_transform", "channels_last_output", "flipped_conv2
 ALSO_HONEST += ["im2col", "non_contiguous_output", "one_size"]
 TIMED = {name for name, reason in WRONG.items() if reason in ("wrong_when_timed",)}
 TIMED |= {"patched_events", "patched_synchronize", "slow_with_patched_events"}
-TIMED |= {"cuda_graph", "functional", "side_stream_joined"}
+TIMED |= {"cuda_graph", "functional", "layers", "side_stream_joined"}
 SHORT = {"endless_kernel", "endless_on_side_stream"}
 # What is told of some besides the reason's first word.
 TOLD = {
@@ -74,7 +74,7 @@ ALONE |= {"exhausts_device_memory", "hoards_device_memory"}
 LEFT_BEHIND = {"child_on_device": b"1000.125"}
 WRONG_CASES = [("wrong_gpu", name) for name in WRONG] + [("wrong", name) for name in ALSO_WRONG]
 HONEST_CASES = [("honest_gpu", name) for name in names("honest_gpu")]
-HONEST_CASES += [("honest", name) for name in ALSO_HONEST]
+HONEST_CASES += [("honest", name) for name in ALSO_HONEST] + [("honest_norm", "layers")]
 
 
 class Unwatched:
@@ -93,10 +93,11 @@ class Unwatched:
 def judge(folder: str, name: str):
     """Evaluate a fixture: its outcome and the processes left; runs in a process of the pool."""
     evaluation.QuietProbe = QuietProbe if name in ALONE else Unwatched
+    norm = folder.endswith("_norm")
     outcome = evaluate(
-        "tiny",
+        "tiny_norm" if norm else "tiny",
         FIXTURES / folder / f"{name}.py",
-        batch=2,
+        batch=3 if norm else 2,
         device="cuda:0",
         check_only=name not in TIMED,
         baselines=("eager",) if name in TIMED and folder.startswith("honest") else (),

@@ -20,6 +20,7 @@ BACKWARD = {"no_bias_gradient", "wrong_gradient", "no_graph"}
 TIMED = {
     "batch_and_skip",
     "late_when_timed",
+    "layers",
     "nan_times",
     "negative_times",
     "patched_stopwatch",
@@ -189,14 +190,14 @@ def start_for(name: str):
 def judge(folder: str, name: str, backward: bool = False):
     """Evaluate a fixture: reasons, errors, processes left; runs in a process of the pool."""
     torch.set_num_threads(2)
-    norm, honest = folder.endswith("_norm"), folder.startswith("honest")
+    norm = folder.endswith("_norm")
     outcome = evaluate(
         "tiny_norm" if norm else "tiny",
         FIXTURES / folder / f"{name}.py",
         batch=3 if norm else 2,
         start=start_for(name),
         backward=backward or name in BACKWARD,
-        check_only=honest or name not in TIMED,
+        check_only=name not in TIMED,
         timeout=SHORT_SECONDS if name in SHORT else 60.0,
     )
     return outcome, running(LEFT_BEHIND.get(name))
@@ -234,7 +235,8 @@ def test_honest_solution_is_accepted(case, verdicts):
     outcome, _ = verdicts[case].result()
     assert outcome.reasons == []
     mode = {"eval"} if case[0] == "honest_norm" else set()
-    assert set(outcome.errors) == {"own", "normal", "wide"} | mode
+    timed = {"after_timing"} if case[1] in TIMED else set()
+    assert set(outcome.errors) == {"own", "normal", "wide"} | mode | timed
     lost = case[1] == "loses_nan"
     assert outcome.non_finite["verdict"] == ("otherwise" if lost else "as the reference")
     assert (outcome.non_finite["lost"] > 0) == lost and outcome.non_finite["spread"] == 0
