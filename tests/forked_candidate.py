@@ -23,7 +23,7 @@ _SOURCE = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.dont_write_bytecode = True
-import array, json, os, socket, tempfile
+import array, json, os, socket, tempfile, time
 from harness import keeper, worker
 sys.path.remove({str(ROOT)!r})
 channel = socket.socket(fileno=int(sys.argv[1]))
@@ -45,8 +45,10 @@ while True:
         os._exit(0)
     channel.close()
     os.setsid()
+    deadline = time.monotonic() + 10
     while os.getppid() != job["parent"]:
-        pass
+        if time.monotonic() > deadline:
+            os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (printed, 1), (printed, 2)):
         os.dup2(source, target)
