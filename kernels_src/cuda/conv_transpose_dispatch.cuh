@@ -104,7 +104,7 @@ inline KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, device);
+  const sm90::Plan hopper = sm90::plan_call(call, false, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !mma_can_index(call.problem))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
@@ -117,6 +117,12 @@ inline KernelPlan hopper_plan(const ConvCall& call) {
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
   return plan;
+}
+
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
+// still ahead.
+inline bool hopper_pays(const ConvTransposeProblem& p) {
+  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4;
 }
 
 inline KernelPlan choose_kernel_anew(const ConvCall& call) {
@@ -138,24 +144,23 @@ inline KernelPlan choose_kernel_anew(const ConvCall& call) {
   const double useful =
       with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
   if (useful < kMinUsefulFraction) return plain_plan(call, "too few channels per group to fill a tensor-core tile");
-  // The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
-  // still ahead.
-  if (p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4) {
+  if (hopper_pays(p)) {
     const KernelPlan plan = hopper_plan(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
 }
 
-// Which kernel a call gets, why, and what it needs. Depends on the call's problem, dtype, math and forced choice, and on
-// the current device. The search for tiles takes tens of microseconds, so the last answer is kept.
-inline const KernelPlan& choose_kernel(const ConvCall& call) {
+// What plan_anew(call) says, which depends on the call's problem, dtype, math and forced choice, and on the current device.
+// The search for tiles takes tens of microseconds, so the last answer of each function is kept.
+template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
+const Plan& remembered_plan(const ConvCall& call) {
   struct Key {
     ConvTransposeProblem problem;
     int64_t dtype, math, kernel_choice, device;
   };
   thread_local Key last_key{};
-  thread_local KernelPlan last_plan{};
+  thread_local Plan last_plan{};
   thread_local bool known = false;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
@@ -163,12 +168,15 @@ inline const KernelPlan& choose_kernel(const ConvCall& call) {
   key.problem = call.problem;
   key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
   if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
-    last_plan = choose_kernel_anew(call);
+    last_plan = plan_anew(call);
     last_key = key;
     known = error == cudaSuccess && last_plan.status == kOk;
   }
   return last_plan;
 }
+
+// Which kernel a call gets, why, and what it needs.
+inline const KernelPlan& choose_kernel(const ConvCall& call) { return remembered_plan<KernelPlan, choose_kernel_anew>(call); }
 
 int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num_partials; }
 

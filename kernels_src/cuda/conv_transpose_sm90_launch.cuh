@@ -13,7 +13,7 @@ namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -25,7 +25,7 @@ inline Plan plan_call(const ConvCall& call, const DeviceLimits& device) {
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, pooled, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -45,30 +45,33 @@ struct Sm90Workspace {
   }
 };
 
-template <int kConsumers, int N, typename Storage>
+template <int kConsumers, int N, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, Storage>, plan.smem_bytes));
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_kernel(conv_transpose_sm90<kConsumers, N, Storage>, dim3(static_cast<unsigned>(blocks)),
+  return launch_kernel(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
                        dim3(Sm90Config<kConsumers, N>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes.
-template <typename Storage, int kIndex = 0>
+template <bool kPooled, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
-      return launch_shape<kShape.consumers, kShape.n>(plan, args, num_sms, stream);
-    return launch_planned<Storage, kIndex + 1>(plan, args, num_sms, stream);
+    if constexpr (!kPooled || kShape.pools)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
+        return launch_shape<kShape.consumers, kShape.n, kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
   return kUnsupportedKernel;
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs.
-template <typename Storage>
-int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {
+// the caller must run another kernel over the same outputs. kPooled: outputs.out receives pooled windows, and pool_weight
+// says of which channels the smallest values (conv_transpose_sm90_pool.cuh).
+template <bool kPooled, typename Storage>
+int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
+                     void* workspace, int num_sms) {
   const ConvTransposeProblem& p = call.problem;
   const Sm90Workspace layout(plan);
   const cudaError_t cleared =
@@ -95,8 +98,11 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
-  args.pixel_groups = sm90::ceil_div(plan.pitch, kBatchPixels);
-  args.batches_per_row = args.pixel_groups * (plan.in_channels_per_group > kBatchChannels ? 2 : 1);
+  args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.by_ring_units = FastDivisor::make(static_cast<uint32_t>(plan.ring_units));
+  args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
+  args.pool_weight = static_cast<const Storage*>(pool_weight);
+  args.batches_per_unit = plan.in_channels_per_group > kBatchChannels ? 2 : 1;
   const int64_t quad = kVectorPixels;
   args.whole_batches = plan.in_channels_per_group % kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
                        p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
@@ -110,14 +116,16 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned(plan, args, num_sms, call.stream);
+  return launch_planned<kPooled>(plan, args, num_sms, call.stream);
 }
 
-inline int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {
+template <bool kPooled = false>
+int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
+               const void* pool_weight = nullptr) {
   switch (call.dtype) {
-    case kFloat32: return launch_typed<float>(plan, call, outputs, workspace, num_sms);
-    case kFloat16: return launch_typed<__half>(plan, call, outputs, workspace, num_sms);
-    case kBFloat16: return launch_typed<__nv_bfloat16>(plan, call, outputs, workspace, num_sms);
+    case kFloat32: return launch_typed<kPooled, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kPooled, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kPooled, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
     default: return kUnsupportedDType;
   }
 }

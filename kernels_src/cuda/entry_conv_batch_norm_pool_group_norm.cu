@@ -1,10 +1,13 @@
-// Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm.
-//   convolution -> workspace (and moments of it) -> BatchNorm's affine map per channel
+// Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
+//   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
+//   -> BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
+//   otherwise: convolution -> workspace (and moments of it) -> BatchNorm's affine map per channel
 //   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
+// TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
 
 #include "batch_norm_plan.cuh"
-#include "conv_transpose_dispatch.cuh"
+#include "conv_transpose_pooled.cuh"
 #include "pool_batch_norm_activation.cuh"
 
 namespace tconv {
@@ -14,16 +17,25 @@ namespace {
 template <typename S>
 struct ConvBatchNormPoolGroupNorm {
   norm::WorkspaceLayout layout;
+  const bool pooled;  // in the convolution's epilogue
   norm::BatchNormPlan<S> batch_norm;
   norm::GroupNormPlan<S> group_norm;
-  int64_t pre_norm, conv_workspace;  // [batch][out_channels][out_h][out_w]; the convolution's scratch
+  int64_t pre_norm, conv_workspace;  // [batch][out_channels][out_h][out_w], not when pooled; the convolution's scratch
 
   explicit ConvBatchNormPoolGroupNorm(const ConvBatchNormPoolGroupNormCall& call)
-      : batch_norm(call.batch_norm_pool, call.conv.problem.batch, call.conv.problem.out_channels,
+      : pooled(pools_in_epilogue(call)),
+        batch_norm(call.batch_norm_pool, call.conv.problem.batch, call.conv.problem.out_channels,
                    call.conv.problem.out_h * call.conv.problem.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
-        pre_norm(layout.reserve(pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(conv_workspace_bytes(call.conv))) {}
+        pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
+        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes(call.conv))) {}
+
+  static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
+    const ConvTransposeProblem& p = call.conv.problem;
+    return norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool).is_2x2() &&
+           call.batch_norm_pool.pooled_h == p.out_h / 2 && call.batch_norm_pool.pooled_w == p.out_w / 2 &&
+           plan_pooled(call.conv).status == kOk;
+  }
 
   static int64_t pre_norm_elements(const ConvBatchNormPoolGroupNormCall& call) {
     const ConvTransposeProblem& p = call.conv.problem;
@@ -37,7 +49,8 @@ struct ConvBatchNormPoolGroupNorm {
   }
 
   // The convolution's moments are fp32.
-  static int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) {
+  int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) const {
+    if (pooled) return plan_pooled(call.conv).num_partials;
     return std::is_same<S, double>::value ? 0 : conv_num_partials(call.conv);
   }
 
@@ -48,6 +61,7 @@ struct ConvBatchNormPoolGroupNorm {
     if (pre_norm_elements(call) == 0) return kOk;
     if (conv.workspace_bytes < layout.bytes()) return kWorkspaceTooSmall;
 
+    if (pooled) return run_pooled(call, stream);
     S* y = norm::at_offset<S>(conv.workspace, pre_norm);
     S* out = static_cast<S*>(conv.out);
     ConvOutputs outputs{y, nullptr};
@@ -59,6 +73,28 @@ struct ConvBatchNormPoolGroupNorm {
         y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
         norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool), stream));
     return group_norm.run(out, norm::make_group_norm_affine<S>(call.group_norm), conv.workspace, stream);
+  }
+
+  int64_t run_pooled(const ConvBatchNormPoolGroupNormCall& call, cudaStream_t stream) const {
+    const ConvCall& conv = call.conv;
+    S* out = static_cast<S*>(conv.out);
+    ConvOutputs outputs{out, nullptr};
+    if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
+    TCONV_RETURN_IF_ERROR(launch_pooled(plan_pooled(conv), conv, outputs, call.batch_norm_pool.weight,
+                                        norm::at_offset<char>(conv.workspace, conv_workspace)));
+    TCONV_RETURN_IF_ERROR(batch_norm.run(out, conv.workspace, stream));
+    const auto affine = norm::make_group_norm_affine<S>(call.group_norm);
+    const auto* table = batch_norm.table(conv.workspace);
+    if (group_norm.one_block())
+      return group_norm.run_transformed(out, affine, norm::BatchNormActivation<S>{table}, stream);
+    const norm::PoolGeometry windows_of_one{static_cast<int>(call.batch_norm_pool.pooled_h),
+                                            static_cast<int>(call.batch_norm_pool.pooled_w),
+                                            static_cast<int>(call.batch_norm_pool.pooled_h),
+                                            static_cast<int>(call.batch_norm_pool.pooled_w), 1, 1, 1, 1, 0, 0, 1, 1};
+    TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
+        out, out, table, group_norm.producer_partials(conv.workspace), conv.problem.batch, conv.problem.out_channels,
+        windows_of_one, stream));
+    return group_norm.run(out, affine, conv.workspace, stream);
   }
 };
 

@@ -61,8 +61,16 @@ class GroupNormPlan {
     return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
   }
 
- private:
+  // Does one block hold a group? Then run_transformed may be called instead of run.
   bool one_block() const { return GroupNormSingleBlockConfig<S>::fits(shape_); }
+
+  // Normalises transform(data) in place.
+  template <typename Transform>
+  int64_t run_transformed(S* data, const GroupNormAffine<S>& affine, const Transform& transform, cudaStream_t stream) const {
+    return launch_group_norm_single_block<S>(data, data, shape_, affine, stream, transform);
+  }
+
+ private:
 
   GroupNormShape shape_;
   bool measure_;

@@ -1,6 +1,7 @@
 // GroupNorm of groups small enough for one block's registers: read once, write once.
 //   out = (in - mean) * rstd * weight[c] + bias[c], statistics over the group's channels and pixels
 // in, out [batch][channels][plane], the same tensor or two that lie alike relative to 16-byte boundaries.
+// What is normalised is transform(in, channel): values as they are, or BatchNorm and activation on the way.
 // A group is one contiguous range; each thread holds vectors of it, aligned to 16 bytes; the first and the
 // last may be partial.
 #pragma once
@@ -13,9 +14,9 @@ namespace norm {
 
 template <typename S>
 struct GroupNormSingleBlockConfig {
-  static constexpr int kMaxThreads = 512;
+  static constexpr int kMaxThreads = 1024;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
-  static constexpr int kRegistersPerThread = 32;  // that hold values, in the accumulation type
+  static constexpr int kRegistersPerThread = 16;  // that hold values, in the accumulation type
   static constexpr int kVectorsPerThread =
       kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
   // A group may start anywhere in its first vector.
@@ -39,9 +40,15 @@ __device__ __forceinline__ double block_sum(double v, double* scratch) {
   return sum;
 }
 
-template <typename S>
+// Transform of values that are normalised as they are.
+struct AsTheyAre {
+  static constexpr bool kIdentity = true;
+};
+
+template <typename S, typename Transform>
 __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
-    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, GroupNormAffine<S> affine) {
+    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, GroupNormAffine<S> affine,
+                                   Transform transform) {
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
@@ -69,6 +76,25 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     } else {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) vectors[i].values[j] = inside(p + j) ? in[p + j] : to_storage<S>(Acc(0));
+    }
+  }
+
+  if constexpr (!Transform::kIdentity) {
+#pragma unroll
+    for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+      const int p = position(i);
+      if (p + kVector <= 0 || p >= elements) continue;
+      int channel = (p > 0 ? p : 0) / plane;
+      int end = (channel + 1) * plane;  // of the channel
+      auto of_channel = transform.of_channel(first_channel + channel);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (p + j >= end && inside(p + j)) {
+          end += plane;
+          of_channel = transform.of_channel(first_channel + ++channel);
+        }
+        if (inside(p + j)) vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j])));
+      }
     }
   }
 
@@ -125,11 +151,11 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   }
 }
 
-template <typename S>
-int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape,
-                                       const GroupNormAffine<S>& affine, cudaStream_t stream) {
-  return launch(group_norm_single_block_kernel<S>, shape.batch * shape.num_groups,
-                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape, affine);
+template <typename S, typename Transform = AsTheyAre>
+int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
+                                       cudaStream_t stream, const Transform& transform = {}) {
+  return launch(group_norm_single_block_kernel<S, Transform>, shape.batch * shape.num_groups,
+                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape, affine, transform);
 }
 
 }  // namespace norm

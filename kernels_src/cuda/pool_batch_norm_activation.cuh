@@ -32,6 +32,19 @@ struct PoolConfig {
   }
 };
 
+// BatchNorm and activation as a transform of GroupNorm's inputs (group_norm_single_block.cuh).
+template <typename S>
+struct BatchNormActivation {
+  static constexpr bool kIdentity = false;
+  const ChannelAffine<AccOf<S>>* table;  // [channels]
+
+  struct OfChannel {
+    ChannelAffine<AccOf<S>> affine;
+    __device__ __forceinline__ AccOf<S> apply(AccOf<S> v) const { return Activation::apply<AccOf<S>>(affine.apply(v)); }
+  };
+  __device__ __forceinline__ OfChannel of_channel(int64_t channel) const { return {table[channel]}; }
+};
+
 // The 2 x 2 windows of one lane: both columns of a row in one load.
 template <typename S>
 struct PairWindow {

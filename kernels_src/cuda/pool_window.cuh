@@ -40,9 +40,11 @@ inline PoolGeometry make_pool_geometry(int64_t in_h, int64_t in_w, const BatchNo
 }
 
 // The larger of two; NaN if either is, as PyTorch's max-pool.
-template <typename Acc>
-__device__ __forceinline__ Acc max_or_nan(Acc a, Acc b) {
-  return b > a || b != b ? b : a;
+__device__ __forceinline__ double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
 }
 
 // Positions of one window along one axis: first, first + dilation, ... below end.

@@ -44,6 +44,14 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// Barriers 1 to 15 among `threads` threads of the block: those that wait, and those that only report.
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -78,16 +86,23 @@ __device__ __forceinline__ void set_registers() {
   if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
 }
 
+// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
+
 // Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
 // 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
 // hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared) {
-  constexpr uint64_t kSwizzle128B = uint64_t(1) << 62;
-  constexpr uint64_t kStrideByteOffset = uint64_t(1024 >> 4) << 32;
-  constexpr uint64_t kLeadingByteOffset = uint64_t(1) << 16;  // ignored for swizzled K-major operands
-  return kSwizzle128B | kStrideByteOffset | kLeadingByteOffset | ((shared & 0x3FFFF) >> 4);
+// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
+  constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
+  return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
 }
-constexpr uint64_t kDescriptorStepK16 = 32 >> 4;
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle128B = 1u << 30;
+  constexpr uint32_t kStrideByteOffset = 1024 >> 4;
+  return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
+}
+constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
 
 }  // namespace sm90
 }  // namespace cuda

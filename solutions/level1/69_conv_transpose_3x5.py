@@ -17,7 +17,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE: 983a0a97304dd4f46976e26ca385cd7d363b3bef9f7e0e2addf7386cf854d674
+sha256 of CUDA_SOURCE: e5852a55064b4a41e5fedbe9311d43a9e5f6ee0af1e41bf711c71ac2f2aa534c
 sha256 of CPU_SOURCE:  8ef35221dfc164743acfcf649c46677890428640d4bb67d9a6747745c0539109
 """
 
@@ -389,7 +389,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 #include <cstring>
 
 // ---- kernels_src/cuda/conv_transpose_mma_launch.cuh
-// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its two launches.
+// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its launches.
 
 // ---- kernels_src/cuda/check.h
 // Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
@@ -476,7 +476,8 @@ inline const char* error_string(int64_t code) {
 namespace tconv {
 namespace cuda {
 
-// What the operands are on their way into the tensor core.
+// What the operands are on their way into the tensor core. kTF32: fp32 tensors with TF32 allowed, whose 11-bit operands
+// travel as fp16 numbers (fp16_containers.cuh). kStrictFP32: fp32 tensors, two TF32 numbers an operand.
 enum class Numeric { kTF32, kStrictFP32, kFP16, kBF16 };
 
 // One block computes BLOCK_OC output channels x BLOCK_PIX output pixels of one phase of one sample. Each warp
@@ -486,7 +487,8 @@ template <Numeric kNumericValue>
 struct MmaConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
-  static constexpr int kElementBytes = kNumeric == Numeric::kFP16 || kNumeric == Numeric::kBF16 ? 2 : 4;
+  static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded
+  static constexpr int kElementBytes = kStrict ? 4 : 2;             // of an operand in shared memory
 
   static constexpr int kNumWarps = 4;
   static constexpr int kNumThreads = 32 * kNumWarps;
@@ -501,8 +503,9 @@ struct MmaConfig {
   static constexpr int kChunks = PIXEL_BYTES / 16;              // 16-byte chunks of a pixel
   static constexpr int kChunkElements = 16 / kElementBytes;
   static constexpr int kStages = 4;         // weight tiles in flight or in use
-  static constexpr int kFillsInFlight = 2;  // chunks per thread and step loaded ahead of the products
-  static constexpr int kFirstFills = 64 / kChunkElements;  // and for a tile's first window, without products
+  static constexpr int kFillsInFlight = kStrict ? 2 : 1;   // chunks per thread and step loaded ahead of the products
+  static constexpr int kLateFills = 4;                     // at once, those that too few steps could not take along
+  static constexpr int kFirstFills = 64 / kChunkElements;  // at once, those of a tile's first window
   static constexpr int kFillPixels = 32;    // pixels per fill: one per lane
 
   static constexpr int kWeightPieces = kStrict ? 2 : 1;  // strict: high and low part
@@ -646,7 +649,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   const int64_t steps = static_cast<int64_t>(g->group_h) * g->group_w;
   const int64_t fills = ceil_div(pixels, Config::kFillPixels * (Config::kNumWarps / Config::kChunks));
   const int64_t hidden_fills = steps * Config::kFillsInFlight;
-  const int64_t exposed_rounds = fills > hidden_fills ? ceil_div(fills - hidden_fills, Config::kFillsInFlight) : 0;
+  const int64_t exposed_rounds = fills > hidden_fills ? ceil_div(fills - hidden_fills, Config::kLateFills) : 0;
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
   const double exposed = static_cast<double>(windows * exposed_rounds);
@@ -917,6 +920,7 @@ struct TileOutput {
   Storage* out;       // plane of the block's first channel
   int64_t plane;      // elements per channel
   Moments* partials;  // of the block's first channel, or null
+  const float* inv_scale;  // of the block's first channel; containers only
   int channel;        // the block's first channel
   int num_channels;   // valid channels, <= BLOCK_OC
   int offset[kPixelsPerLane];
@@ -959,9 +963,10 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
     for (; channel < end_channel; channel += Config::kNumWarps) {
       float v[kPixelsPerLane];
       const float bias = channel_bias<float, Storage>(epilogue, tile.channel + channel);
+      const float scale = Config::kContainers ? tile.inv_scale[channel] : 1.0f;  // a factor of 1 is compiled away
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
-        v[i] = Epilogue::apply<float, Storage>(staged[32 * i] + bias, epilogue, tile.channel + channel);
+        v[i] = Epilogue::apply<float, Storage>(staged[32 * i] * scale + bias, epilogue, tile.channel + channel);
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
         store_if<Storage>(tile.offset[i] >= 0, plane + tile.offset[i], to_storage<Storage>(v[i]));
@@ -989,6 +994,114 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
 // ---- kernels_src/cuda/mma_operands.cuh
 // How each numeric mode prepares operands and multiplies one step (16-byte chunks of a pixel, m16n8 tiles).
 
+// ---- kernels_src/cuda/fp16_containers.cuh
+// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
+// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
+// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
+// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+
+// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
+constexpr float kInputScale = 256.0f;
+constexpr float kSmallestExact = 0x1p-22f;
+
+// Device-side words of a call; cleared before its kernels run.
+struct GuardState {
+  int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
+};
+
+__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t pack_pair(__half a, __half b) {
+  return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
+}
+__device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return static_cast<uint32_t>(__bfloat16_as_ushort(a)) | static_cast<uint32_t>(__bfloat16_as_ushort(b)) << 16;
+}
+
+// Two inputs, scaled and rounded; `largest` follows the magnitudes, NaN above all.
+__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest) {
+  const uint32_t packed = pack_pair(a * kInputScale, b * kInputScale);
+  largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed)));
+  return packed;
+}
+
+// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
+// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
+// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
+template <typename Subnormal>
+__device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
+  const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  bool raise = __any_sync(0xFFFFFFFFu, !(magnitude <= 65504.0f));
+  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmall)) raise = __any_sync(0xFFFFFFFFu, subnormal());
+  if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
+}
+
+// The same where the values are still at hand: for_each(f) calls f with every value of this thread, unscaled.
+template <typename ForEach>
+__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+  guard_packed(largest, guard, [&] {
+    bool subnormal = false;
+    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
+    return subnormal;
+  });
+}
+
+// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
+struct RangeWatch {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  uint32_t any_bits = 0;
+
+  __device__ __forceinline__ uint32_t pack(float a, float b) {
+    any_bits |= __float_as_uint(a) | __float_as_uint(b);
+    return pack_scaled_inputs(a, b, largest);
+  }
+  __device__ __forceinline__ void raise(GuardState* guard) const {
+    guard_packed(largest, guard, [&] { return any_bits << 1 != 0; });
+  }
+};
+
+// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
+// to 2^-29 of it; and what undoes it and kInputScale.
+struct WeightScale {
+  float scale, inverse;
+};
+
+__device__ __forceinline__ float scale_of_inverse(float inverse) { return 1.0f / (inverse * kInputScale); }
+
+// All kThreads threads of a block, for one channel: [in_channels] runs of `taps` weights, `run_stride` apart.
+template <int kThreads>
+__device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
+                                                         int64_t run_stride, GuardState* guard) {
+  uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
+  for (int64_t i = threadIdx.x; i < in_channels * taps; i += kThreads)
+    largest = max(largest, __float_as_uint(weights[(i / taps) * run_stride + i % taps]) & 0x7FFFFFFFu);
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  __shared__ uint32_t warp_largest[kThreads / 32];
+  if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) largest = max(largest, warp_largest[i]);
+  const int exponent = static_cast<int>(largest >> 23) - 127;  // of the largest magnitude
+  // Outside these the power of two, or its inverse with the input's, is no normal fp32 number.
+  const bool representable = largest == 0 || (exponent >= -96 && exponent <= 96);
+  if (!representable && threadIdx.x == 0) guard->out_of_range = 1;
+  const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
+  return {__uint_as_float(static_cast<uint32_t>(127 + shift) << 23),
+          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale};
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -1017,14 +1130,16 @@ struct SplitValue {
 };
 
 // Rounding is done on the magnitude's bits: to nearest, ties away, but never past the largest finite TF32, where
-// low takes what is missing. An infinity or NaN goes entirely into low: it then meets only the other operand's high
-// part, and neither Inf * 0 (from a zero low part) nor Inf - Inf can arise from the splitting itself.
+// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never its
+// low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf - Inf
+// arises from the splitting itself, also where both operands are infinite.
 __device__ __forceinline__ SplitValue split_fp32(uint32_t bits) {
-  constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u;
+  constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u,
+                     kOne = 0x3f800000u;
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t rounded = min(magnitude + kHalfUlp, kInfinity - 1u) & kHighBits;
   SplitValue s;
-  s.high = magnitude < kInfinity ? rounded | (bits & ~kMagnitude) : 0u;
+  s.high = (magnitude < kInfinity ? rounded : kOne) | (bits & ~kMagnitude);
   const float rest = __uint_as_float(bits) - __uint_as_float(s.high);
   s.low = __float_as_uint(rest * static_cast<float>(1 << kLowScaleLog2));
   return s;
@@ -1039,16 +1154,19 @@ struct PixelChunk {
   uint32_t bits[kElements];
 
   __device__ __forceinline__ void load(int i, const Storage* pointer) {
-    if constexpr (Config::kElementBytes == 4)
+    if constexpr (sizeof(Storage) == 4)
       bits[i] = __ldg(reinterpret_cast<const unsigned int*>(pointer));
     else
       bits[i] = __ldg(reinterpret_cast<const unsigned short*>(pointer));
   }
 
-  __device__ __forceinline__ uint4 packed() const {
-    if constexpr (Config::kNumeric == Numeric::kTF32) {
-      return make_uint4(round_to_tf32(__uint_as_float(bits[0])), round_to_tf32(__uint_as_float(bits[1])),
-                        round_to_tf32(__uint_as_float(bits[2])), round_to_tf32(__uint_as_float(bits[3])));
+  // `watch` sees what goes into containers; other modes leave it alone.
+  __device__ __forceinline__ uint4 packed(RangeWatch& watch) const {
+    if constexpr (Config::kContainers) {
+      uint32_t pair[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pair[i] = watch.pack(__uint_as_float(bits[2 * i]), __uint_as_float(bits[2 * i + 1]));
+      return make_uint4(pair[0], pair[1], pair[2], pair[3]);
     } else if constexpr (Config::kNumeric == Numeric::kStrictFP32) {
       return make_uint4(bits[0], bits[1], bits[2], bits[3]);  // split after ldmatrix
     } else {
@@ -1060,12 +1178,12 @@ struct PixelChunk {
 
 template <Numeric kNumeric>
 __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  if constexpr (kNumeric == Numeric::kFP16)
-    mma_m16n8k16_f16(d, a, b0, b1);
+  if constexpr (kNumeric == Numeric::kStrictFP32)
+    mma_m16n8k8_tf32(d, a, b0, b1);
   else if constexpr (kNumeric == Numeric::kBF16)
     mma_m16n8k16_bf16(d, a, b0, b1);
   else
-    mma_m16n8k8_tf32(d, a, b0, b1);
+    mma_m16n8k16_f16(d, a, b0, b1);
 }
 
 // One k-step's operands of a warp: weights of all channels of the block, pixels of all its segments.
@@ -1166,8 +1284,8 @@ __device__ __forceinline__ void multiply_split_step(float (&acc)[Config::kSegmen
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/mma_weights.cuh
-// Weights [in_channels, out_channels/groups, kernel_h, kernel_w] -> the tensor-core kernel's weight stream: rounded or
-// split, zero-padded to whole blocks, in mma fragment order, tiles in the order of use. Run once per call.
+// Weights [in_channels, out_channels/groups, kernel_h, kernel_w] -> the tensor-core kernel's weight stream: scaled and
+// rounded, or split, zero-padded to whole blocks, in mma fragment order, tiles in the order of use. Run once per call.
 //
 // Stream: [group][out-channel block][tile], a tile being one tap x BLOCK_IC x BLOCK_OC; order of tiles: see
 // window_stream_offset. Within a tile [piece][k-step][m16][lane] of 16 bytes.
@@ -1183,6 +1301,7 @@ struct WeightTransformParams {
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
+  const float* inv_scale;    // [out_channels], containers only: find_weight_scale's inverse
   const int* only_if;        // null, or on the device: nothing is done where it holds 0
   int group_h, group_w;      // taps per window
   int tap_step_h, tap_step_w;
@@ -1209,9 +1328,21 @@ __device__ __forceinline__ int64_t stream_tile(const Params& p, int kernel_row, 
          static_cast<int64_t>(ic_block) * (end_h - begin_h) * (end_w - begin_w) + tap_in_window;
 }
 
+// One block per output channel.
+constexpr int kWeightScaleThreads = 256;
+__global__ void __launch_bounds__(kWeightScaleThreads)
+    find_weight_scales_kernel(ConvTransposeProblem p, const float* weight, float* inv_scale, GuardState* guard) {
+  const int64_t taps = p.kernel_h * p.kernel_w, oc_per_group = p.out_channels / p.groups;
+  const int64_t ic_per_group = p.in_channels / p.groups, group = blockIdx.x / oc_per_group;
+  const float* const first = weight + (group * ic_per_group * oc_per_group + blockIdx.x % oc_per_group) * taps;
+  const WeightScale found = find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
+  if (threadIdx.x == 0) inv_scale[blockIdx.x] = found.inverse;
+}
+
 template <typename Config>
 __global__ void __launch_bounds__(256)
     transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+  using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   if (p.only_if != nullptr && *p.only_if == 0) return;
   constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
   constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register
@@ -1241,26 +1372,23 @@ __global__ void __launch_bounds__(256)
     for (int r = 0; r < 4; ++r) {  // register r of mma's A: rows +8 for odd r, second half of k for r >= 2
       const int64_t oc = oc_block * Config::BLOCK_OC + m16 * 16 + lane / 4 + (r % 2) * 8;
       const int64_t ic = ic_block * Config::BLOCK_IC + (k_step * 8 + (r / 2) * 4 + lane % 4) * kHalves;
-      uint32_t bits[kHalves];
+      const bool real_channel = oc < oc_per_group;
+      Storage values[kHalves];
 #pragma unroll
       for (int e = 0; e < kHalves; ++e) {
-        bits[e] = 0;
-        if (oc < oc_per_group && ic + e < ic_per_group) {
-          const int64_t at = ((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap;
-          if constexpr (kHalves == 1)
-            bits[e] = __float_as_uint(p.weight[at]);
-          else
-            bits[e] = reinterpret_cast<const unsigned short*>(p.weight)[at];
-        }
+        values[e] = static_cast<Storage>(0.0f);
+        if (real_channel && ic + e < ic_per_group)
+          values[e] = p.weight[((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap];
       }
-      if constexpr (Config::kNumeric == Numeric::kTF32) {
-        high[r] = round_to_tf32(__uint_as_float(bits[0]));
-      } else if constexpr (Config::kStrict) {
-        const SplitValue v = split_fp32(bits[0]);
+      if constexpr (Config::kStrict) {
+        const SplitValue v = split_fp32(__float_as_uint(values[0]));
         high[r] = v.high;
         low[r] = v.low;
+      } else if constexpr (Config::kContainers) {
+        const float scale = real_channel ? scale_of_inverse(p.inv_scale[group * oc_per_group + oc]) : 0.0f;
+        high[r] = pack_pair(values[0] * scale, values[1] * scale);
       } else {
-        high[r] = bits[0] | bits[kHalves - 1] << 16;
+        high[r] = pack_pair(values[0], values[1]);
       }
     }
     const int64_t tiles_per_block = kernel_taps * p.num_ic_blocks;
@@ -1284,6 +1412,8 @@ struct MmaParams {
   const Storage* x;
   const unsigned char* weight_stream;
   const AxisPhase* phases;  // [stride_h + stride_w]
+  const float* inv_scale;   // [out_channels], containers only
+  GuardState* guard;        // containers only: raised where they cannot hold the input
   Storage* out;
   Moments* partials;   // or null
   const int* only_if;  // null, or on the device: nothing is done where it holds 0
@@ -1296,6 +1426,11 @@ struct MmaParams {
   int in_h, in_w, out_w;
   int kernel_h, kernel_w, stride_h, stride_w;
   int groups, ic_per_group, oc_per_group, num_ic_blocks, num_oc_blocks;
+};
+
+// The taps of a window: [h, h + count_h) x [w, w + count_w), of one channel block.
+struct WindowTaps {
+  int h, w, count_h, count_w, ic_block;
 };
 
 // Turns window pixels into shared memory rows. A warp owns one chunk position (16 bytes of channels), a lane one
@@ -1317,27 +1452,26 @@ struct WindowFill {
     return threadIdx.x / 32 / Config::kChunks * Config::kFillPixels + threadIdx.x % 32;
   }
 
-  // The window of the taps from (tap_h, tap_w) on, of one channel block. It starts where the last tap reads.
+  // A window starts where its last tap reads.
   template <typename Work, typename Params>
-  __device__ __forceinline__ void prepare(const Work& work, const Params& p, int tap_h, int tap_w, int ic_block) {
-    const int first_channel = ic_block * Config::BLOCK_IC + chunk_position() * Config::kChunkElements;
+  __device__ __forceinline__ void prepare(const Work& work, const Params& p, const WindowTaps& taps) {
+    const int first_channel = taps.ic_block * Config::BLOCK_IC + chunk_position() * Config::kChunkElements;
     source = static_cast<const Storage*>(p.x) + work.sample * p.x_stride_n +
              static_cast<int64_t>(work.group * p.ic_per_group + first_channel) * p.x_stride_c;
     channels = p.ic_per_group - first_channel;
     flat = work.flat;
-    line = work.line + work.h.offset_first -
-           (min(tap_h + p.tile.group_h, work.h.tap_count) - 1) * work.h.offset_step;
-    column = work.column + work.w.offset_first -
-             (min(tap_w + p.tile.group_w, work.w.tap_count) - 1) * work.w.offset_step;
+    line = work.line + work.h.offset_first - (taps.h + taps.count_h - 1) * work.h.offset_step;
+    column = work.column + work.w.offset_first - (taps.w + taps.count_w - 1) * work.w.offset_step;
   }
 
-  // Leaves the chunk as it is outside the image and beyond the last channel.
+  // Leaves the chunk as it is where it is not wanted, outside the image and beyond the last channel. Nothing but the
+  // loads is conditional: a branch would keep products and address arithmetic apart.
   template <typename Params>
-  __device__ __forceinline__ void load(Chunk& chunk, int pixel, const Params& p) const {
+  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Params& p) const {
     const int position = flat + pixel;
     const int row = static_cast<int>(p.by_window_pitch.quotient(position));
     const int h = row + line, w = position - row * p.tile.window_pitch + column;
-    const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
+    const bool inside = wanted && static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(p.in_w);
     const unsigned offset = static_cast<unsigned>(h) * p.x_stride_h + static_cast<unsigned>(w) * p.x_stride_w;
     const Storage* pointer = source + static_cast<int>(offset);
@@ -1349,9 +1483,9 @@ struct WindowFill {
     }
   }
 
-  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window) {
+  __device__ __forceinline__ static void store(const Chunk& chunk, int pixel, uint32_t window, RangeWatch& watch) {
     const unsigned swizzled = (chunk_position() ^ (threadIdx.x % 32 / 2)) & 3u;  // pixel and lane agree modulo 8
-    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed());
+    store_shared_16(window + pixel * Config::PIXEL_BYTES + swizzled * 16, chunk.packed(watch));
   }
 };
 
@@ -1391,6 +1525,7 @@ struct WeightRing {
 // take registers from the products in between.
 struct TileWork {
   AxisPhase h, w;
+  int num_windows, windows_w;  // of all taps and channel blocks; groups of taps side by side, at least 1
   int group, oc_block, partial;
   int flat, line, column;  // origin of the tile within the phase
   int64_t sample;
@@ -1418,7 +1553,24 @@ __device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsig
   work.flat = tile_h * g.flat_step;
   work.line = tile_h * g.line_step;
   work.column = tile_w * g.column_step;
+  const int windows_h = (work.h.tap_count + g.group_h - 1) / g.group_h;
+  const int windows_w = (work.w.tap_count + g.group_w - 1) / g.group_w;
+  work.num_windows = windows_h * windows_w * p.num_ic_blocks;
+  work.windows_w = max(windows_w, 1);
   return work;
+}
+
+// Windows in the order of use: channel blocks first, then taps. The last of a row or column has what is left.
+template <typename Storage>
+__device__ __forceinline__ WindowTaps find_window(const TileWork& work, const MmaParams<Storage>& p, int index) {
+  const int group = index / p.num_ic_blocks, row = group / work.windows_w;
+  WindowTaps taps;
+  taps.ic_block = index - group * p.num_ic_blocks;
+  taps.h = row * p.tile.group_h;
+  taps.w = (group - row * work.windows_w) * p.tile.group_w;
+  taps.count_h = min(p.tile.group_h, work.h.tap_count - taps.h);
+  taps.count_w = min(p.tile.group_w, work.w.tap_count - taps.w);
+  return taps;
 }
 
 // Up to kFills fills from window pixel `first` of this thread on, but none at `end` or beyond. Pixels of a fill are as
@@ -1433,27 +1585,29 @@ struct FillRound {
 #pragma unroll
     for (int f = 0; f < kFills; ++f) {
       chunks[f] = {};  // here rather than where it is loaded: conditional registers would live through the whole kernel
-      if (first + f * Fill::kStep < end) fill.load(chunks[f], first + f * Fill::kStep, p);
+      fill.load(chunks[f], first + f * Fill::kStep, first + f * Fill::kStep < end, p);
     }
   }
 
-  __device__ __forceinline__ void store(int first, int end, uint32_t window) const {
+  __device__ __forceinline__ void store(int first, int end, uint32_t window, RangeWatch& watch) const {
 #pragma unroll
     for (int f = 0; f < kFills; ++f)
-      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window);
+      if (first + f * Fill::kStep < end) Fill::store(chunks[f], first + f * Fill::kStep, window, watch);
   }
 };
 
-// As many rounds as it takes, nothing else going on meanwhile.
+// As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
+// `watch` has seen of it.
 template <typename Config, int kFills, typename Params>
-__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window,
+__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
                                             const Params& p) {
 #pragma unroll 1
   for (; first < p.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
     round.load(fill, first, p.tile.window_pixels, p);
-    round.store(first, p.tile.window_pixels, window);
+    round.store(first, p.tile.window_pixels, window, watch);
   }
+  if constexpr (Config::kContainers) watch.raise(p.guard);
 }
 
 template <typename Config>
@@ -1505,12 +1659,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
               : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
     }
 
-    // A window: taps [tap_h, tap_h + group_h) x [tap_w, tap_w + group_w), cut at the phase's end, of one
-    // channel block.
-    int tap_h = 0, tap_w = 0, ic_block = 0;
     Fill fill;
-    fill.prepare(work, p, tap_h, tap_w, ic_block);
-    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, p);
+    fill.prepare(work, p, find_window(work, p, 0));
+    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, RangeWatch{}, p);
 
     // Operands are loaded one k-step ahead of their products, so a step's second k-step is multiplied after the
     // next step's barrier, where the first operands are still on their way.
@@ -1518,33 +1669,23 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     second.clear();
     float acc[Config::kSegmentsPerWarp][Config::kRowTiles][4] = {};
 
-    int buffer = 0;
-    bool more = num_steps > 0;  // a phase without taps is the bias alone
+    // Registers are short: what the steps rarely need is computed again from `work`.
 #pragma unroll 1
-    while (more) {
-      const int taps_h = min(g.group_h, work.h.tap_count - tap_h), taps_w = min(g.group_w, work.w.tap_count - tap_w);
-      if (++ic_block == p.num_ic_blocks) {
-        ic_block = 0;
-        tap_w += g.group_w;
-        if (tap_w >= work.w.tap_count) {
-          tap_w = 0;
-          tap_h += g.group_h;
-          more = tap_h < work.h.tap_count;
-        }
-      }
-      if (more) fill.prepare(work, p, tap_h, tap_w, ic_block);
+    for (int index = 0; index < work.num_windows; ++index) {  // none in a phase without taps, which is the bias alone
+      const WindowTaps taps = find_window(work, p, index);
+      const bool more = index + 1 < work.num_windows;
+      if (more) fill.prepare(work, p, find_window(work, p, index + 1));
       const int window_bytes = g.window_pixels * Config::PIXEL_BYTES;
-      const uint32_t window = windows + buffer * window_bytes;
-      const uint32_t next_window = windows + (buffer ^ 1) * window_bytes;
-      const int steps = taps_h * taps_w, num_fills = (g.window_pixels + Fill::kStep - 1) / Fill::kStep;
+      const uint32_t window = windows + index % 2 * window_bytes;
+      const uint32_t next_window = windows + (index + 1) % 2 * window_bytes;
+      const int steps = taps.count_h * taps.count_w, num_fills = (g.window_pixels + Fill::kStep - 1) / Fill::kStep;
       const int loading_steps = max(steps - 1, 1);  // not the last: nothing would hide it
       const int fill_step = min(Config::kFillsInFlight, (num_fills + loading_steps - 1) / loading_steps) * Fill::kStep;
       FillRound<Config, Config::kFillsInFlight> round;  // loaded in one step, stored in the next
+      RangeWatch watch;
       int next_pixel = more ? Fill::first_pixel() : g.window_pixels;
 
-      const int column_step = work.w.offset_step;
-      const int line_step = work.h.offset_step * g.window_pitch - (taps_w - 1) * column_step;
-      int pixel = lane % 8, steps_in_line = taps_w;
+      int pixel = lane % 8, steps_in_line = taps.count_w;
 #pragma unroll 1
       for (int step = steps; step > 0; --step) {
         const uint32_t weights = ring.advance() + lane * 16;
@@ -1554,26 +1695,27 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
         const int loaded_end = min(next_pixel, g.window_pixels);
         next_pixel += fill_step;
         if constexpr (Config::kStrict) {
-          round.store(loaded, loaded_end, next_window);
+          round.store(loaded, loaded_end, next_window, watch);
           round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
           multiply_split_step<Config>(acc, weights, window_row, pair_offset);
         } else {
           first.load(0, weights, window_row, pair_offset);
           multiply<Config>(acc, second);
+          round.store(loaded, loaded_end, next_window, watch);
           second.load(1, weights, window_row, pair_offset);
-          round.store(loaded, loaded_end, next_window);
           round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
           multiply<Config>(acc, first);
         }
 
-        const bool line_ends = --steps_in_line == 0;
-        pixel += line_ends ? line_step : column_step;
-        if (line_ends) steps_in_line = taps_w;
+        pixel += work.w.offset_step;
+        if (--steps_in_line == 0) {
+          pixel += work.h.offset_step * g.window_pitch - taps.count_w * work.w.offset_step;
+          steps_in_line = taps.count_w;
+        }
       }
-      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window);
+      round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window, watch);
       // Few taps: what the steps could not take along.
-      fill_pixels<Config, Config::kFillsInFlight>(fill, next_pixel, next_window, p);
-      buffer ^= 1;
+      fill_pixels<Config, Config::kLateFills>(fill, next_pixel, next_window, watch, p);
     }
     if constexpr (!Config::kStrict) multiply<Config>(acc, second);
     cp_async_wait<0>();
@@ -1582,6 +1724,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     output.channel = work.group * p.oc_per_group + work.oc_block * Config::BLOCK_OC;
     output.num_channels = min(Config::BLOCK_OC, p.oc_per_group - work.oc_block * Config::BLOCK_OC);
     output.plane = p.out_plane;
+    output.inv_scale = p.inv_scale + output.channel;
     const int64_t num_channels = p.groups * p.oc_per_group;
     output.out = p.out + (work.sample * num_channels + output.channel) * p.out_plane;
     const int64_t num_partials = static_cast<int64_t>(p.stride_h * p.stride_w) * (g.tiles_h * g.tiles_w);
@@ -1683,35 +1826,55 @@ inline int64_t mma_num_partials(const ConvTransposeProblem& p, const TileGeometr
   return p.stride_h * p.stride_w * g.tiles_h * g.tiles_w;
 }
 
-// Workspace: the phase table, then the weight stream.
-inline int64_t mma_phase_bytes(const ConvTransposeProblem& p) {
-  return round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
-}
-
 template <typename Config>
 int64_t mma_weight_tiles(const ConvTransposeProblem& p) {
   return p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC) *
          ceil_div(p.in_channels / p.groups, Config::BLOCK_IC) * p.kernel_h * p.kernel_w;
 }
 
+// Workspace: the phase table, the weight stream; for containers also the channels' inverse scales and the guard.
 template <typename Config>
-int64_t mma_workspace_bytes(const ConvTransposeProblem& p) {
-  return mma_phase_bytes(p) + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+struct MmaWorkspace {
+  int64_t stream_at, scales_at, guard_at, total_bytes;
+
+  explicit MmaWorkspace(const ConvTransposeProblem& p) {
+    stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
+    scales_at = stream_at + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+    guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
+    total_bytes = guard_at + (Config::kContainers ? 256 : 0);
+  }
+  AxisPhase* phases(void* base) const { return static_cast<AxisPhase*>(base); }
+  unsigned char* stream(void* base) const { return static_cast<unsigned char*>(base) + stream_at; }
+  float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + scales_at); }
+  GuardState* guard(void* base) const { return reinterpret_cast<GuardState*>(static_cast<char*>(base) + guard_at); }
+};
+
+// The scales of an fp32 call's containers, its guard cleared before.
+template <typename Config>
+int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& layout, void* workspace) {
+  const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.problem.out_channels)),
+                       dim3(kWeightScaleThreads), 0, call.stream, call.problem, static_cast<const float*>(call.weight),
+                       layout.scales(workspace), layout.guard(workspace));
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
+// Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
 int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
                    const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
-  unsigned char* const stream = static_cast<unsigned char*>(workspace) + mma_phase_bytes(p);
+  const MmaWorkspace<Config> layout(p);
+  if constexpr (Config::kContainers) TCONV_RETURN_IF_ERROR(launch_weight_scales(call, layout, workspace));
 
   WeightTransformParams<Storage> transform;
   transform.problem = p;
   transform.weight = static_cast<const Storage*>(call.weight);
-  transform.stream = reinterpret_cast<uint4*>(stream);
-  transform.phases = static_cast<AxisPhase*>(workspace);
+  transform.stream = reinterpret_cast<uint4*>(layout.stream(workspace));
+  transform.phases = layout.phases(workspace);
+  transform.inv_scale = layout.scales(workspace);
   transform.only_if = only_if;
   transform.group_h = geometry.group_h;
   transform.group_w = geometry.group_w;
@@ -1729,8 +1892,10 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
 
   MmaParams<Storage> params;
   params.x = static_cast<const Storage*>(call.x);
-  params.weight_stream = stream;
-  params.phases = transform.phases;
+  params.weight_stream = layout.stream(workspace);
+  params.phases = layout.phases(workspace);
+  params.inv_scale = layout.scales(workspace);
+  params.guard = layout.guard(workspace);
   params.out = static_cast<Storage*>(out);
   params.partials = partials;
   params.only_if = only_if;
@@ -1940,20 +2105,28 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
 // A row of the ring and a stage of the weights each have a full and an empty barrier.
 
+// ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
+// Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
+
 #include <type_traits>
+
+// ---- kernels_src/cuda/conv_transpose_sm90_args.cuh
+// What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_plan.h
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
-// Terms. A *tile* is `rows_per_tile` x `tile_w` outputs of one phase of one sample and group, for all output
-// channels. A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each. A *segment* is segment_rows rows: one wgmma of N columns
-// covers it, walking the window as a flat line of pixels of pitch `pitch`, so the columns between two rows are
-// computed and dropped.
-// The *window* of a tile is the input it needs: rows_per_tile + span_h rows of `pitch` pixels by 64 channels.
-// Windows live in a ring of `ring_rows` rows in shared memory; tiles that follow each other down an image, a *chunk*,
-// share rows. The first segment_rows - 1 rows of the ring are mirrored behind its end: a segment never wraps.
+// Terms. A *strip* is one phase of one sample and group, cut across its columns into equal parts (one, where the window
+// fits). Its outputs, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
+// so is its input at the same pitch: a tap is a shift along the line. A *tile* is the next num_segments x N pixels of the
+// line, whatever rows they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped.
+// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
+// output channels by num_segments segments, a warpgroup each.
+// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
+// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
+// ring's first mirror_units are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
+// never wrapped and needs no mirror.
 
 
 namespace tconv {
@@ -1964,28 +2137,34 @@ constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
-constexpr int kMaxRingRows = 64;
-constexpr int kMaxWeightStages = 24;
+constexpr int kUnitPixels = 32;        // of the window: what a full barrier stands for
+constexpr int kFreeUnits = 2;          // units that are given back together: what an empty barrier stands for
+constexpr int kMaxRingUnits = 64;
+constexpr int kMaxWeightStages = 32;
 struct Shape {
   int consumers, n;
+  bool pools;  // compiled with the pooling epilogue too
 };
-constexpr Shape kShapes[] = {{2, 128}, {2, 184}, {2, 216}, {3, 88}};  // the compiled kernels
+constexpr Shape kShapes[] = {{2, 216, true}, {2, 128, false}};  // the compiled kernels
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
 // align the ring to 1024 bytes.
 constexpr int kStoreColumns = 32;
-constexpr int kStoreBytesPerWarp = 8 * (kStoreColumns + 8) * 4;
-constexpr int kBarrierBytes = 2 * 8 * (kMaxRingRows + kMaxWeightStages);
+constexpr int kStoreChannels = 16;
+constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages);
 constexpr int kAlignmentSlack = 1024;
 
 struct Phase {
   int out_first_h, out_first_w;   // residues
   int out_count_h, out_count_w;   // outputs of this phase
   int taps_h, taps_w;
-  int row_offset;                 // input row of window row 0 of a tile at output row 0
-  int col_offset;                 // input column of window column 0 of strip 0, a multiple of kVectorPixels
-  int col_shift;                  // window column of the leftmost tap of output column 0
+  int row_offset;                 // input row of the line's row 0
+  int col_offset;                 // input column of the line's column 0 in strip 0, a multiple of kVectorPixels
+  int col_shift;                  // column of the leftmost tap of output column 0
   int weight_base;                // first weight tile of this phase, in tiles of one sweep
 };
 
@@ -1994,22 +2173,29 @@ struct Plan {
   const char* reason;  // why not usable
   int num_consumers;   // warpgroups that multiply
   int n;               // columns of a segment's wgmma
-  int segment_rows, tile_w, pitch;
-  int rows_per_tile, num_segments;
-  int span_h;          // extra window rows, the largest over phases
-  int tap_step_h, tap_step_w;  // window rows / columns between neighbouring taps
-  int num_phases, num_strips, num_row_tiles;
-  int chunk_row_tiles, num_row_chunks, num_chunks;  // a block walks down chunks of row tiles
+  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int num_segments;
+  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
+  int tile_pixels;
+  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;           // pixels of a window beyond its tile's, the most over phases
+  int tap_step_h, tap_step_w;  // rows / columns between neighbouring taps
+  int num_phases, num_strips, num_tiles;
+  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int ring_rows, weight_stages, resident_weights;
+  int window_units, ring_units, mirror_units;
+  int store_bytes_per_warp;
+  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int resident_weights;
   int64_t num_weight_tiles;  // weight tiles of one sweep: blocks_per_sweep * kTapBytes each
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
 
   TCONV_HD int64_t partials_per_sample() const {
-    return static_cast<int64_t>(num_strips) * num_phases * num_row_tiles * num_segments;
+    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
   }
 };
 
@@ -2052,29 +2238,26 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
       phase.col_shift = leftmost - phase.col_offset;
       plan.tap_step_h = h.offset_step;
       plan.tap_step_w = w.offset_step;
-      const int span = (h.tap_count - 1) * h.offset_step;
-      if (span > plan.span_h) plan.span_h = span;
     }
   }
-  if (plan.span_h > kMaxRingRows) return refuse("the taps span too many rows");
   plan.usable = true;
   return plan;
 }
 
-// Completes `plan` for a kernel and the given cut; false where it does not fit.
+// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
+// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       int smem_limit, int num_sms) {
+                       bool single, bool pooled, int smem_limit, int num_sms) {
   const int n = shape.n;
-  int max_w = 0, max_h = 0, needed_pitch = 8, all_taps = 0;
+  if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
+  int max_w = 0, needed_pitch = 8, all_taps = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
     max_w = phase.out_count_w > max_w ? phase.out_count_w : max_w;
-    max_h = phase.out_count_h > max_h ? phase.out_count_h : max_h;
   }
   plan.num_strips = num_strips;
-  plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 8);
+  plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 4);
   if (num_strips > 1) plan.num_strips = ceil_div(max_w, plan.tile_w);
-  if (plan.tile_w > n) return false;
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
     const int span_w = (phase.taps_w - 1) * plan.tap_step_w;
@@ -2097,16 +2280,27 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.num_consumers = shape.consumers;
   plan.blocks_per_sweep = blocks_per_sweep;
   plan.num_segments = shape.consumers / blocks_per_sweep;
-  plan.segment_rows = 1 + (n - plan.tile_w) / plan.pitch;
+  plan.pooled = pooled ? 1 : 0;
+  plan.segment_pixels = pooled ? n / (2 * plan.pitch) * (2 * plan.pitch) : n;
+  plan.tile_pixels = plan.num_segments * plan.segment_pixels;
+  if (plan.segment_pixels == 0) return false;
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  const int tallest = ceil_div(max_h, plan.num_segments);  // no taller than the image needs
-  if (plan.segment_rows > tallest) plan.segment_rows = tallest;
-  plan.rows_per_tile = plan.segment_rows * plan.num_segments;
-  plan.num_row_tiles = ceil_div(max_h, plan.rows_per_tile);
-  const int64_t columns = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
-  if (columns * plan.num_row_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  int64_t longest = 0, reach = 0;
+  for (int i = 0; i < plan.num_phases; ++i) {
+    const Phase& phase = plan.phases[i];
+    const int64_t pixels = static_cast<int64_t>(phase.out_count_h - 1) * plan.pitch + plan.tile_w;
+    const int64_t needs = static_cast<int64_t>(phase.taps_h - 1) * plan.tap_step_h * plan.pitch + phase.col_shift +
+                          (phase.taps_w - 1) * plan.tap_step_w;
+    longest = pixels > longest ? pixels : longest;
+    reach = needs > reach ? needs : reach;
+  }
+  if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
+  plan.reach = static_cast<int>(reach);
+  plan.num_tiles = ceil_div(longest, plan.tile_pixels);
+  const int64_t lines = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
+  if (lines * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
   plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
   int base = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
@@ -2114,73 +2308,78 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
     base += plan.phases[i].taps_h * plan.phases[i].taps_w * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
   }
 
-  // Shared memory. The ring wants the rows of a window and those of the next; the weights want to be resident, or a
-  // ring deep enough for one warpgroup to run ahead while the other stores its outputs.
-  const int store_bytes = 4 * shape.consumers * kStoreBytesPerWarp;
+  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
+  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
+  if (plan.num_ic_blocks > 1) single = true;
+  plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
+  const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
-  const int stage_bytes = kTapBytes * plan.blocks_per_sweep;
-  const int window_rows = plan.rows_per_tile + plan.span_h;
-  const int next_rows = plan.num_ic_blocks > 1 ? window_rows : plan.rows_per_tile;
-  auto stages_beside = [&](int rows) {  // weight stages that fit beside a ring of that many rows; sets its size
-    const int64_t mirrored = static_cast<int64_t>(rows + plan.segment_rows - 1) * plan.pitch;
-    const int64_t last_read = static_cast<int64_t>(rows) * plan.pitch + n;  // n pixels from the last row's taps
-    plan.ring_rows = rows;
-    plan.ring_bytes = round_up((mirrored > last_read ? mirrored : last_read) * kPixelBytes, 1024);
-    const int stages = (budget - plan.ring_bytes) / stage_bytes;
-    if (rows > kMaxRingRows || plan.ring_bytes > budget) return 0;
-    return stages < kMaxWeightStages ? stages : kMaxWeightStages;
-  };
-  const int least_rows[] = {window_rows + ceil_div(next_rows, 2), window_rows + ceil_div(next_rows, 2), window_rows};
-  const int64_t wanted_stages[] = {plan.num_weight_tiles, 6, 2};
+  const int unit_bytes = kUnitPixels * kPixelBytes;
+  plan.window_units = round_up(ceil_div(plan.tile_pixels + plan.reach, kUnitPixels), kFreeUnits);
+  plan.mirror_units = single ? 0 : ceil_div(n, kUnitPixels);
+  // A later tile of a chunk may start within units that are given back together.
+  const int misaligned = round_up(ceil_div(plan.tile_pixels + plan.reach + kFreeUnits * kUnitPixels - 1, kUnitPixels), kFreeUnits);
+  const int least_units = single ? plan.window_units : misaligned;
+  const int most_units = single ? plan.window_units : misaligned + round_up(plan.tile_pixels / kUnitPixels, kFreeUnits);
+  const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
+  const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
   int stages = 0;
-  for (int attempt = 0; attempt < 3 && stages == 0; ++attempt) {
-    for (int rows = window_rows + next_rows; rows >= least_rows[attempt] && stages == 0; --rows) {
-      const int fitting = stages_beside(rows);
-      if (fitting >= wanted_stages[attempt]) stages = fitting;
+  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
+    for (int units = most_units; units >= least_units && stages == 0; units -= kFreeUnits) {
+      plan.ring_units = units;
+      plan.ring_bytes = (units + plan.mirror_units) * unit_bytes;
+      if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
+      const int fitting = (budget - plan.ring_bytes) / kTapBytes;
+      if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
     }
   }
   if (stages == 0) return false;
-  plan.resident_weights = plan.num_weight_tiles <= stages ? 1 : 0;
-  plan.weight_stages = plan.resident_weights ? static_cast<int>(plan.num_weight_tiles) : stages;
-  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * stage_bytes + store_bytes + kBarrierBytes + kAlignmentSlack;
+  plan.resident_weights = all_stages <= stages ? 1 : 0;
+  plan.ring_stages = stages / blocks_per_sweep;
+  plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
+  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
 
   // Cost in cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
   // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (about 18 bytes a cycle and SM): the tile's new rows and its outputs. L2 (about 24): those and weights.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
   const double taps_mean = static_cast<double>(all_taps) / plan.num_phases;
   const double multiply = 1.0 * shape.consumers * plan.num_sweeps * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
-  const int reloads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
-  const double rows_loaded = plan.num_ic_blocks > 1 ? window_rows : plan.rows_per_tile + 0.1 * plan.span_h;
-  const double moved = rows_loaded * reloads * plan.pitch * kBlockIC * 4.0 +
-                       static_cast<double>(plan.rows_per_tile) * plan.tile_w * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_sweeps * stage_bytes;
-  const double dram = moved / 18.0, l2 = (moved + weights) / 24.0;
+  const double pixel_bytes = kBlockIC * 4.0;
+  const int loads = plan.num_ic_blocks * (plan.num_ic_blocks > 1 ? plan.num_sweeps : 1);
+  const double outputs = static_cast<double>(plan.tile_pixels) * plan.out_channels_per_group * 4.0;
+  const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_sweeps * blocks_per_sweep * kTapBytes;
+  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
+  const double runs = 1.0 + 100.0 / plan.tile_w;
+  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
+  // Windows that do not continue are loaded while nothing is multiplied.
+  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
   const double sum = multiply + dram + l2;
   double slowest = multiply > dram ? multiply : dram;
   slowest = l2 > slowest ? l2 : slowest;
-  const double tile_cost = slowest + 0.1 * (sum - slowest);
+  const double tile_cost = slowest + 0.3 * (sum - slowest);
 
-  // Chunks of row tiles: long ones load few rows twice, short ones share out evenly. A new chunk costs the rows above
-  // its own and the time until the first row is there.
-  const double restart_cost = plan.span_h * plan.pitch * kBlockIC * 4.0 / 18.0 + 1500.0;
+  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
+  // reach and the time until the first unit is there.
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes / 24.0 + 1500.0;
   plan.cost = 0;
-  for (int rows_of_tiles = 1; rows_of_tiles <= plan.num_row_tiles && rows_of_tiles <= 64; ++rows_of_tiles) {
-    const int chunks = ceil_div(plan.num_row_tiles, rows_of_tiles);
-    const int rounds = ceil_div(columns * chunks, num_sms);
-    const double cost = rounds * (rows_of_tiles * tile_cost + restart_cost);
+  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
+    const int chunks = ceil_div(plan.num_tiles, tiles);
+    const int rounds = ceil_div(lines * chunks, num_sms);
+    const double cost = rounds * (tiles * tile_cost + restart_cost);
     if (plan.cost != 0 && cost >= plan.cost) continue;
     plan.cost = cost;
-    plan.chunk_row_tiles = rows_of_tiles;
-    plan.num_row_chunks = chunks;
-    plan.num_chunks = static_cast<int>(columns * chunks);
+    plan.chunk_tiles = tiles;
+    plan.num_tile_chunks = chunks;
+    plan.num_chunks = static_cast<int>(lines * chunks);
   }
   return true;
 }
 
 // The cheapest plan, or one that is not usable and says why. `only` restricts it to one kernel (measurements).
-inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms, const Shape* only = nullptr) {
+inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, int smem_limit, int num_sms, const Shape* only = nullptr) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
@@ -2188,14 +2387,16 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
     if (only != nullptr && (only->consumers != shape.consumers || only->n != shape.n)) continue;
-    for (int blocks = 1; blocks <= 2; ++blocks) {
+    for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        Plan plan = geometry;
-        if (!plan_tiles(plan, p, shape, strips, blocks, smem_limit, num_sms)) continue;
-        if (best.usable && plan.cost >= best.cost) continue;
-        best = plan;
-        best.reason = "";
+        for (int single = 0; single < 2; ++single) {
+          Plan plan = geometry;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single != 0, pooled, smem_limit, num_sms)) continue;
+          if (best.usable && plan.cost >= best.cost) continue;
+          best = plan;
+          best.reason = "";
+        }
       }
     }
   }
@@ -2211,13 +2412,8 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
 // Out: tiles [phase][group][sweep][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
-// fp32 weights become fp16 numbers of 11 significant bits (what TF32 keeps), rounded to nearest. A power of two per
-// output channel brings its largest weight to [2^14, 2^15), so that fp16's range holds weights down to 2^-29 of it;
-// inv_scale[channel] undoes that and the producers' kInputScale in the epilogue, exactly.
+// fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 
 namespace tconv {
@@ -2225,15 +2421,6 @@ namespace cuda {
 namespace sm90 {
 
 using namespace tconv::sm90;
-
-// fp32 inputs are multiplied by this before rounding to fp16: |x| < 255.9 is in range, and values from 2^-22 up keep
-// 11 bits.
-constexpr float kInputScale = 256.0f;
-
-// Device-side words next to the weight tiles.
-struct GuardState {
-  int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
-};
 
 template <typename Storage>
 struct WeightsArgs {
@@ -2249,17 +2436,6 @@ struct WeightsConfig {
   static constexpr int kThreads = 256;
 };
 
-__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ uint32_t pack_pair(__half a, __half b) {
-  return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
-}
-__device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return static_cast<uint32_t>(__bfloat16_as_ushort(a)) | static_cast<uint32_t>(__bfloat16_as_ushort(b)) << 16;
-}
-
 template <typename Storage>
 __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
@@ -2273,28 +2449,9 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    // Largest magnitude as bits: NaN and infinity compare highest.
-    uint32_t largest = 0;
-    if (real) {
-      for (int64_t i = threadIdx.x; i < num_ic * taps; i += WeightsConfig::kThreads) {
-        const uint32_t bits = __float_as_uint(source[(i / taps) * num_oc * taps + i % taps]) & 0x7FFFFFFFu;
-        largest = bits > largest ? bits : largest;
-      }
-    }
-    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
-    __shared__ uint32_t warp_largest[WeightsConfig::kThreads / 32];
-    if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-    __syncthreads();
-    for (int i = 0; i < WeightsConfig::kThreads / 32; ++i) largest = max(largest, warp_largest[i]);
-    const int exponent = static_cast<int>(largest >> 23) - 127;  // of the largest magnitude
-    // Outside these the power of two, or its inverse with the input's, is no normal fp32 number.
-    const bool representable = largest == 0 || (exponent >= -96 && exponent <= 96);
-    if (!representable && threadIdx.x == 0) args.guard->out_of_range = 1;
-    const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
-    scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-    if (threadIdx.x == 0) {
-      args.inv_scale[blockIdx.x] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale;
-    }
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    scale = found.scale;
+    if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
   }
@@ -2388,6 +2545,14 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// Barriers 1 to 15 among `threads` threads of the block: those that wait, and those that only report.
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -2422,161 +2587,23 @@ __device__ __forceinline__ void set_registers() {
   if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
 }
 
+// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
+
 // Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
 // 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
 // hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared) {
-  constexpr uint64_t kSwizzle128B = uint64_t(1) << 62;
-  constexpr uint64_t kStrideByteOffset = uint64_t(1024 >> 4) << 32;
-  constexpr uint64_t kLeadingByteOffset = uint64_t(1) << 16;  // ignored for swizzled K-major operands
-  return kSwizzle128B | kStrideByteOffset | kLeadingByteOffset | ((shared & 0x3FFFF) >> 4);
+// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
+  constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
+  return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
 }
-constexpr uint64_t kDescriptorStepK16 = 32 >> 4;
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/sm90_wgmma.cuh
-// wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
-// A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
-// 8j + 2(l%4) + {0, 1}. (Source: PTX ISA, register fragments of wgmma.mma_async.)
-
-#include <cstdint>
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-template <int N>
-struct Wgmma;
-
-#define TCONV_WGMMA_88(TYPE) \
-  asm volatile( \
-      "wgmma.mma_async.sync.aligned.m64n88k16.f32." TYPE "." TYPE " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43}, %44, %45, 1, 1, 1, 0, 0;" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]) \
-      : "l"(a), "l"(b))
-
-template <>
-struct Wgmma<88> {
-  template <bool kBFloat16>
-  static __device__ __forceinline__ void multiply(float (&d)[44], uint64_t a, uint64_t b) {
-    if constexpr (kBFloat16) {
-      TCONV_WGMMA_88("bf16");
-    } else {
-      TCONV_WGMMA_88("f16");
-    }
-  }
-};
-
-#define TCONV_WGMMA_128(TYPE) \
-  asm volatile( \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, 1, 1, 1, 0, 0;" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) \
-      : "l"(a), "l"(b))
-
-template <>
-struct Wgmma<128> {
-  template <bool kBFloat16>
-  static __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b) {
-    if constexpr (kBFloat16) {
-      TCONV_WGMMA_128("bf16");
-    } else {
-      TCONV_WGMMA_128("f16");
-    }
-  }
-};
-
-#define TCONV_WGMMA_184(TYPE) \
-  asm volatile( \
-      "wgmma.mma_async.sync.aligned.m64n184k16.f32." TYPE "." TYPE " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91}, %92, %93, 1, 1, 1, 0, 0;" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), \
-        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
-        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
-        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), \
-        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]) \
-      : "l"(a), "l"(b))
-
-template <>
-struct Wgmma<184> {
-  template <bool kBFloat16>
-  static __device__ __forceinline__ void multiply(float (&d)[92], uint64_t a, uint64_t b) {
-    if constexpr (kBFloat16) {
-      TCONV_WGMMA_184("bf16");
-    } else {
-      TCONV_WGMMA_184("f16");
-    }
-  }
-};
-
-#define TCONV_WGMMA_216(TYPE) \
-  asm volatile( \
-      "wgmma.mma_async.sync.aligned.m64n216k16.f32." TYPE "." TYPE " {" \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107}, %108, %109, 1, 1, 1, 0, 0;" \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), \
-        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
-        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
-        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), \
-        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), \
-        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), \
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]) \
-      : "l"(a), "l"(b))
-
-template <>
-struct Wgmma<216> {
-  template <bool kBFloat16>
-  static __device__ __forceinline__ void multiply(float (&d)[108], uint64_t a, uint64_t b) {
-    if constexpr (kBFloat16) {
-      TCONV_WGMMA_216("bf16");
-    } else {
-      TCONV_WGMMA_216("f16");
-    }
-  }
-};
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle128B = 1u << 30;
+  constexpr uint32_t kStrideByteOffset = 1024 >> 4;
+  return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
+}
+constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
 
 }  // namespace sm90
 }  // namespace cuda
@@ -2586,57 +2613,58 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
-// kConsumers warpgroups multiply, N columns each. Two with wide segments read less shared memory for a product; three
-// with narrow ones, and twice the producers, hide more of what is not multiplying: many bytes or much epilogue for few taps.
+// kConsumers warpgroups multiply, N columns each; one more warpgroup produces.
 template <int kConsumers, int N>
 struct Sm90Config {
-  static_assert(kConsumers == 2 || kConsumers == 3, "register shares are worked out for these");
+  static_assert(kConsumers == 2, "register shares are worked out for this");
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerWarps = kConsumers == 2 ? 4 : 8;
+  static constexpr int kProducerWarps = 4;
   static constexpr int kDataWarps = kProducerWarps - 1;  // the last producer warp streams weights
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
-  // Of 65536 registers: the share of each thread at launch, in eights; then what consumers do not need for N/2
-  // accumulators goes to producers, for loads in flight.
+  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
+  // for N/2 accumulators.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 104 : N > 184 ? 184 : 160;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : 3 * kLaunchRegisters - 2 * kConsumerRegisters;
+  static constexpr int kConsumerRegisters = 184;
+  static constexpr int kProducerRegisters =
+      (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
-  // Batches whose loads a data warp has under way at once.
-  static constexpr int kBatchesInFlight = kConsumers == 3 ? 1 : N > 184 ? 2 : 3;
+  static constexpr int kBatchesInFlight = 2;  // of a data warp: 32 registers each; with three there are spills
 };
 
-// A batch is what a data warp moves at once: 8 groups of kVectorPixels pixels x 32 channels.
-constexpr int kBatchPixels = 8 * kVectorPixels;
+// A batch is what a data warp moves at once: the pixels of a unit x 32 channels.
 constexpr int kBatchChannels = 32;
+static_assert(kUnitPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
 
-// Outputs go to memory through a buffer per consumer warp: 8 channels x kStoreColumns columns, rows padded so that
+// Outputs go to memory through a buffer per consumer warp: its channels x kStoreColumns columns, rows padded so that
 // neither writing fragments nor reading rows conflicts.
 constexpr int kStorePitch = kStoreColumns + 8;
-static_assert(8 * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
+static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
 template <typename Storage>
 struct Sm90Args {
   Plan plan;
+  FastDivisor by_pitch, by_ring_units, by_pooled_w;
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
-  int pixel_groups, batches_per_row;  // of a window row: batches along it, and times channel halves
-  int whole_batches;  // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
-  int pair_stores;   // neighbouring outputs of a phase are neighbours in memory, pairs aligned
+  int batches_per_unit;  // channel halves
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
+  int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;  // null: no guard needed (16-bit inputs)
   EpilogueArgs<Storage> epilogue;
   Storage* out;
-  Moments* partials;  // or null
+  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
+  Moments* partials;           // or null
 };
 
-// The tiles of a block, in order: chunks of neighbouring row tiles of one strip, so that it walks down the image; chunk
-// c belongs to block c modulo the grid, so that blocks work side by side and memory sees long runs.
+// The tiles of a block, in order: chunks of neighbouring tiles of one line; chunk c belongs to block c modulo the grid, so
+// that blocks work side by side and memory sees long runs.
 struct TileCursor {
-  int chunk, row_tile, row_end;
+  int chunk, first_tile, tile, tile_end;
   int phase, strip, group, sample;
 
   __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
@@ -2644,27 +2672,26 @@ struct TileCursor {
   __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
     chunk = new_chunk;
     int rest = chunk;
-    strip = rest % plan.num_strips;
-    rest /= plan.num_strips;
-    const int row_chunk = rest % plan.num_row_chunks;
-    rest /= plan.num_row_chunks;
-    phase = rest % plan.num_phases;
-    rest /= plan.num_phases;
-    group = rest % plan.num_groups;
-    sample = rest / plan.num_groups;
-    row_tile = row_chunk * plan.chunk_row_tiles;
-    row_end = min(row_tile + plan.chunk_row_tiles, plan.num_row_tiles);
+    const auto next_digit = [&rest](int radix) {  // most radices are 1, and divisions are slow
+      if (radix == 1) return 0;
+      const int quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    strip = next_digit(plan.num_strips);
+    const int tile_chunk = next_digit(plan.num_tile_chunks);
+    phase = next_digit(plan.num_phases);
+    group = next_digit(plan.num_groups);
+    sample = rest;
+    first_tile = tile = tile_chunk * plan.chunk_tiles;
+    tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
   }
 
   __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
-
-  // Is the next tile the one below, whose window continues this one's in the ring?
-  __device__ __forceinline__ bool window_continues(const Plan& plan) const {
-    return plan.num_ic_blocks == 1 && row_tile + 1 < row_end;
-  }
+  __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
 
   __device__ __forceinline__ void next(const Plan& plan) {
-    if (++row_tile == row_end) enter(plan, chunk + gridDim.x);
+    if (++tile == tile_end) enter(plan, chunk + gridDim.x);
   }
 };
 
@@ -2679,18 +2706,23 @@ struct RingCursor {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ void advance(int count, int size) {
-    slot += count;
-    while (slot >= size) {
-      slot -= size;
-      parity ^= 1;
-    }
-  }
 };
+
+// The same for a unit of the window ring, counted from the block's first one.
+__device__ __forceinline__ RingCursor ring_position(uint32_t unit, FastDivisor by_ring_units) {
+  const uint32_t rounds = by_ring_units.quotient(unit);
+  return {static_cast<int>(unit - rounds * by_ring_units.divisor), rounds & 1};
+}
+
+// Units of a line of so many pixels: whole numbers of those that are given back together.
+__device__ __forceinline__ int line_units(int pixels) {
+  constexpr int kPixels = kUnitPixels * kFreeUnits;
+  return (pixels + kPixels - 1) / kPixels * kFreeUnits;
+}
 
 struct Shared {
   uint32_t ring, weights, stores;
-  uint32_t row_full, row_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
+  uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
 };
 
 template <typename Storage>
@@ -2698,270 +2730,263 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   Shared s;
   s.ring = (base + 1023u) & ~1023u;
   s.weights = s.ring + args.plan.ring_bytes;
-  s.stores = s.weights + args.plan.weight_stages * args.plan.blocks_per_sweep * kTapBytes;
-  s.row_full = s.stores + args.plan.num_consumers * 4 * kStoreBytesPerWarp;
-  s.row_empty = s.row_full + 8 * kMaxRingRows;
-  s.weight_full = s.row_empty + 8 * kMaxRingRows;
+  s.stores = s.weights + args.plan.weight_stages * kTapBytes;
+  s.unit_full = s.stores + args.plan.num_consumers * 4 * args.plan.store_bytes_per_warp;
+  s.unit_empty = s.unit_full + 8 * kMaxRingUnits;
+  s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
   s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
   return s;
 }
 
-// ---- Producer of pixel rows ------------------------------------------------------------------------------------
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_pool.cuh
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
+// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
+// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
+// the same, and an infinite one NaN: there the largest magnitude stands for the window.
 
-// Walks the batches of one data warp: rows of windows in ring order, batches of a row in order, every
-// kDataWarps-th batch of the whole sequence.
-template <typename Storage>
-struct BatchWalk {
-  const Sm90Args<Storage>& args;
-  TileCursor at;
-  int sweeps_left;  // sweeps that will load this window again (only with several ic blocks)
-  int ic_block;
-  int row, ih, iw;         // row of the window; input row, and column of the window's first pixel
-  const Storage* row_base; // the first channel of the ic block at input row ih, column iw: maybe outside x
-  int batch;
-  RingCursor slot;
+// ---- kernels_src/cuda/pool_window.cuh
+// Max-pooling windows: their geometry, and the maximum that NaN passes through.
 
-  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
-      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
-    sweeps_left = reloading_sweeps();
-    enter_window(0);
-    step(first);
+// ---- kernels_src/cuda/group_norm_storage.cuh
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+
+#include <cstring>
+
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+template <typename S>
+using AccOf = typename StorageTraits<S>::Acc;
+
+// fp64 statistics need fp64 partials; every other dtype has fp32 ones, combined in fp64.
+template <typename S>
+struct PartialTraits {
+  using type = Moments;
+};
+template <>
+struct PartialTraits<double> {
+  using type = MomentsF64;
+};
+template <typename S>
+using PartialOf = typename PartialTraits<S>::type;
+
+// Named intrinsics, because PyTorch's build flags remove the implicit half conversions.
+__device__ __forceinline__ float to_acc(float v) { return v; }
+__device__ __forceinline__ double to_acc(double v) { return v; }
+__device__ __forceinline__ float to_acc(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+// An affine parameter that may be absent.
+template <typename S>
+__device__ __forceinline__ double parameter_or(const S* values, int64_t index, double absent) {
+  return values != nullptr ? static_cast<double>(to_acc(values[index])) : absent;
+}
+
+template <typename S, int kBytes>
+struct alignas(kBytes) Vector {
+  static constexpr int kElements = kBytes / static_cast<int>(sizeof(S));
+  S values[kElements];
+};
+
+template <int kBytes>
+struct RawVector;
+template <>
+struct RawVector<16> {
+  using type = uint4;
+};
+template <>
+struct RawVector<8> {
+  using type = uint2;
+};
+template <>
+struct RawVector<4> {
+  using type = unsigned;
+};
+
+// Data that is touched once: evict it from the caches first.
+template <typename S, int kBytes>
+__device__ __forceinline__ Vector<S, kBytes> load_streaming(const S* address) {
+  using Raw = typename RawVector<kBytes>::type;
+  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(address));
+  Vector<S, kBytes> v;
+  memcpy(&v, &raw, kBytes);
+  return v;
+}
+
+template <typename S, int kBytes>
+__device__ __forceinline__ void store_streaming(S* address, const Vector<S, kBytes>& v) {
+  using Raw = typename RawVector<kBytes>::type;
+  Raw raw;
+  memcpy(&raw, &v, kBytes);
+  __stcs(reinterpret_cast<Raw*>(address), raw);
+}
+
+// Elements between the 16-byte boundary at or below `address` and `address`.
+template <typename S>
+TCONV_HD int elements_past_boundary(const S* address) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address) % 16 / sizeof(S));
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls f(S{}) with the storage type of `dtype`.
+template <typename F>
+int64_t dispatch_dtype(int64_t dtype, F f) {
+  switch (dtype) {
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+    default: return kUnsupportedDType;
   }
+}
 
-  __device__ __forceinline__ bool done() const { return at.done(args.plan); }
+// Launches a one-dimensional grid; nothing where there are no blocks.
+template <typename... Params, typename... Args>
+int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream, const Args&... args) {
+  constexpr int64_t kMaxGridX = 0x7fffffff;
+  if (blocks == 0) return kOk;
+  if (blocks > kMaxGridX) return cudaErrorInvalidConfiguration;
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), 0, stream,
+                       static_cast<Params>(args)...);
+}
 
-  __device__ __forceinline__ int reloading_sweeps() const {
-    return args.plan.num_ic_blocks > 1 ? args.plan.num_sweeps - 1 : 0;
-  }
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
 
-  __device__ __forceinline__ void enter_window(int first_row) {
-    const Phase& phase = args.plan.phases[at.phase];
-    row = first_row;
-    ih = at.row_tile * args.plan.rows_per_tile + phase.row_offset + row;
-    iw = at.strip * args.plan.tile_w + phase.col_offset;
-    const int64_t channel = static_cast<int64_t>(at.group) * args.plan.in_channels_per_group + ic_block * kBlockIC;
-    row_base = args.x + at.sample * args.x_stride_n + channel * args.x_stride_c + ih * args.x_stride_h + iw * args.x_stride_w;
-  }
+namespace tconv {
+namespace cuda {
+namespace norm {
 
-  __device__ __forceinline__ void step(int count) {
-    batch += count;
-    while (batch >= args.batches_per_row && !done()) {
-      batch -= args.batches_per_row;
-      slot.next(args.plan.ring_rows);
-      ++row;
-      ++ih;
-      row_base += args.x_stride_h;
-      if (row == args.plan.rows_per_tile + args.plan.span_h) next_window();
-    }
-  }
+// in [.., in_h, in_w] -> out [.., out_h, out_w]; window taps outside the image do not exist.
+struct PoolGeometry {
+  int in_h, in_w, out_h, out_w;
+  int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
 
-  __device__ __forceinline__ void next_window() {
-    int first_row = 0;
-    if (++ic_block == args.plan.num_ic_blocks) {
-      ic_block = 0;
-      if (sweeps_left-- == 0) {
-        sweeps_left = reloading_sweeps();
-        if (at.window_continues(args.plan)) first_row = args.plan.span_h;
-        at.next(args.plan);
-        if (done()) return;
-      }
-    }
-    enter_window(first_row);
+  TCONV_HD int64_t in_plane() const { return int64_t{in_h} * in_w; }
+  TCONV_HD int64_t out_plane() const { return int64_t{out_h} * out_w; }
+
+  // Whole 2 x 2 windows side by side.
+  bool is_2x2() const {
+    return kernel_h == 2 && kernel_w == 2 && stride_h == 2 && stride_w == 2 && padding_h == 0 && padding_w == 0 &&
+           dilation_h == 1 && dilation_w == 1 && out_h <= in_h / 2 && out_w <= in_w / 2;
   }
 };
 
-// Where a thread's part of a batch goes.
-struct BatchPlace {
-  int pixel;  // of the ring; -1: nothing of this thread
-  int chunk;  // 8 channels: 16 bytes of the pixel's row
-  int slot;   // ring row; -1: no batch
-  uint32_t parity;
-  bool zero;  // wholly outside the image
+inline PoolGeometry make_pool_geometry(int64_t in_h, int64_t in_w, const BatchNormPoolArgs& args) {
+  const auto narrow = [](int64_t v) { return static_cast<int>(v); };
+  return {narrow(in_h),
+          narrow(in_w),
+          narrow(args.pooled_h),
+          narrow(args.pooled_w),
+          narrow(args.pool_kernel_h),
+          narrow(args.pool_kernel_w),
+          narrow(args.pool_stride_h),
+          narrow(args.pool_stride_w),
+          narrow(args.pool_padding_h),
+          narrow(args.pool_padding_w),
+          narrow(args.pool_dilation_h),
+          narrow(args.pool_dilation_w)};
+}
+
+// The larger of two; NaN if either is, as PyTorch's max-pool.
+__device__ __forceinline__ double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+// Positions of one window along one axis: first, first + dilation, ... below end.
+struct WindowSpan {
+  int64_t first, end;
 };
 
-// Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// every batch has all its channels.
-template <bool kWhole, typename Storage>
-__device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
-                                                 Storage (&values)[8][kVectorPixels]) {
-  using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
-  static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
-  const int channel_group = walk.batch >= args.pixel_groups ? 1 : 0;
-  const int pixel_group = walk.batch - channel_group * args.pixel_groups;
-  // 8 consecutive lanes take 2 quads x 4 chunks, so that their 16-byte stores fall into different banks; a warp's
-  // loads of one channel are 8 quads in a row.
-  const int quad = (lane & 1) + 2 * (lane >> 3);
-  const int col = pixel_group * kBatchPixels + quad * kVectorPixels;
-  const int iw = walk.iw + col;
-  BatchPlace place;
-  place.slot = walk.slot.slot;
-  place.parity = walk.slot.parity;
-  place.pixel = col < args.plan.pitch ? walk.slot.slot * args.plan.pitch + col : -1;
-  place.chunk = channel_group * 4 + ((lane >> 1) & 3);
-  place.zero = walk.ih < 0 || walk.ih >= args.in_h;
-  const bool inside = !place.zero && place.pixel >= 0 && iw > -kVectorPixels && iw < args.in_w;
-  if constexpr (kWhole) {
-    // 64 channels lie within 32-bit offsets (the launcher checks), and x_stride_w is 1.
-    const Storage* from = walk.row_base + (place.chunk * 8 * static_cast<int>(args.x_stride_c) + col);
-    if (__all_sync(0xFFFFFFFFu, inside)) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k, from += args.x_stride_c)
-        *reinterpret_cast<Vector*>(values[k]) = __ldg(reinterpret_cast<const Vector*>(from));
-    } else {
-#pragma unroll
-      for (int k = 0; k < 8; ++k, from += args.x_stride_c) {
-        Vector vector = {};
-        if (inside) vector = __ldg(reinterpret_cast<const Vector*>(from));
-        *reinterpret_cast<Vector*>(values[k]) = vector;
-      }
-    }
-  } else {
-    const int channels_left = args.plan.in_channels_per_group - (walk.ic_block * kBlockIC + place.chunk * 8);
-    const Storage* from = walk.row_base + place.chunk * 8 * args.x_stride_c + col * args.x_stride_w;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-#pragma unroll
-      for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = inside && k < channels_left && iw + j >= 0 && iw + j < args.in_w;
-        values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
-      }
-    }
-  }
-  return place;
+__device__ __forceinline__ WindowSpan window_span(int out, int stride, int padding, int dilation, int kernel, int in) {
+  int64_t first = int64_t{out} * stride - padding;
+  const int64_t past_last = first + int64_t{kernel - 1} * dilation + 1;
+  if (first < 0) first += (-first + dilation - 1) / dilation * dilation;
+  return {first, past_last < in ? past_last : in};
 }
 
-// Raises the guard where fp16 cannot hold these values to TF32's accuracy: overflow, infinity or NaN anywhere, or all
-// of a warp's batch so small, and not zero, that fp16's subnormals would show. `largest` is of the scaled values.
-__device__ __forceinline__ void guard_range(__half2 largest, const float (&values)[8][kVectorPixels],
-                                            GuardState* guard, int lane) {
-  const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  constexpr float kSmallest = 0.0625f;  // 2^-12 in the input
-  bool raise = __any_sync(0xFFFFFFFFu, !(magnitude <= 65504.0f));
-  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmallest)) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-#pragma unroll
-      for (int j = 0; j < kVectorPixels; ++j) bits |= __float_as_uint(values[k][j]) << 1;
-    raise = __any_sync(0xFFFFFFFFu, bits != 0);
-  }
-  if (raise && lane == 0) guard->out_of_range = 1;
-}
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
 
-// Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
-template <typename Storage>
-__device__ __forceinline__ void convert_batch(const Sm90Args<Storage>& args, bool zero, int lane,
-                                              const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
-  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
-#pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (sizeof(Storage) == 4) {
-        packed[k] = pack_pair(values[2 * k][j] * kInputScale, values[2 * k + 1][j] * kInputScale);
-        largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed[k])));
-      } else {
-        packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
-      }
-    }
-    pixels[j] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-  }
-  if constexpr (sizeof(Storage) == 4) {
-    if (!zero) guard_range(largest, values, args.guard, lane);
-  }
-}
-
-__device__ __forceinline__ void store_pixels(uint32_t ring, int pixel, int chunk, const uint4 (&pixels)[kVectorPixels]) {
-  const uint32_t base = ring + static_cast<uint32_t>(pixel) * kPixelBytes;
-  const uint32_t swizzled = static_cast<uint32_t>(chunk ^ (pixel & 4));  // pixel is a multiple of 4
-#pragma unroll
-  for (uint32_t j = 0; j < kVectorPixels; ++j)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + j * kPixelBytes + ((swizzled ^ j) << 4)),
-                 "r"(pixels[j].x), "r"(pixels[j].y), "r"(pixels[j].z), "r"(pixels[j].w)
-                 : "memory");
-}
-
-// Waits for the batch's row to be free, stores it, and reports.
-template <typename Storage>
-__device__ __forceinline__ void store_batch(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place,
-                                            const uint4 (&pixels)[kVectorPixels], int lane) {
-  mbarrier_wait(shared.row_empty + 8 * place.slot, place.parity ^ 1);
-  if (place.pixel >= 0) {
-    store_pixels(shared.ring, place.pixel, place.chunk, pixels);
-    if (place.slot < args.plan.segment_rows - 1)
-      store_pixels(shared.ring, place.pixel + args.plan.ring_rows * args.plan.pitch, place.chunk, pixels);
-  }
-  // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
-  // the loads under way.
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.row_full + 8 * place.slot);
-}
-
-template <int kDataWarps, int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_rows(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
-  BatchWalk<Storage> walk(args, warp);
-  Storage values[kSets][8][kVectorPixels];
-  if constexpr (kSets == 1) {
-    for (; !walk.done(); walk.step(kDataWarps)) {
-      const BatchPlace place = load_batch<kWhole>(args, walk, lane, values[0]);
-      uint4 pixels[kVectorPixels];
-      convert_batch(args, place.zero, lane, values[0], pixels);
-      store_batch(args, shared, place, pixels, lane);
-    }
-  } else {
-    BatchPlace places[kSets];
-#pragma unroll
-    for (int i = 0; i < kSets; ++i) {
-      places[i].slot = -1;
-      if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-      walk.step(kDataWarps);
-    }
-    for (;;) {
-#pragma unroll
-      for (int i = 0; i < kSets; ++i) {
-        const BatchPlace place = places[i];
-        if (place.slot < 0) return;
-        uint4 pixels[kVectorPixels];
-        convert_batch(args, place.zero, lane, values[i], pixels);
-        // The loads that reuse these registers are under way while this batch waits for its row and is stored.
-        places[i].slot = -1;
-        if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-        walk.step(kDataWarps);
-        store_batch(args, shared, place, pixels, lane);
-      }
-    }
-  }
-}
-
-// ---- Producer of weight tiles ----------------------------------------------------------------------------------
+namespace tconv {
+namespace cuda {
+namespace sm90 {
 
 template <typename Storage>
-__device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared) {
+__device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
+  return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
+}
+
+// Stores the windows of a warp's 16 channels x segment. Pairs of columns are pooled in registers, pairs of rows through
+// the warp's buffer: 8 channels at a time, a float per column pair.
+template <int N, typename Storage>
+__device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                                     int first_position, int channel0, int thread, const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
-  const uint32_t stage_bytes = plan.blocks_per_sweep * kTapBytes;
-  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
-  RingCursor stage;
-  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
-    const Phase& phase = plan.phases[at.phase];
-    int count = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
-    int64_t first = phase.weight_base + static_cast<int64_t>(at.group) * count;
-    if (plan.resident_weights) {
-      first = 0;
-      count = plan.num_weight_tiles;
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  constexpr int kPitch = pool_store_pitch(N);
+  const int pooled_w = args.out_w / 2, row_pairs = plan.pitch / 2;  // pixels of a row, column pairs of a row
+  // Windows of the segment, one after another: they lie so in memory too.
+  const int first_row = static_cast<int>(args.by_pitch.quotient(first_position)) / 2;
+  const int windows = min(plan.segment_pixels / (2 * plan.pitch), args.out_h / 2 - first_row) * pooled_w;
+  const int64_t plane = static_cast<int64_t>(args.out_h / 2) * pooled_w;
+  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const uint32_t write_at = buffer + ((lane / 4) * kPitch + lane % 4) * 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first_channel = channel0 + warp * 16 + half * 8;  // of the group
+    const int channels_left = plan.out_channels_per_group - first_channel;
+    const int64_t channel = static_cast<int64_t>(at.group) * plan.out_channels_per_group + first_channel;
+    const float weight = lane / 4 < channels_left ? pool_weight(args, static_cast<int>(channel) + lane / 4) : 1.0f;
+    // As bits: the sign is turned round where the weight is negative, taken away where it is zero.
+    const uint32_t keep = weight == 0.0f ? 0x7FFFFFFFu : 0xFFFFFFFFu, turn = weight < 0.0f ? 0x80000000u : 0u;
+    const auto turned = [keep, turn](float v) { return __uint_as_float((__float_as_uint(v) & keep) ^ turn); };
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j)
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(write_at + j * 16),
+                   "f"(norm::max_or_nan(turned(acc[4 * j + 2 * half]), turned(acc[4 * j + 2 * half + 1])))
+                   : "memory");
+    __syncwarp();
+    Storage* out = args.out + (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
+                   static_cast<int64_t>(first_row) * pooled_w;
+    const uint32_t negative = __ballot_sync(0xFFFFFFFFu, turn != 0);  // bit 4c: channel c
+    for (int window = lane; window < windows; window += 32) {
+      const int row = static_cast<int>(args.by_pooled_w.quotient(window));
+      const uint32_t read_at = buffer + (row * 2 * row_pairs + window - row * pooled_w) * 4;
+      float upper[8], lower[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(upper[c]) : "r"(read_at + c * kPitch * 4));
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lower[c]) : "r"(read_at + (c * kPitch + row_pairs) * 4));
+      }
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float largest = norm::max_or_nan(upper[c], lower[c]);
+        if (c < channels_left) out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
+      }
     }
-    for (int i = 0; i < count; ++i) {
-      mbarrier_wait(shared.weight_empty + 8 * stage.slot, stage.parity ^ 1);
-      const uint32_t full = shared.weight_full + 8 * stage.slot;
-      mbarrier_arrive_expect_bytes(full, stage_bytes);
-      bulk_load(shared.weights + stage.slot * stage_bytes, tiles + (first + i) * stage_bytes, stage_bytes, full);
-      stage.next(plan.weight_stages);
-    }
-    if (plan.resident_weights) return;  // the first tile asked for all of them
   }
 }
 
-// ---- Consumers -------------------------------------------------------------------------------------------------
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
 
 template <typename Storage>
 __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
@@ -2973,14 +2998,15 @@ __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
   }
 }
 
-// What of a segment is output: the rest of its columns is between rows, or beyond the image.
-struct SegmentExtent {
-  int rows, cols, pitch;
+// Where a position of a line lies, and what of it is output: the rest is between rows, or beyond the image.
+struct LineExtent {
+  int rows, cols;
+  FastDivisor by_pitch;
 
-  // 3: both outputs at `column` and the next exist, 1: the first does, 0: none. `column` is even, so is the pitch.
-  __device__ __forceinline__ int pair_at(int column, int* row, int* col) const {
-    *row = column / pitch;
-    *col = column - *row * pitch;
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. `position` is even, so is the pitch.
+  __device__ __forceinline__ int pair_at(int position, int* row, int* col) const {
+    *row = static_cast<int>(by_pitch.quotient(position));
+    *col = position - *row * static_cast<int>(by_pitch.divisor);
     if (*row >= rows || *col >= cols) return 0;
     return *col + 1 < cols ? 3 : 1;
   }
@@ -3015,16 +3041,82 @@ __device__ __forceinline__ Moments segment_moments(const float* values, ColumnMa
   return result;
 }
 
-// Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
+// Stores a warp's 16 channels x N pixels.
 template <int N, typename Storage>
+__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                              const LineExtent& extent, int first_position, int channel0, int thread,
+                                              const float (&acc)[N / 2]) {
+  const Plan& plan = args.plan;
+  const Phase& phase = plan.phases[at.phase];
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  const int num_channels = plan.num_groups * plan.out_channels_per_group;
+  // Through the warp's buffer: fragments in, rows of one channel out, so that stores cover whole sectors. A reading lane
+  // takes a pair of columns of one channel: half a warp a row.
+  constexpr int kPairs = kStoreColumns / 2, kChannelsAtOnce = 32 / kPairs;
+  constexpr int kBlocks = kStoreColumns / 8, kRounds = kStoreChannels / kChannelsAtOnce;
+  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
+  const int lane_channel = lane / kPairs, lane_column = 2 * (lane % kPairs);
+  const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  const int first_channel = channel0 + warp * 16;
+  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
+                                  at.group * plan.out_channels_per_group + first_channel + lane_channel) * plane +
+                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  const int channels_left = plan.out_channels_per_group - first_channel - lane_channel;
+  // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
+  const bool whole = args.pair_stores && extent.cols % 2 == 0 && plan.out_channels_per_group - first_channel >= kStoreChannels;
+#pragma unroll
+  for (int j0 = 0; j0 < N / 8; j0 += kBlocks) {
+    int row, col;
+    int position = first_position + 8 * j0 + lane_column;
+    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
+    int pair = extent.pair_at(position, &row, &col);
+    if (8 * j0 + lane_column >= N) pair = 0;
+    Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = j0; j < j0 + kBlocks && j < N / 8; ++j)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + half * (8 * kStorePitch * 4) + (j - j0) * 32),
+                     "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
+                     : "memory");
+    __syncwarp();
+    float2 values[kRounds];
+#pragma unroll
+    for (int c = 0; c < kRounds; ++c)
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(values[c].x), "=f"(values[c].y)
+                   : "r"(read_at + c * kChannelsAtOnce * kStorePitch * 4));
+    if (whole) {
+#pragma unroll
+      for (int c = 0; c < kRounds; ++c)
+        if (pair != 0) store_pair(to + c * (kChannelsAtOnce * plane), values[c]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kRounds; ++c, to += kChannelsAtOnce * plane) {
+        if (pair != 0 && c * kChannelsAtOnce < channels_left) {
+          to[0] = static_cast<Storage>(values[c].x);
+          if (pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
+        }
+      }
+    }
+  }
+}
+
+// Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
+template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
                                                int channel0, int segment, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
-  const int first_row = at.row_tile * plan.rows_per_tile + segment * plan.segment_rows;
+  const int first_position = at.tile * plan.tile_pixels + segment * plan.segment_pixels;
   const Phase& phase = plan.phases[at.phase];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const SegmentExtent extent{max(0, min(plan.segment_rows, phase.out_count_h - first_row)),
-                             max(0, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w)), plan.pitch};
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  const LineExtent extent{phase.out_count_h, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), args.by_pitch};
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
 #pragma unroll
@@ -3044,18 +3136,29 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   }
   if (args.partials != nullptr) {
     ColumnMask<N> valid = 0;
+    int row, col;
+    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-      int row, col;
-      valid |= static_cast<ColumnMask<N>>(extent.pair_at(8 * j + 2 * (lane % 4), &row, &col)) << (2 * j);
+      int pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
+      if (kPooled && 8 * j >= plan.segment_pixels) pair = 0;  // the next segment's
+      valid |= static_cast<ColumnMask<N>>(pair) << (2 * j);
+      col += 8;  // at most the pitch
+      if (col >= plan.pitch) {
+        col -= plan.pitch;
+        ++row;
+      }
     }
+    int count = N > 128 ? __popcll(valid) : __popc(static_cast<uint32_t>(valid));
+    count += __shfl_xor_sync(0xFFFFFFFFu, count, 1);
+    count += __shfl_xor_sync(0xFFFFFFFFu, count, 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Moments moments = segment_moments<N>(acc + 2 * half, valid, extent.rows * extent.cols);
+      const Moments moments = segment_moments<N>(acc + 2 * half, valid, count);
       const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
       if (lane % 4 == 0 && in_group < plan.out_channels_per_group) {
         // The plan keeps this below 2^31.
-        const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_row_tiles + at.row_tile;
+        const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
         const int entry = (at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment) *
                               num_channels + at.group * plan.out_channels_per_group + in_group;
         args.partials[entry] = moments;
@@ -3063,85 +3166,383 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
     }
   }
 
-  // Through the warp's buffer: fragments in, rows of one channel out, so that stores cover whole sectors.
-  const uint32_t buffer = shared.stores + (threadIdx.x / 32) * kStoreBytesPerWarp;
-  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
-  // A reading lane takes a pair of columns of one channel: half a warp a row.
-  constexpr int kPairs = kStoreColumns / 2, kChannelsAtOnce = 32 / kPairs;
-  const int lane_channel = lane / kPairs, lane_column = 2 * (lane % kPairs);
-  const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
-  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  const int first_channel = channel0 + warp * 16;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel + lane_channel) * plane +
-                      (static_cast<int64_t>(first_row) * args.stride_h + phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
-  const int channels_left = plan.out_channels_per_group - first_channel - lane_channel;
-  constexpr int kBlocks = kStoreColumns / 8, kRounds = 8 / kChannelsAtOnce;
-#pragma unroll
-  for (int j0 = 0; j0 < N / 8; j0 += kBlocks) {
-    int row, col;
-    int pair = extent.pair_at(8 * j0 + lane_column, &row, &col);
-    if (8 * j0 + lane_column >= N) pair = 0;
-    Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
-    const bool simple = args.pair_stores && __all_sync(0xFFFFFFFFu, pair != 1 && channels_left >= 16 - lane_channel);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      __syncwarp();
-#pragma unroll
-      for (int j = j0; j < j0 + kBlocks && j < N / 8; ++j)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + (j - j0) * 32), "f"(acc[4 * j + 2 * half]),
-                     "f"(acc[4 * j + 2 * half + 1])
-                     : "memory");
-      __syncwarp();
-      float2 values[kRounds];
-#pragma unroll
-      for (int c = 0; c < kRounds; ++c)
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(values[c].x), "=f"(values[c].y)
-                     : "r"(read_at + c * kChannelsAtOnce * kStorePitch * 4));
-#pragma unroll
-      for (int c = 0; c < kRounds; ++c, to += kChannelsAtOnce * plane) {
-        if (simple) {
-          if (pair != 0) store_pair(to, values[c]);
-        } else if (half * 8 + c * kChannelsAtOnce < channels_left) {
-          if (pair != 0) to[0] = static_cast<Storage>(values[c].x);
-          if (pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
+  if constexpr (kPooled) {
+    store_pooled_segment<N>(args, shared, at, first_position, channel0, thread, acc);
+  } else {
+    store_segment<N>(args, shared, at, extent, first_position, channel0, thread, acc);
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
+// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
+// them and store them as pixel rows; one warp streams weight tiles by bulk copy.
+
+#include <type_traits>
+
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// Walks the batches of one data warp: every kDataWarps-th of the whole sequence, unit by unit, channel half by half.
+template <typename Storage>
+struct BatchWalk {
+  const Sm90Args<Storage>& args;
+  TileCursor at;
+  int units;        // of a load: a chunk's line, or with several ic blocks the window of its only tile
+  int loads, load;  // of this chunk: one, or one per sweep and ic block
+  int ic_block;
+  int unit, half;
+  int ring_unit;  // `unit` counted over all that the block loads
+
+  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
+      : args(a), at(a.plan, blockIdx.x), ic_block(0), unit(0), half(0), ring_unit(0) {
+    enter_chunk();
+    step(first);
+  }
+
+  __device__ __forceinline__ bool done() const { return at.done(args.plan); }
+
+  __device__ __forceinline__ void enter_chunk() {
+    const Plan& plan = args.plan;
+    units = line_units((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach);
+    loads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
+    load = 0;
+  }
+
+  __device__ __forceinline__ void step(int count) {
+    half += count;
+    while (half >= args.batches_per_unit && !done()) {
+      half -= args.batches_per_unit;
+      ++ring_unit;
+      if (++unit == units) {
+        unit = 0;
+        if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
+        if (++load == loads) {
+          at.enter(args.plan, at.chunk + gridDim.x);
+          enter_chunk();
         }
+      }
+    }
+  }
+};
+
+// Which part of a batch is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
+// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
+__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
+
+// Where a batch goes: the ring's unit, counted over all, and the channel half. Negative: no batch.
+struct BatchPlace {
+  int unit_and_half;
+};
+
+// Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
+// every batch has all its channels.
+template <bool kWhole, typename Storage>
+__device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
+                                                 Storage (&values)[8][kVectorPixels]) {
+  using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
+  static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
+  const Phase& phase = args.plan.phases[walk.at.phase];
+  const int position =
+      walk.at.first_tile * args.plan.tile_pixels + walk.unit * kUnitPixels + lane_quad(lane) * kVectorPixels;
+  const int row = static_cast<int>(args.by_pitch.quotient(position));
+  const int ih = row + phase.row_offset;
+  const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
+  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w;
+  const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
+  const Storage* from = args.x + walk.at.sample * args.x_stride_n +
+                        (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
+                        ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x
+  if constexpr (kWhole) {
+    if (__all_sync(0xFFFFFFFFu, inside)) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k, from += args.x_stride_c)
+        *reinterpret_cast<Vector*>(values[k]) = __ldg(reinterpret_cast<const Vector*>(from));
+    } else {
+#pragma unroll
+      for (int k = 0; k < 8; ++k, from += args.x_stride_c) {
+        Vector vector = {};
+        if (inside) vector = __ldg(reinterpret_cast<const Vector*>(from));
+        *reinterpret_cast<Vector*>(values[k]) = vector;
+      }
+    }
+  } else {
+    const int channels_left = args.plan.in_channels_per_group - first_channel;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+#pragma unroll
+      for (int j = 0; j < kVectorPixels; ++j) {
+        const bool valid = inside && k < channels_left && iw + j >= 0 && iw + j < args.in_w;
+        values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
+      }
+    }
+  }
+  return {walk.ring_unit * 2 + walk.half};
+}
+
+// Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
+template <typename Storage>
+__device__ __forceinline__ void convert_batch(const Sm90Args<Storage>& args,
+                                              const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kVectorPixels; ++j) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (sizeof(Storage) == 4) {
+        packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+      } else {
+        packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
+      }
+    }
+    pixels[j] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+  }
+  if constexpr (sizeof(Storage) == 4) {
+    guard_range(largest, args.guard, [&](auto&& inspect) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+#pragma unroll
+        for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
+    });
+  }
+}
+
+__device__ __forceinline__ void store_pixels(uint32_t ring, int pixel, int chunk, const uint4 (&pixels)[kVectorPixels]) {
+  const uint32_t base = ring + static_cast<uint32_t>(pixel) * kPixelBytes;
+  const uint32_t swizzled = static_cast<uint32_t>(chunk ^ (pixel & 4));  // pixel is a multiple of 4
+#pragma unroll
+  for (uint32_t j = 0; j < kVectorPixels; ++j)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + j * kPixelBytes + ((swizzled ^ j) << 4)),
+                 "r"(pixels[j].x), "r"(pixels[j].y), "r"(pixels[j].z), "r"(pixels[j].w)
+                 : "memory");
+}
+
+// Waits for the batch's unit to be free, stores it, and reports.
+template <typename Storage>
+__device__ __forceinline__ void store_batch(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place,
+                                            const uint4 (&pixels)[kVectorPixels], int lane) {
+  const RingCursor at = ring_position(place.unit_and_half >> 1, args.by_ring_units);
+  const int pixel = lane_quad(lane) * kVectorPixels, chunk = (place.unit_and_half & 1) * 4 + lane_chunk(lane);
+  mbarrier_wait(shared.unit_empty + 8 * (at.slot / kFreeUnits), at.parity ^ 1);
+  store_pixels(shared.ring, at.slot * kUnitPixels + pixel, chunk, pixels);
+  if (at.slot < args.plan.mirror_units)
+    store_pixels(shared.ring, (args.plan.ring_units + at.slot) * kUnitPixels + pixel, chunk, pixels);
+  // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
+  // the loads under way.
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * at.slot);
+}
+
+template <int kDataWarps, int kSets, bool kWhole, typename Storage>
+__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
+  BatchWalk<Storage> walk(args, warp);
+  Storage values[kSets][8][kVectorPixels];
+  if constexpr (kSets == 1) {
+    for (; !walk.done(); walk.step(kDataWarps)) {
+      const BatchPlace place = load_batch<kWhole>(args, walk, lane, values[0]);
+      uint4 pixels[kVectorPixels];
+      convert_batch(args, values[0], pixels);
+      store_batch(args, shared, place, pixels, lane);
+    }
+  } else {
+    BatchPlace places[kSets];
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      places[i].unit_and_half = -1;
+      if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
+      walk.step(kDataWarps);
+    }
+    for (;;) {
+#pragma unroll
+      for (int i = 0; i < kSets; ++i) {
+        const BatchPlace place = places[i];
+        if (place.unit_and_half < 0) return;
+        uint4 pixels[kVectorPixels];
+        convert_batch(args, values[i], pixels);
+        // The loads that reuse these registers are under way while this batch waits for its unit and is stored.
+        places[i].unit_and_half = -1;
+        if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
+        walk.step(kDataWarps);
+        store_batch(args, shared, place, pixels, lane);
       }
     }
   }
 }
 
+// ---- Producer of weight tiles ----------------------------------------------------------------------------------
+
+// Resident weights are loaded once, by one thread; otherwise thread `block` fills the ring of that block of the sweep.
+template <typename Storage>
+__device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared, int block) {
+  const Plan& plan = args.plan;
+  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
+  if (plan.resident_weights) {
+    for (int i = 0; block == 0 && i < plan.weight_stages; ++i) {
+      mbarrier_arrive_expect_bytes(shared.weight_full + 8 * i, kTapBytes);
+      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes, shared.weight_full + 8 * i);
+    }
+    return;
+  }
+  const int first_stage = block * plan.ring_stages;
+  tiles += block * kTapBytes;
+  const int64_t step = plan.blocks_per_sweep * kTapBytes;
+  RingCursor stage;
+  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
+    const Phase& phase = plan.phases[at.phase];
+    const int count = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
+    const char* from = tiles + (phase.weight_base + static_cast<int64_t>(at.group) * count) * step;
+    for (int i = 0; i < count; ++i, from += step) {
+      const int slot = first_stage + stage.slot;
+      mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
+      mbarrier_arrive_expect_bytes(shared.weight_full + 8 * slot, kTapBytes);
+      bulk_load(shared.weights + slot * kTapBytes, from, kTapBytes, shared.weight_full + 8 * slot);
+      stage.next(plan.ring_stages);
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/sm90_wgmma.cuh
+// wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
+// A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
+// 8j + 2(l%4) + {0, 1}. (Source: PTX ISA, register fragments of wgmma.mma_async.)
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+template <int N>
+struct Wgmma;
+
+// Inline assembly wants every accumulator named: operands and constraints in blocks of four.
+#define TCONV_ACC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define TCONV_ACC_20(i) TCONV_ACC_4(i), TCONV_ACC_4(i + 4), TCONV_ACC_4(i + 8), TCONV_ACC_4(i + 12), TCONV_ACC_4(i + 16)
+#define TCONV_NAMES_128 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
+  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
+  "%60, %61, %62, %63"
+#define TCONV_NAMES_216 TCONV_NAMES_128 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
+  "%104, %105, %106, %107"
+
+#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
+  template <>                                                                                                       \
+  struct Wgmma<N> {                                                                                                 \
+    template <bool kBFloat16>                                                                                       \
+    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {                    \
+      if constexpr (kBFloat16) {                                                                                    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
+                     : __VA_ARGS__                                                                                  \
+                     : "l"(a), "l"(b));                                                                             \
+      } else {                                                                                                      \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
+                     : __VA_ARGS__                                                                                  \
+                     : "l"(a), "l"(b));                                                                             \
+      }                                                                                                             \
+    }                                                                                                               \
+  };
+TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
 // One tap: kSteps products of 16 channels, committed as one group.
 template <int N, int kSteps, bool kBFloat16>
-__device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, uint32_t b) {
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kSteps; ++k)
-    Wgmma<N>::template multiply<kBFloat16>(acc, a + k * kDescriptorStepK16, b + k * kDescriptorStepK16);
+  for (uint32_t k = 0; k < kSteps; ++k)
+    Wgmma<N>::template multiply<kBFloat16>(acc, matrix_descriptor(a + k * kDescriptorStepK16),
+                                           matrix_descriptor(b + k * kDescriptorStepK16));
   wgmma_commit();
 }
 
-template <int N, typename Storage>
+__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
+
+// A warp's place in the units of the line that its block is on. Rows of taps come by often: no divisions, few barriers.
+struct UnitCursor {
+  int ready = 0, free = 0;  // units of the line awaited, and given back
+  RingCursor next_ready;
+  int next_free = 0;  // slot
+
+  // Waits for the line's units below `end`; reads by wgmma may follow. Data warps take batches in turn and in order: with
+  // the last kDataWarps batches all earlier ones are there.
+  template <int kDataWarps>
+  __device__ __forceinline__ void await(const Shared& shared, int end, int ring_units, int batches_per_unit) {
+    if (ready >= end) return;
+    next_ready.slot += end - ready;
+    if (next_ready.slot >= ring_units) {
+      next_ready.slot -= ring_units;
+      next_ready.parity ^= 1;
+    }
+    ready = end;
+    RingCursor last = next_ready;
+    const int count = min(end, batches_per_unit == 2 ? (kDataWarps + 1) / 2 : kDataWarps);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      if (--last.slot < 0) {
+        last.slot += ring_units;
+        last.parity ^= 1;
+      }
+      mbarrier_wait(shared.unit_full + 8 * last.slot, last.parity);
+    }
+    fence_async_proxy();  // the units were written by ordinary stores
+  }
+
+  // Gives back the units below `end`, all awaited, which no product of this warp will read any more.
+  __device__ __forceinline__ void release(const Shared& shared, int end, int ring_units) {
+#pragma unroll 1
+    for (; free + kFreeUnits <= end; free += kFreeUnits) {
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.unit_empty + 8 * (next_free / kFreeUnits));
+      next_free += kFreeUnits;
+      if (next_free == ring_units) next_free = 0;
+    }
+  }
+};
+
+template <int N, bool kPooled, int kDataWarps, typename Storage>
 __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
   const bool elected = threadIdx.x % 32 == 0;
-  const uint64_t weights_descriptor =
-      matrix_descriptor(shared.weights + warpgroup % plan.blocks_per_sweep * kTapBytes);
-  const uint32_t stage_step = plan.blocks_per_sweep * kTapBytes >> 4;  // of descriptors, in 16 bytes
-  const uint32_t tap_descriptor_step = plan.tap_step_w * kPixelBytes >> 4;
+  const uint32_t weights_low = descriptor_low(shared.weights);
+  const uint32_t ring_low = descriptor_low(shared.ring);
+  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a ring.
+  const int block = warpgroup % plan.blocks_per_sweep;
+  const int first_stage = plan.resident_weights ? block : block * plan.ring_stages;
+  const int last_stage = plan.resident_weights ? INT32_MAX : first_stage + plan.ring_stages - 1;
+  const int stage_step = plan.resident_weights ? plan.blocks_per_sweep : 1;
   const int segment = warpgroup / plan.blocks_per_sweep;
-  const int row_offset = segment * plan.segment_rows;
-  RingCursor base, stage;  // first row of the window; next weight stage
+  const int ring_pixels = plan.ring_units * kUnitPixels;
+  const auto wrapped = [ring_pixels](int pixel) { return pixel >= ring_pixels ? pixel - ring_pixels : pixel; };
+  UnitCursor units;
+  int tile_pixel = 0;  // of the ring: where the window of the tile begins
+  RingCursor stage{first_stage, 0};  // next weight stage
 
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
-    const bool continues = at.window_continues(plan);
-    if (plan.resident_weights) {  // stages stay full once loaded: only the slot matters
-      stage.slot = phase.weight_base + at.group * plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
-      stage.parity = 0;
+    const int origin = (at.tile - at.first_tile) * plan.tile_pixels;  // of the tile, from the chunk's first pixel
+    if (plan.resident_weights) {
+      const int taps = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
+      stage.slot = first_stage + (phase.weight_base + at.group * taps) * plan.blocks_per_sweep;
     }
     for (int sweep = 0; sweep < plan.num_sweeps; ++sweep) {
       float acc[N / 2];
@@ -3149,67 +3550,79 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
       int ic_block = 0;
       do {
-        const int k_steps = min(4, (plan.in_channels_per_group - ic_block * kBlockIC + 15) / 16);
-        int rows_ready = row_offset, previous = -1;
-        RingCursor ready = base;
-        ready.advance(row_offset, plan.ring_rows);
-        RingCursor top = ready;  // first row of the segment under the current row of taps
+        const bool last_use = plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1;  // of the window
+        const bool continues = plan.num_ic_blocks == 1 && !at.last_of_chunk();
+        // Past this the next tile of the line reads, or nobody.
+        const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
+        const int channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
+        const int row_step = plan.tap_step_h * plan.pitch;
+        const int taps_w = phase.taps_w;
+        // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
+        int needed = origin + segment * plan.segment_pixels;
+        const int row_extent = plan.segment_pixels + phase.col_shift + (taps_w - 1) * plan.tap_step_w;
+        int top = wrapped(tile_pixel + segment * plan.segment_pixels);
+        int previous = -1;
+        const auto multiply_next_tap = [&](int pixel) {
+          mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
+          const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
+          const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
+          if (channels > 32) {  // straight-line code each: a loop would wait for every product
+            multiply_tap<N, 4, kBFloat16>(acc, a, b);
+          } else if (channels > 16) {
+            multiply_tap<N, 2, kBFloat16>(acc, a, b);
+          } else {
+            multiply_tap<N, 1, kBFloat16>(acc, a, b);
+          }
+          wgmma_wait<1>();  // the tap before this one is done with its stage
+          if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
+          previous = plan.resident_weights ? -1 : stage.slot;
+          if (stage.slot == last_stage) {
+            stage.slot = first_stage;
+            stage.parity ^= 1;
+          } else {
+            stage.slot += stage_step;
+          }
+        };
         int tap_h = 0;
         do {
-          const int needed = row_offset + tap_h * plan.tap_step_h + plan.segment_rows;
-          for (; rows_ready < needed; ++rows_ready) {
-            mbarrier_wait(shared.row_full + 8 * ready.slot, ready.parity);
-            ready.next(plan.ring_rows);
+          units.await<kDataWarps>(shared, units_below(needed + row_extent), plan.ring_units, args.batches_per_unit);
+          int pixel = wrapped(top + phase.col_shift);
+          multiply_next_tap(pixel);
+          if (last_use) units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+#pragma unroll 1
+          for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
+            pixel = wrapped(pixel + plan.tap_step_w);
+            multiply_next_tap(pixel);
           }
-          fence_async_proxy();  // the rows were written by ordinary stores
-          uint64_t b = matrix_descriptor(shared.ring + (top.slot * plan.pitch + phase.col_shift) * kPixelBytes);
-          int tap_w = 0;
-          do {
-            mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
-            const uint64_t a = weights_descriptor + static_cast<uint32_t>(stage.slot) * stage_step;
-            if (k_steps == 4) {  // straight-line code each: the commit then rides on the last product
-              multiply_tap<N, 4, kBFloat16>(acc, a, b);
-            } else if (k_steps == 3) {
-              multiply_tap<N, 3, kBFloat16>(acc, a, b);
-            } else if (k_steps == 2) {
-              multiply_tap<N, 2, kBFloat16>(acc, a, b);
-            } else {
-              multiply_tap<N, 1, kBFloat16>(acc, a, b);
-            }
-            // The tap before this one is done with its stage when at most this one is in flight.
-            wgmma_wait<1>();
-            if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-            previous = plan.resident_weights ? -1 : stage.slot;
-            stage.next(plan.weight_stages);
-            if (plan.resident_weights) stage.parity = 0;
-            b += tap_descriptor_step;
-          } while (++tap_w < phase.taps_w);
-          top.advance(plan.tap_step_h, plan.ring_rows);
+          top = wrapped(top + row_step);
+          needed += row_step;
         } while (++tap_h < phase.taps_h);
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-        if (plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1) {
-          const int released = continues ? plan.rows_per_tile : plan.rows_per_tile + plan.span_h;
-          RingCursor row = base;
-          for (int i = 0; i < released; ++i) {
-            if (elected) mbarrier_arrive(shared.row_empty + 8 * row.slot);
-            row.next(plan.ring_rows);
+        if (last_use) {
+          const int end = continues ? tile_end / kUnitPixels : line_units(origin + plan.tile_pixels + plan.reach);
+          units.await<kDataWarps>(shared, end, plan.ring_units, args.batches_per_unit);  // also what only others read
+          units.release(shared, end, plan.ring_units);
+          if (continues) {
+            tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
+          } else {
+            units.ready = units.free = 0;
+            tile_pixel = units.next_free * kUnitPixels;
           }
-          base = row;
         }
       } while (++ic_block < plan.num_ic_blocks);
       pin_registers(acc);
       int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
-      place.row_tile = at.row_tile;
-      finish_segment<N, Storage>(args, shared, place,
+      place.tile = at.tile;
+      finish_segment<N, kPooled, Storage>(args, shared, place,
                                  (sweep * plan.blocks_per_sweep + warpgroup % plan.blocks_per_sweep) * kBlockOC, segment, acc);
     }
   }
 }
 
-template <int kConsumers, int N, typename Storage>
+template <int kConsumers, int N, bool kPooled, typename Storage>
 __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -3218,39 +3631,36 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Pixels behind the last row are read, as zeros or into columns that are dropped, but never written.
-  for (uint32_t i = threadIdx.x * 16; i < static_cast<uint32_t>(plan.ring_bytes); i += Config::kThreads * 16)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared.ring + i), "r"(0) : "memory");
-  fence_async_proxy();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < plan.ring_rows; ++i) {
-      mbarrier_init(shared.row_full + 8 * i, args.batches_per_row);
-      mbarrier_init(shared.row_empty + 8 * i, Config::kConsumerWarps);
+    for (int i = 0; i < plan.ring_units; ++i) {
+      mbarrier_init(shared.unit_full + 8 * i, args.batches_per_unit);
+      mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);  // one for kFreeUnits of them is used
     }
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
-      mbarrier_init(shared.weight_empty + 8 * i, Config::kConsumerWarps);
+      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);  // the warps that multiply by one block's weights
     }
     fence_barrier_init();
   }
   __syncthreads();
 
-  const int warpgroup = threadIdx.x / 128;
+  // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup >= kConsumers) {
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     const int producer = warp - Config::kConsumerWarps;
     if (producer < Config::kDataWarps) {
       if (args.whole_batches) {
-        produce_rows<Config::kDataWarps, Config::kBatchesInFlight, true>(args, shared, producer, lane);
+        produce_pixels<Config::kDataWarps, Config::kBatchesInFlight, true>(args, shared, producer, lane);
       } else {
-        produce_rows<Config::kDataWarps, 1, false>(args, shared, producer, lane);
+        produce_pixels<Config::kDataWarps, 1, false>(args, shared, producer, lane);
       }
-    } else if (lane == 0) {
-      produce_weights(args, shared);
+    } else if (lane < plan.blocks_per_sweep) {
+      produce_weights(args, shared, lane);
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<N, Storage>(args, shared, warpgroup);
+    consume<N, kPooled, Config::kDataWarps, Storage>(args, shared, warpgroup);
   }
 #endif
 }
@@ -3264,7 +3674,7 @@ namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -3276,7 +3686,7 @@ inline Plan plan_call(const ConvCall& call, const DeviceLimits& device) {
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, pooled, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -3296,30 +3706,33 @@ struct Sm90Workspace {
   }
 };
 
-template <int kConsumers, int N, typename Storage>
+template <int kConsumers, int N, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, Storage>, plan.smem_bytes));
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_kernel(conv_transpose_sm90<kConsumers, N, Storage>, dim3(static_cast<unsigned>(blocks)),
+  return launch_kernel(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
                        dim3(Sm90Config<kConsumers, N>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes.
-template <typename Storage, int kIndex = 0>
+template <bool kPooled, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
-      return launch_shape<kShape.consumers, kShape.n>(plan, args, num_sms, stream);
-    return launch_planned<Storage, kIndex + 1>(plan, args, num_sms, stream);
+    if constexpr (!kPooled || kShape.pools)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
+        return launch_shape<kShape.consumers, kShape.n, kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
   return kUnsupportedKernel;
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs.
-template <typename Storage>
-int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {
+// the caller must run another kernel over the same outputs. kPooled: outputs.out receives pooled windows, and pool_weight
+// says of which channels the smallest values (conv_transpose_sm90_pool.cuh).
+template <bool kPooled, typename Storage>
+int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
+                     void* workspace, int num_sms) {
   const ConvTransposeProblem& p = call.problem;
   const Sm90Workspace layout(plan);
   const cudaError_t cleared =
@@ -3346,8 +3759,11 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
-  args.pixel_groups = sm90::ceil_div(plan.pitch, kBatchPixels);
-  args.batches_per_row = args.pixel_groups * (plan.in_channels_per_group > kBatchChannels ? 2 : 1);
+  args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.by_ring_units = FastDivisor::make(static_cast<uint32_t>(plan.ring_units));
+  args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
+  args.pool_weight = static_cast<const Storage*>(pool_weight);
+  args.batches_per_unit = plan.in_channels_per_group > kBatchChannels ? 2 : 1;
   const int64_t quad = kVectorPixels;
   args.whole_batches = plan.in_channels_per_group % kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
                        p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
@@ -3361,14 +3777,16 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned(plan, args, num_sms, call.stream);
+  return launch_planned<kPooled>(plan, args, num_sms, call.stream);
 }
 
-inline int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms) {
+template <bool kPooled = false>
+int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
+               const void* pool_weight = nullptr) {
   switch (call.dtype) {
-    case kFloat32: return launch_typed<float>(plan, call, outputs, workspace, num_sms);
-    case kFloat16: return launch_typed<__half>(plan, call, outputs, workspace, num_sms);
-    case kBFloat16: return launch_typed<__nv_bfloat16>(plan, call, outputs, workspace, num_sms);
+    case kFloat32: return launch_typed<kPooled, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kPooled, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kPooled, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
     default: return kUnsupportedDType;
   }
 }
@@ -3428,11 +3846,16 @@ struct KernelPlan {
   int64_t status;       // kOk, or why the call cannot be done
   KernelChoice kernel;
   const char* reason;
-  TileGeometry geometry;  // kPortable, and the fallback of kHopper
+  TileGeometry geometry;  // kPortable
   sm90::Plan hopper;      // kHopper
   int64_t workspace_bytes, num_partials;
-  int64_t fallback_workspace, fallback_partials;  // kHopper on fp32: offsets into the workspace
+  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
+  bool has_fallback;
+  TileGeometry fallback;
+  int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
 };
+
+using Fallback = MmaConfig<Numeric::kStrictFP32>;
 
 inline Numeric portable_numeric(const ConvCall& call) {
   if (call.dtype == kFloat16) return Numeric::kFP16;
@@ -3470,6 +3893,19 @@ inline KernelPlan failed_plan(int64_t status, const char* reason) {
   return plan;
 }
 
+// Adds the fallback where the call needs one. False where no tile of it fits the device.
+inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLimits& device) {
+  const ConvTransposeProblem& p = call.problem;
+  plan.has_fallback = portable_numeric(call) == Numeric::kTF32;
+  if (!plan.has_fallback) return true;
+  if (!choose_geometry<Fallback>(p, mma_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
+  plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
+  plan.fallback_partials = round_up(plan.fallback_workspace + MmaWorkspace<Fallback>(p).total_bytes, 256);
+  plan.workspace_bytes = plan.fallback_partials + p.batch * mma_num_partials(p, plan.fallback) * p.out_channels *
+                                                      static_cast<int64_t>(sizeof(Moments));
+  return true;
+}
+
 // The portable kernel's plan, or a plain one with the reason why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -3482,41 +3918,41 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   return with_mma_config(call, [&](auto config) {
     using Config = decltype(config);
     KernelPlan plan{};
-    if (!choose_geometry<Config>(p, mma_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry))
+    plan.workspace_bytes = MmaWorkspace<Config>(p).total_bytes;
+    if (!choose_geometry<Config>(p, mma_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry) ||
+        !add_fallback(plan, call, device))
       return plain_plan(call, "no tile fits this device's shared memory");
     plan.kernel = kPortable;
     plan.reason = "tensor cores";
-    plan.workspace_bytes = mma_workspace_bytes<Config>(p);
     plan.num_partials = mma_num_partials(p, plan.geometry);
     return plan;
   });
 }
 
-// The Hopper kernel's plan, or one whose status and reason say why not. On fp32 the portable kernel stands behind it
-// for operands that fp16 containers cannot hold.
+// The Hopper kernel's plan, or one whose status and reason say why not.
 inline KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, device);
+  const sm90::Plan hopper = sm90::plan_call(call, false, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
+  if (call.dtype == kFloat32 && !mma_can_index(call.problem))
+    return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   KernelPlan plan{};
-  if (call.dtype == kFloat32) {
-    plan = portable_plan(call);
-    if (plan.status != kOk) return plan;
-    if (plan.kernel != kPortable) return failed_plan(kUnsupportedKernel, plan.reason);
-    plan.fallback_workspace = sm90::Sm90Workspace(hopper).total_bytes;
-    plan.fallback_partials = round_up(plan.fallback_workspace + plan.workspace_bytes, 256);
-    plan.workspace_bytes = plan.fallback_partials + call.problem.batch * plan.num_partials * call.problem.out_channels *
-                                                        static_cast<int64_t>(sizeof(Moments));
-  } else {
-    plan.workspace_bytes = sm90::Sm90Workspace(hopper).total_bytes;
-  }
+  plan.workspace_bytes = sm90::Sm90Workspace(hopper).total_bytes;
+  if (!add_fallback(plan, call, device))
+    return failed_plan(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
   plan.kernel = kHopper;
   plan.reason = "wgmma";
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
   return plan;
+}
+
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
+// still ahead.
+inline bool hopper_pays(const ConvTransposeProblem& p) {
+  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4;
 }
 
 inline KernelPlan choose_kernel_anew(const ConvCall& call) {
@@ -3538,24 +3974,23 @@ inline KernelPlan choose_kernel_anew(const ConvCall& call) {
   const double useful =
       with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
   if (useful < kMinUsefulFraction) return plain_plan(call, "too few channels per group to fill a tensor-core tile");
-  // The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
-  // still ahead.
-  if (p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4) {
+  if (hopper_pays(p)) {
     const KernelPlan plan = hopper_plan(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
 }
 
-// Which kernel a call gets, why, and what it needs. Depends on the call's problem, dtype, math and forced choice, and on
-// the current device. The search for tiles takes tens of microseconds, so the last answer is kept.
-inline const KernelPlan& choose_kernel(const ConvCall& call) {
+// What plan_anew(call) says, which depends on the call's problem, dtype, math and forced choice, and on the current device.
+// The search for tiles takes tens of microseconds, so the last answer of each function is kept.
+template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
+const Plan& remembered_plan(const ConvCall& call) {
   struct Key {
     ConvTransposeProblem problem;
     int64_t dtype, math, kernel_choice, device;
   };
   thread_local Key last_key{};
-  thread_local KernelPlan last_plan{};
+  thread_local Plan last_plan{};
   thread_local bool known = false;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
@@ -3563,31 +3998,46 @@ inline const KernelPlan& choose_kernel(const ConvCall& call) {
   key.problem = call.problem;
   key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
   if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
-    last_plan = choose_kernel_anew(call);
+    last_plan = plan_anew(call);
     last_key = key;
     known = error == cudaSuccess && last_plan.status == kOk;
   }
   return last_plan;
 }
 
+// Which kernel a call gets, why, and what it needs.
+inline const KernelPlan& choose_kernel(const ConvCall& call) { return remembered_plan<KernelPlan, choose_kernel_anew>(call); }
+
 int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num_partials; }
 
 int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).workspace_bytes; }
 
-// The Hopper kernel, then the portable one over the same outputs where the guard is up.
+// The strict kernel over the same outputs and moments where the guard is up; else nothing.
+inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
+                               const GuardState* state) {
+  if (!plan.has_fallback) return kOk;
+  char* const base = static_cast<char*>(workspace);
+  const int* guard = &state->out_of_range;
+  Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
+  TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
+  if (partials == nullptr) return kOk;
+  return launch_merge_moments(partials, mma_num_partials(call.problem, plan.fallback), outputs.partials, plan.num_partials,
+                              call.problem.batch, call.problem.out_channels, guard, call.stream);
+}
+
 inline int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(sm90::launch(plan.hopper, call, outputs, workspace, device.sm_count));
-  if (call.dtype != kFloat32) return kOk;
-  using Fallback = MmaConfig<Numeric::kTF32>;
-  char* const base = static_cast<char*>(workspace);
-  const int* guard = &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range;
-  Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(call, plan.geometry, outputs.out, partials, base + plan.fallback_workspace, guard));
-  if (partials == nullptr) return kOk;
-  return launch_merge_moments(partials, mma_num_partials(call.problem, plan.geometry), outputs.partials, plan.num_partials,
-                              call.problem.batch, call.problem.out_channels, guard, call.stream);
+  return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
+}
+
+inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+  return with_mma_config(call, [&](auto config) -> int64_t {
+    using Config = decltype(config);
+    TCONV_RETURN_IF_ERROR(launch_mma<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));
+    return launch_fallback(plan, call, outputs, workspace, MmaWorkspace<Config>(call.problem).guard(workspace));
+  });
 }
 
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
@@ -3595,10 +4045,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
-  if (plan.kernel == kPortable)
-    return with_mma_config(call, [&](auto config) {
-      return launch_mma<decltype(config)>(call, plan.geometry, outputs.out, outputs.partials, workspace);
-    });
+  if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);

@@ -1,0 +1,142 @@
+// What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
+#pragma once
+
+#include "../epilogue.h"
+#include "../moments.h"
+#include "conv_transpose_sm90_plan.h"
+#include "conv_transpose_sm90_weights.cuh"
+#include "fast_divisor.h"
+#include "sm90_primitives.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// kConsumers warpgroups multiply, N columns each; one more warpgroup produces.
+template <int kConsumers, int N>
+struct Sm90Config {
+  static_assert(kConsumers == 2, "register shares are worked out for this");
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerWarps = 4;
+  static constexpr int kDataWarps = kProducerWarps - 1;  // the last producer warp streams weights
+  static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
+  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
+  // for N/2 accumulators.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = 184;
+  static constexpr int kProducerRegisters =
+      (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
+                "what some take others must give, or setmaxnreg waits for ever");
+  static constexpr int kBatchesInFlight = 2;  // of a data warp: 32 registers each; with three there are spills
+};
+
+// A batch is what a data warp moves at once: the pixels of a unit x 32 channels.
+constexpr int kBatchChannels = 32;
+static_assert(kUnitPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
+
+// Outputs go to memory through a buffer per consumer warp: its channels x kStoreColumns columns, rows padded so that
+// neither writing fragments nor reading rows conflicts.
+constexpr int kStorePitch = kStoreColumns + 8;
+static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
+
+template <typename Storage>
+struct Sm90Args {
+  Plan plan;
+  FastDivisor by_pitch, by_ring_units, by_pooled_w;
+  const Storage* x;
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+  int in_h, in_w;
+  int batches_per_unit;  // channel halves
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
+  int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
+  int out_h, out_w, stride_h, stride_w;
+  const uint4* weight_tiles;
+  const float* inv_scale;
+  GuardState* guard;  // null: no guard needed (16-bit inputs)
+  EpilogueArgs<Storage> epilogue;
+  Storage* out;
+  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
+  Moments* partials;           // or null
+};
+
+// The tiles of a block, in order: chunks of neighbouring tiles of one line; chunk c belongs to block c modulo the grid, so
+// that blocks work side by side and memory sees long runs.
+struct TileCursor {
+  int chunk, first_tile, tile, tile_end;
+  int phase, strip, group, sample;
+
+  __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
+
+  __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
+    chunk = new_chunk;
+    int rest = chunk;
+    const auto next_digit = [&rest](int radix) {  // most radices are 1, and divisions are slow
+      if (radix == 1) return 0;
+      const int quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    strip = next_digit(plan.num_strips);
+    const int tile_chunk = next_digit(plan.num_tile_chunks);
+    phase = next_digit(plan.num_phases);
+    group = next_digit(plan.num_groups);
+    sample = rest;
+    first_tile = tile = tile_chunk * plan.chunk_tiles;
+    tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
+  }
+
+  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
+  __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
+
+  __device__ __forceinline__ void next(const Plan& plan) {
+    if (++tile == tile_end) enter(plan, chunk + gridDim.x);
+  }
+};
+
+// A position in a ring of `size` slots that knows how often it has gone round.
+struct RingCursor {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void next(int size) {
+    if (++slot == size) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The same for a unit of the window ring, counted from the block's first one.
+__device__ __forceinline__ RingCursor ring_position(uint32_t unit, FastDivisor by_ring_units) {
+  const uint32_t rounds = by_ring_units.quotient(unit);
+  return {static_cast<int>(unit - rounds * by_ring_units.divisor), rounds & 1};
+}
+
+// Units of a line of so many pixels: whole numbers of those that are given back together.
+__device__ __forceinline__ int line_units(int pixels) {
+  constexpr int kPixels = kUnitPixels * kFreeUnits;
+  return (pixels + kPixels - 1) / kPixels * kFreeUnits;
+}
+
+struct Shared {
+  uint32_t ring, weights, stores;
+  uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
+};
+
+template <typename Storage>
+__device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
+  Shared s;
+  s.ring = (base + 1023u) & ~1023u;
+  s.weights = s.ring + args.plan.ring_bytes;
+  s.stores = s.weights + args.plan.weight_stages * kTapBytes;
+  s.unit_full = s.stores + args.plan.num_consumers * 4 * args.plan.store_bytes_per_warp;
+  s.unit_empty = s.unit_full + 8 * kMaxRingUnits;
+  s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
+  s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
+  return s;
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
