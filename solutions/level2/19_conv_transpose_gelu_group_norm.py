@@ -8,9 +8,12 @@ rewrites the output once.
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE).
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
-and the fp32_precision settings): TF32 allowed means operands rounded to nearest to 11 significant
-bits, products summed in fp32; forbidden means an fp32 answer. fp16 and bf16 are read as they are,
-summed in fp32, rounded once at the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
+and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
+bits, what TF32 keeps, and products summed in fp32; the tensor cores read those operands as fp16
+numbers, scaled by powers of two that are undone exactly, and where fp16's range cannot hold them to
+TF32's accuracy a guard on the device has a strict fp32 kernel compute the outputs instead. TF32
+forbidden means an fp32 answer. fp16 and bf16 are read as they are, summed in fp32, rounded once at
+the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32.
 
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
