@@ -16,7 +16,7 @@ CASES = {
         in_channels=64, out_channels=64, kernel=(3, 7), size=(40, 120), batch=2, bias=False
     ),
     "blocks": Case(
-        in_channels=96, out_channels=130, kernel=(3, 3), size=(20, 28), batch=2, bias=False
+        in_channels=96, out_channels=136, kernel=(3, 3), size=(20, 28), batch=2, bias=False
     ),
 }
 

@@ -86,7 +86,7 @@ inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const
     part.x = static_cast<const float*>(call.x) + first * p.x_stride_n;
     Moments* part_partials = outputs.partials == nullptr ? nullptr : partials + first * num_partials * p.out_channels;
     TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(part, plan.fallback, scratch, part_partials, base + plan.fallback_workspace,
-                                               guard));
+                                               guard, first > 0));
     TCONV_RETURN_IF_ERROR(launch_pool_signed(
         scratch, static_cast<float*>(outputs.out) + first * p.out_channels * (p.out_h / 2) * (p.out_w / 2),
         static_cast<const float*>(pool_weight), part.problem, guard, call.stream));

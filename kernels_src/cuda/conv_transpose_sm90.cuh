@@ -7,7 +7,7 @@
 //
 // The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
-// A row of the ring and a stage of the weights each have a full and an empty barrier.
+// Units of the ring and stages of the weights have full and empty barriers.
 #pragma once
 
 #include "conv_transpose_sm90_epilogue.cuh"
@@ -204,8 +204,10 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     const int producer = warp - Config::kConsumerWarps;
     if (producer < Config::kDataWarps) {
-      if (args.whole_batches) {
-        produce_pixels<Config::kDataWarps, Config::kBatchesInFlight, true>(args, shared, producer, lane);
+      if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+        produce_pixels<Config::kDataWarps, 2, true>(args, shared, producer, lane);
+      } else if (args.whole_batches) {
+        produce_pixels<Config::kDataWarps, 1, true>(args, shared, producer, lane);
       } else {
         produce_pixels<Config::kDataWarps, 1, false>(args, shared, producer, lane);
       }

@@ -28,7 +28,6 @@ struct Sm90Config {
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
-  static constexpr int kBatchesInFlight = 2;  // of a data warp: 32 registers each; with three there are spills
 };
 
 // A batch is what a data warp moves at once: the pixels of a unit x 32 channels.

@@ -13,10 +13,10 @@ namespace sm90 {
 template <typename Storage>
 __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
   if constexpr (sizeof(Storage) == 4) {
-    *reinterpret_cast<float2*>(at) = pair;
+    __stcs(reinterpret_cast<float2*>(at), pair);  // not read again soon: the cache is for the input
   } else {
     Storage values[2] = {static_cast<Storage>(pair.x), static_cast<Storage>(pair.y)};
-    *reinterpret_cast<uint32_t*>(at) = *reinterpret_cast<uint32_t*>(values);
+    __stcs(reinterpret_cast<unsigned*>(at), *reinterpret_cast<unsigned*>(values));
   }
 }
 

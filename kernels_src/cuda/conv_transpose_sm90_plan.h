@@ -72,6 +72,7 @@ struct Plan {
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_units;
   int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
@@ -242,6 +243,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   // Windows that do not continue are loaded while nothing is multiplied.
   const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
+  // Measured: with few bytes to many products a data warp had better load one batch at a time.
+  plan.batches_in_flight = plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
   const double sum = multiply + dram + l2;
   double slowest = multiply > dram ? multiply : dram;
   slowest = l2 > slowest ? l2 : slowest;

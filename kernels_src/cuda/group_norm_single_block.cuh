@@ -14,11 +14,13 @@ namespace norm {
 
 template <typename S>
 struct GroupNormSingleBlockConfig {
-  static constexpr int kMaxThreads = 1024;
+  static constexpr bool kWide = sizeof(S) == 8;  // fp64 takes twice the registers
+  static constexpr int kMaxThreads = kWide ? 512 : 1024;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
-  static constexpr int kRegistersPerThread = 16;  // that hold values, in the accumulation type
+  static constexpr int kRegistersPerThread = kWide ? 32 : 16;  // that hold values, in the accumulation type
   static constexpr int kVectorsPerThread =
       kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
+  static constexpr int kSharedChannels = kWarp;  // a block has at least so many threads
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
@@ -79,21 +81,33 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     }
   }
 
+  // The channel of each vector's first element, and whether the next one begins within the vector.
+  int first_channels[Config::kVectorsPerThread];
+#pragma unroll
+  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+    const int p = position(i);
+    first_channels[i] = p > 0 && p < elements ? p / plane : 0;
+  }
+  const auto in_one_channel = [&](int i) { return whole(position(i)) && position(i) + kVector <= (first_channels[i] + 1) * plane; };
+
   if constexpr (!Transform::kIdentity) {
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      int channel = (p > 0 ? p : 0) / plane;
-      int end = (channel + 1) * plane;  // of the channel
+      int channel = first_channels[i];
       auto of_channel = transform.of_channel(first_channel + channel);
+      const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j]))); };
+      if (in_one_channel(i)) {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (p + j >= end && inside(p + j)) {
-          end += plane;
-          of_channel = transform.of_channel(first_channel + ++channel);
+        for (int j = 0; j < kVector; ++j) apply(j);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          if (!inside(p + j)) continue;
+          if (p + j >= (channel + 1) * plane) of_channel = transform.of_channel(first_channel + ++channel);
+          apply(j);
         }
-        if (inside(p + j)) vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j])));
       }
     }
   }
@@ -108,13 +122,13 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   Acc deviation = 0, squares = 0;
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+    const int p = position(i);
+    const bool all = whole(p);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      if (inside(position(i) + j)) {
-        const Acc d = to_acc(vectors[i].values[j]) - centre;
-        deviation += d;
-        squares += d * d;
-      }
+      const Acc d = all || inside(p + j) ? to_acc(vectors[i].values[j]) - centre : Acc(0);
+      deviation += d;
+      squares += d * d;
     }
   }
   const double correction = block_sum(deviation, scratch[1]) / elements;
@@ -122,24 +136,37 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   const double mean = centre + correction;
   const double rstd = 1.0 / sqrt(variance + affine.eps);
 
-  const auto channel_affine = [&](int channel) {
+  // One map per channel, worked out once where the group's channels are few.
+  __shared__ ChannelAffine<Acc> shared_affines[Config::kSharedChannels];
+  const int channels = static_cast<int>(shape.channels_per_group());
+  const auto work_out = [&](int channel) {
     return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
                                     parameter_or(affine.bias, first_channel + channel, 0.0));
+  };
+  if (channels <= Config::kSharedChannels) {
+    if (thread < channels) shared_affines[thread] = work_out(thread);
+    __syncthreads();
+  }
+  const auto channel_affine = [&](int channel) {
+    return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel);
   };
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     if (p + kVector <= 0 || p >= elements) continue;
-    int channel = (p > 0 ? p : 0) / plane;
-    int pixel = p - channel * plane;
+    int channel = first_channels[i];
     ChannelAffine<Acc> a = channel_affine(channel);
+    const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j]))); };
+    if (in_one_channel(i)) {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j, ++pixel) {
-      if (pixel >= plane && inside(p + j)) {
-        pixel -= plane;
-        a = channel_affine(++channel);
+      for (int j = 0; j < kVector; ++j) apply(j);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (!inside(p + j)) continue;
+        if (p + j >= (channel + 1) * plane) a = channel_affine(++channel);
+        apply(j);
       }
-      vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j])));
     }
     if (whole(p)) {
       store_streaming(out + p, vectors[i]);

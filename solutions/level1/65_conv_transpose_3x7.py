@@ -20,7 +20,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: e5852a55064b4a41e5fedbe9311d43a9e5f6ee0af1e41bf711c71ac2f2aa534c
+sha256 of CUDA_SOURCE: 43eeaf909d4f503586a31d71b61260cc53b9161e75e979f10b89b29f14a05efa
 sha256 of CPU_SOURCE:  8ef35221dfc164743acfcf649c46677890428640d4bb67d9a6747745c0539109
 """
 
@@ -1863,10 +1863,11 @@ int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& l
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
+// `transformed`: the workspace already holds the weights, from an earlier launch with other samples.
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
 int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr) {
+                   const int* only_if = nullptr, bool transformed = false) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
   const MmaWorkspace<Config> layout(p);
@@ -1888,10 +1889,11 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
-  TCONV_RETURN_IF_ERROR(launch_kernel(
-      transform_weights_kernel<Config>,
-      dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
-      dim3(256), 0, call.stream, transform));
+  if (!transformed)
+    TCONV_RETURN_IF_ERROR(launch_kernel(
+        transform_weights_kernel<Config>,
+        dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
+        dim3(256), 0, call.stream, transform));
 
   MmaParams<Storage> params;
   params.x = static_cast<const Storage*>(call.x);
@@ -2106,7 +2108,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 //
 // The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
-// A row of the ring and a stage of the weights each have a full and an empty barrier.
+// Units of the ring and stages of the weights have full and empty barriers.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
@@ -2189,6 +2191,7 @@ struct Plan {
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_units;
   int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
@@ -2359,6 +2362,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   // Windows that do not continue are loaded while nothing is multiplied.
   const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
+  // Measured: with few bytes to many products a data warp had better load one batch at a time.
+  plan.batches_in_flight = plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
   const double sum = multiply + dram + l2;
   double slowest = multiply > dram ? multiply : dram;
   slowest = l2 > slowest ? l2 : slowest;
@@ -2632,7 +2637,6 @@ struct Sm90Config {
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
-  static constexpr int kBatchesInFlight = 2;  // of a data warp: 32 registers each; with three there are spills
 };
 
 // A batch is what a data warp moves at once: the pixels of a unit x 32 channels.
@@ -2994,10 +2998,10 @@ namespace sm90 {
 template <typename Storage>
 __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
   if constexpr (sizeof(Storage) == 4) {
-    *reinterpret_cast<float2*>(at) = pair;
+    __stcs(reinterpret_cast<float2*>(at), pair);  // not read again soon: the cache is for the input
   } else {
     Storage values[2] = {static_cast<Storage>(pair.x), static_cast<Storage>(pair.y)};
-    *reinterpret_cast<uint32_t*>(at) = *reinterpret_cast<uint32_t*>(values);
+    __stcs(reinterpret_cast<unsigned*>(at), *reinterpret_cast<unsigned*>(values));
   }
 }
 
@@ -3653,8 +3657,10 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     const int producer = warp - Config::kConsumerWarps;
     if (producer < Config::kDataWarps) {
-      if (args.whole_batches) {
-        produce_pixels<Config::kDataWarps, Config::kBatchesInFlight, true>(args, shared, producer, lane);
+      if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+        produce_pixels<Config::kDataWarps, 2, true>(args, shared, producer, lane);
+      } else if (args.whole_batches) {
+        produce_pixels<Config::kDataWarps, 1, true>(args, shared, producer, lane);
       } else {
         produce_pixels<Config::kDataWarps, 1, false>(args, shared, producer, lane);
       }

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 64d0125e89679f923cefb528e3672bb58dc6173dda07af84a7598c6b4187d402
+sha256 of CUDA_SOURCE: 8f1f9c8f525c340232bbb9c71ca4516a757c1424bc80ec3e00b89c0e6772d1e9
 sha256 of CPU_SOURCE:  fb5234e20a6f858c5ece56297366714572083baea7af15149468af8a6c9fdfae
 """
 
@@ -1868,10 +1868,11 @@ int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& l
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
+// `transformed`: the workspace already holds the weights, from an earlier launch with other samples.
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
 int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr) {
+                   const int* only_if = nullptr, bool transformed = false) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
   const MmaWorkspace<Config> layout(p);
@@ -1893,10 +1894,11 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
-  TCONV_RETURN_IF_ERROR(launch_kernel(
-      transform_weights_kernel<Config>,
-      dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
-      dim3(256), 0, call.stream, transform));
+  if (!transformed)
+    TCONV_RETURN_IF_ERROR(launch_kernel(
+        transform_weights_kernel<Config>,
+        dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
+        dim3(256), 0, call.stream, transform));
 
   MmaParams<Storage> params;
   params.x = static_cast<const Storage*>(call.x);
@@ -2111,7 +2113,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 //
 // The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
-// A row of the ring and a stage of the weights each have a full and an empty barrier.
+// Units of the ring and stages of the weights have full and empty barriers.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
@@ -2194,6 +2196,7 @@ struct Plan {
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_units;
   int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
@@ -2364,6 +2367,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   // Windows that do not continue are loaded while nothing is multiplied.
   const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
+  // Measured: with few bytes to many products a data warp had better load one batch at a time.
+  plan.batches_in_flight = plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
   const double sum = multiply + dram + l2;
   double slowest = multiply > dram ? multiply : dram;
   slowest = l2 > slowest ? l2 : slowest;
@@ -2637,7 +2642,6 @@ struct Sm90Config {
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
-  static constexpr int kBatchesInFlight = 2;  // of a data warp: 32 registers each; with three there are spills
 };
 
 // A batch is what a data warp moves at once: the pixels of a unit x 32 channels.
@@ -2999,10 +3003,10 @@ namespace sm90 {
 template <typename Storage>
 __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
   if constexpr (sizeof(Storage) == 4) {
-    *reinterpret_cast<float2*>(at) = pair;
+    __stcs(reinterpret_cast<float2*>(at), pair);  // not read again soon: the cache is for the input
   } else {
     Storage values[2] = {static_cast<Storage>(pair.x), static_cast<Storage>(pair.y)};
-    *reinterpret_cast<uint32_t*>(at) = *reinterpret_cast<uint32_t*>(values);
+    __stcs(reinterpret_cast<unsigned*>(at), *reinterpret_cast<unsigned*>(values));
   }
 }
 
@@ -3658,8 +3662,10 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     const int producer = warp - Config::kConsumerWarps;
     if (producer < Config::kDataWarps) {
-      if (args.whole_batches) {
-        produce_pixels<Config::kDataWarps, Config::kBatchesInFlight, true>(args, shared, producer, lane);
+      if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+        produce_pixels<Config::kDataWarps, 2, true>(args, shared, producer, lane);
+      } else if (args.whole_batches) {
+        produce_pixels<Config::kDataWarps, 1, true>(args, shared, producer, lane);
       } else {
         produce_pixels<Config::kDataWarps, 1, false>(args, shared, producer, lane);
       }
@@ -4432,11 +4438,13 @@ namespace norm {
 
 template <typename S>
 struct GroupNormSingleBlockConfig {
-  static constexpr int kMaxThreads = 1024;
+  static constexpr bool kWide = sizeof(S) == 8;  // fp64 takes twice the registers
+  static constexpr int kMaxThreads = kWide ? 512 : 1024;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
-  static constexpr int kRegistersPerThread = 16;  // that hold values, in the accumulation type
+  static constexpr int kRegistersPerThread = kWide ? 32 : 16;  // that hold values, in the accumulation type
   static constexpr int kVectorsPerThread =
       kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
+  static constexpr int kSharedChannels = kWarp;  // a block has at least so many threads
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
@@ -4497,21 +4505,33 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     }
   }
 
+  // The channel of each vector's first element, and whether the next one begins within the vector.
+  int first_channels[Config::kVectorsPerThread];
+#pragma unroll
+  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+    const int p = position(i);
+    first_channels[i] = p > 0 && p < elements ? p / plane : 0;
+  }
+  const auto in_one_channel = [&](int i) { return whole(position(i)) && position(i) + kVector <= (first_channels[i] + 1) * plane; };
+
   if constexpr (!Transform::kIdentity) {
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      int channel = (p > 0 ? p : 0) / plane;
-      int end = (channel + 1) * plane;  // of the channel
+      int channel = first_channels[i];
       auto of_channel = transform.of_channel(first_channel + channel);
+      const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j]))); };
+      if (in_one_channel(i)) {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (p + j >= end && inside(p + j)) {
-          end += plane;
-          of_channel = transform.of_channel(first_channel + ++channel);
+        for (int j = 0; j < kVector; ++j) apply(j);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          if (!inside(p + j)) continue;
+          if (p + j >= (channel + 1) * plane) of_channel = transform.of_channel(first_channel + ++channel);
+          apply(j);
         }
-        if (inside(p + j)) vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j])));
       }
     }
   }
@@ -4526,13 +4546,13 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   Acc deviation = 0, squares = 0;
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+    const int p = position(i);
+    const bool all = whole(p);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      if (inside(position(i) + j)) {
-        const Acc d = to_acc(vectors[i].values[j]) - centre;
-        deviation += d;
-        squares += d * d;
-      }
+      const Acc d = all || inside(p + j) ? to_acc(vectors[i].values[j]) - centre : Acc(0);
+      deviation += d;
+      squares += d * d;
     }
   }
   const double correction = block_sum(deviation, scratch[1]) / elements;
@@ -4540,24 +4560,37 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   const double mean = centre + correction;
   const double rstd = 1.0 / sqrt(variance + affine.eps);
 
-  const auto channel_affine = [&](int channel) {
+  // One map per channel, worked out once where the group's channels are few.
+  __shared__ ChannelAffine<Acc> shared_affines[Config::kSharedChannels];
+  const int channels = static_cast<int>(shape.channels_per_group());
+  const auto work_out = [&](int channel) {
     return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
                                     parameter_or(affine.bias, first_channel + channel, 0.0));
+  };
+  if (channels <= Config::kSharedChannels) {
+    if (thread < channels) shared_affines[thread] = work_out(thread);
+    __syncthreads();
+  }
+  const auto channel_affine = [&](int channel) {
+    return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel);
   };
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     if (p + kVector <= 0 || p >= elements) continue;
-    int channel = (p > 0 ? p : 0) / plane;
-    int pixel = p - channel * plane;
+    int channel = first_channels[i];
     ChannelAffine<Acc> a = channel_affine(channel);
+    const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j]))); };
+    if (in_one_channel(i)) {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j, ++pixel) {
-      if (pixel >= plane && inside(p + j)) {
-        pixel -= plane;
-        a = channel_affine(++channel);
+      for (int j = 0; j < kVector; ++j) apply(j);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        if (!inside(p + j)) continue;
+        if (p + j >= (channel + 1) * plane) a = channel_affine(++channel);
+        apply(j);
       }
-      vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j])));
     }
     if (whole(p)) {
       store_streaming(out + p, vectors[i]);
