@@ -76,8 +76,10 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
   const int row = static_cast<int>(args.by_pitch.quotient(position));
   const int ih = row + phase.row_offset;
   const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
-  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w;
   const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
+  // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w &&
+                      first_channel < args.plan.in_channels_per_group;
   const Storage* from = args.x + walk.at.sample * args.x_stride_n +
                         (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
                         ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x

@@ -20,7 +20,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: 43eeaf909d4f503586a31d71b61260cc53b9161e75e979f10b89b29f14a05efa
+sha256 of CUDA_SOURCE: 5bd97d9ee45d7767ceafe35cfb4a91f3957ac2c3e417f7907a9bbce306c7de5a
 sha256 of CPU_SOURCE:  8ef35221dfc164743acfcf649c46677890428640d4bb67d9a6747745c0539109
 """
 
@@ -3260,8 +3260,10 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
   const int row = static_cast<int>(args.by_pitch.quotient(position));
   const int ih = row + phase.row_offset;
   const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
-  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w;
   const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
+  // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w &&
+                      first_channel < args.plan.in_channels_per_group;
   const Storage* from = args.x + walk.at.sample * args.x_stride_n +
                         (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
                         ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: f7b70780863c47b4e5e81856744f8ec18fb3659da2455dbf19c14f8ecc6d841a
+sha256 of CUDA_SOURCE: 5b5e28a46a49e639d13a44864d1d73df6c13d183c4a869cc4e5ad5f153789ab9
 sha256 of CPU_SOURCE:  69cbd362c1e531d709860cb8ba1ec2c2af15a8c8ee03296e92ccce88adfcbf0d
 """
 
@@ -4036,8 +4036,10 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
   const int row = static_cast<int>(args.by_pitch.quotient(position));
   const int ih = row + phase.row_offset;
   const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
-  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w;
   const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
+  // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w &&
+                      first_channel < args.plan.in_channels_per_group;
   const Storage* from = args.x + walk.at.sample * args.x_stride_n +
                         (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
                         ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 8f1f9c8f525c340232bbb9c71ca4516a757c1424bc80ec3e00b89c0e6772d1e9
+sha256 of CUDA_SOURCE: d21f3f86db67d67860bb793b4227b45af9de2a93cb2b4aae8a468b07ccd65d36
 sha256 of CPU_SOURCE:  fb5234e20a6f858c5ece56297366714572083baea7af15149468af8a6c9fdfae
 """
 
@@ -3265,8 +3265,10 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
   const int row = static_cast<int>(args.by_pitch.quotient(position));
   const int ih = row + phase.row_offset;
   const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
-  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w;
   const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
+  // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w &&
+                      first_channel < args.plan.in_channels_per_group;
   const Storage* from = args.x + walk.at.sample * args.x_stride_n +
                         (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
                         ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x
