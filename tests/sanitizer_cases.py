@@ -61,6 +61,7 @@ CONVOLUTIONS = [
     ((70, 130, (2, 3), (1, 2), (1, 0)), (2, 70, 6, 11)),
     ((3, 5, (4, 4), 2, 1), (2, 3, 8, 9)),
     ((34, 36, (3, 3), 1, 1, 0, 2, 2), (1, 34, 12, 17)),  # dilation 2, two groups
+    ((96, 64, (3, 3), 1, 1), (2, 96, 8, 12)),  # a channel block that ends after its first half
 ]
 # The same with statistics, and normalisations of both sizes: a group in one block, and not.
 NORMS = [
