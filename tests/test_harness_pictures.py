@@ -195,7 +195,7 @@ def test_page_is_self_contained_and_accessible(drawn):
     assert len(ids) == len(set(ids))
     used = set(re.findall(r'url\(#([^)]+)\)|xlink:href="#([^"]+)"', text))
     assert {a or b for a, b in used} <= set(ids)
-    assert text.count('aria-sort="ascending"') == len(drawn[0]) == 2
+    assert text.count('aria-sort="ascending"') == len(drawn[0]) >= 1
     assert "prefers-color-scheme: dark" in text
 
 
