@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.list:
             for shape in SHAPES:
-                print(shape.name, shape.batch, *shape.arguments, shape.size)
+                print(shape)
             return 0
         if given.render or given.check:
             return _render(given)

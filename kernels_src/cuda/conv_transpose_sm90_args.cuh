@@ -47,7 +47,7 @@ struct Sm90Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
   int batches_per_unit;  // channel halves
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole batches
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;

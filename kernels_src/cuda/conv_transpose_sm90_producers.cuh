@@ -64,7 +64,7 @@ struct BatchPlace {
 };
 
 // Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// every batch has all its channels.
+// a batch has all of its channels or none.
 template <bool kWhole, typename Storage>
 __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
                                                  Storage (&values)[8][kVectorPixels]) {

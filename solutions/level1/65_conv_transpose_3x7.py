@@ -20,7 +20,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: 5bd97d9ee45d7767ceafe35cfb4a91f3957ac2c3e417f7907a9bbce306c7de5a
+sha256 of CUDA_SOURCE: cb804a30f34ccfe878c8f704cd1446934cb2da40320dbe8eb8136b52dab1469d
 sha256 of CPU_SOURCE:  8ef35221dfc164743acfcf649c46677890428640d4bb67d9a6747745c0539109
 """
 
@@ -2656,7 +2656,7 @@ struct Sm90Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
   int batches_per_unit;  // channel halves
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole batches
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
@@ -3248,7 +3248,7 @@ struct BatchPlace {
 };
 
 // Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// every batch has all its channels.
+// a batch has all of its channels or none.
 template <bool kWhole, typename Storage>
 __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
                                                  Storage (&values)[8][kVectorPixels]) {

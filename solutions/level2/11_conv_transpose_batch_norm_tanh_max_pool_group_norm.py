@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 5b5e28a46a49e639d13a44864d1d73df6c13d183c4a869cc4e5ad5f153789ab9
+sha256 of CUDA_SOURCE: 4a45e4b003998385adba06719955ca7366c2a13e01256c76bb731e290350a333
 sha256 of CPU_SOURCE:  69cbd362c1e531d709860cb8ba1ec2c2af15a8c8ee03296e92ccce88adfcbf0d
 """
 
@@ -3541,7 +3541,7 @@ struct Sm90Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
   int batches_per_unit;  // channel halves
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole batches
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
@@ -4024,7 +4024,7 @@ struct BatchPlace {
 };
 
 // Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// every batch has all its channels.
+// a batch has all of its channels or none.
 template <bool kWhole, typename Storage>
 __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
                                                  Storage (&values)[8][kVectorPixels]) {

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: d21f3f86db67d67860bb793b4227b45af9de2a93cb2b4aae8a468b07ccd65d36
+sha256 of CUDA_SOURCE: 282d7e123cacafac49ef9f665b8fb11a853f357ac0a92fd9c2cc021831af633b
 sha256 of CPU_SOURCE:  fb5234e20a6f858c5ece56297366714572083baea7af15149468af8a6c9fdfae
 """
 
@@ -2661,7 +2661,7 @@ struct Sm90Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
   int batches_per_unit;  // channel halves
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels a multiple of a batch's
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole batches
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
@@ -3253,7 +3253,7 @@ struct BatchPlace {
 };
 
 // Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// every batch has all its channels.
+// a batch has all of its channels or none.
 template <bool kWhole, typename Storage>
 __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
                                                  Storage (&values)[8][kVectorPixels]) {
