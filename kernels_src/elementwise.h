@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "common.h"
+#if defined(__CUDACC__)
+#include "cuda/normal_cdf.cuh"
+#endif
 
 namespace tconv {
 
@@ -27,6 +31,9 @@ TCONV_HD T relu(T v) {
 // 0.5 v (1 + erf(v / sqrt 2))
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+#endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
 

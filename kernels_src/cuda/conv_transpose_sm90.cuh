@@ -29,34 +29,19 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
-__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
-
 // A warp's place in the units of the line that its block is on. Rows of taps come by often: no divisions, few barriers.
 struct UnitCursor {
   int ready = 0, free = 0;  // units of the line awaited, and given back
   RingCursor next_ready;
   int next_free = 0;  // slot
 
-  // Waits for the line's units below `end`; reads by wgmma may follow. Data warps take batches in turn and in order: with
-  // the last kDataWarps batches all earlier ones are there.
-  template <int kDataWarps>
-  __device__ __forceinline__ void await(const Shared& shared, int end, int ring_units, int batches_per_unit) {
+  // Waits for the line's units below `end`; reads by wgmma may follow.
+  __device__ __forceinline__ void await(const Shared& shared, int end, int ring_units) {
     if (ready >= end) return;
-    next_ready.slot += end - ready;
-    if (next_ready.slot >= ring_units) {
-      next_ready.slot -= ring_units;
-      next_ready.parity ^= 1;
-    }
-    ready = end;
-    RingCursor last = next_ready;
-    const int count = min(end, batches_per_unit == 2 ? (kDataWarps + 1) / 2 : kDataWarps);
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      if (--last.slot < 0) {
-        last.slot += ring_units;
-        last.parity ^= 1;
-      }
-      mbarrier_wait(shared.unit_full + 8 * last.slot, last.parity);
+    for (; ready < end; ++ready) {
+      mbarrier_wait(shared.unit_full + 8 * next_ready.slot, next_ready.parity);
+      next_ready.next(ring_units);
     }
     fence_async_proxy();  // the units were written by ordinary stores
   }
@@ -64,15 +49,14 @@ struct UnitCursor {
   // Gives back the units below `end`, all awaited, which no product of this warp will read any more.
   __device__ __forceinline__ void release(const Shared& shared, int end, int ring_units) {
 #pragma unroll 1
-    for (; free + kFreeUnits <= end; free += kFreeUnits) {
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.unit_empty + 8 * (next_free / kFreeUnits));
-      next_free += kFreeUnits;
-      if (next_free == ring_units) next_free = 0;
+    for (; free < end; ++free) {
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.unit_empty + 8 * next_free);
+      if (++next_free == ring_units) next_free = 0;
     }
   }
 };
 
-template <int N, bool kPooled, int kDataWarps, typename Storage>
+template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
@@ -102,13 +86,15 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       float acc[N / 2];
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
+      const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
+      ChannelPair channels;
       int ic_block = 0;
       do {
         const bool last_use = plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1;  // of the window
         const bool continues = plan.num_ic_blocks == 1 && !at.last_of_chunk();
         // Past this the next tile of the line reads, or nobody.
         const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
-        const int channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
+        const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
         const int row_step = plan.tap_step_h * plan.pitch;
         const int taps_w = phase.taps_w;
         // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
@@ -120,9 +106,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
           const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
           const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
-          if (channels > 32) {  // straight-line code each: a loop would wait for every product
+          if (in_channels > 32) {  // straight-line code each: a loop would wait for every product
             multiply_tap<N, 4, kBFloat16>(acc, a, b);
-          } else if (channels > 16) {
+          } else if (in_channels > 16) {
             multiply_tap<N, 2, kBFloat16>(acc, a, b);
           } else {
             multiply_tap<N, 1, kBFloat16>(acc, a, b);
@@ -139,7 +125,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         };
         int tap_h = 0;
         do {
-          units.await<kDataWarps>(shared, units_below(needed + row_extent), plan.ring_units, args.batches_per_unit);
+          units.await(shared, units_below(needed + row_extent), plan.ring_units);
           int pixel = wrapped(top + phase.col_shift);
           multiply_next_tap(pixel);
           if (last_use) units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
@@ -151,11 +137,12 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           top = wrapped(top + row_step);
           needed += row_step;
         } while (++tap_h < phase.taps_h);
+        if (ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
         if (last_use) {
-          const int end = continues ? tile_end / kUnitPixels : line_units(origin + plan.tile_pixels + plan.reach);
-          units.await<kDataWarps>(shared, end, plan.ring_units, args.batches_per_unit);  // also what only others read
+          const int end = continues ? tile_end / kUnitPixels : units_below(origin + plan.tile_pixels + plan.reach);
+          units.await(shared, end, plan.ring_units);  // also what only others read
           units.release(shared, end, plan.ring_units);
           if (continues) {
             tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
@@ -170,8 +157,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
-      finish_segment<N, kPooled, Storage>(args, shared, place,
-                                 (sweep * plan.blocks_per_sweep + warpgroup % plan.blocks_per_sweep) * kBlockOC, segment, acc);
+      finish_segment<N, kPooled, Storage>(args, shared, place, channel0, segment, channels, acc);
     }
   }
 }
@@ -187,8 +173,8 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, args.batches_per_unit);
-      mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);  // one for kFreeUnits of them is used
+      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit);
+      mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
@@ -202,21 +188,22 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup >= kConsumers) {
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
+    // The last warp streams weights. Where they are resident it soon has nothing to stream, and loads pixels too.
     const int producer = warp - Config::kConsumerWarps;
-    if (producer < Config::kDataWarps) {
-      if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
-        produce_pixels<Config::kDataWarps, 2, true>(args, shared, producer, lane);
-      } else if (args.whole_batches) {
-        produce_pixels<Config::kDataWarps, 1, true>(args, shared, producer, lane);
-      } else {
-        produce_pixels<Config::kDataWarps, 1, false>(args, shared, producer, lane);
-      }
-    } else if (lane < plan.blocks_per_sweep) {
-      produce_weights(args, shared, lane);
+    const int data_warps = plan.resident_weights ? Config::kProducerWarps : Config::kProducerWarps - 1;
+    if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) produce_weights(args, shared, lane);
+    if (producer >= data_warps) return;
+    __syncwarp();
+    if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+      produce_pixels<2, true>(args, shared, producer, data_warps, lane);
+    } else if (args.whole_batches) {
+      produce_pixels<1, true>(args, shared, producer, data_warps, lane);
+    } else {
+      produce_pixels<1, false>(args, shared, producer, data_warps, lane);
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<N, kPooled, Config::kDataWarps, Storage>(args, shared, warpgroup);
+    consume<N, kPooled, Storage>(args, shared, warpgroup);
   }
 #endif
 }

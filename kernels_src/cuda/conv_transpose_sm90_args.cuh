@@ -18,7 +18,6 @@ struct Sm90Config {
   static_assert(kConsumers == 2, "register shares are worked out for this");
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerWarps = 4;
-  static constexpr int kDataWarps = kProducerWarps - 1;  // the last producer warp streams weights
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
   // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
   // for N/2 accumulators.
@@ -30,9 +29,10 @@ struct Sm90Config {
                 "what some take others must give, or setmaxnreg waits for ever");
 };
 
-// A batch is what a data warp moves at once: the pixels of a unit x 32 channels.
-constexpr int kBatchChannels = 32;
-static_assert(kUnitPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
+// A batch is what a data warp moves at once: kBatchPixels x a block of input channels, in halves.
+constexpr int kHalfChannels = kBlockIC / 2;
+static_assert(kBatchPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
+constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
 
 // Outputs go to memory through a buffer per consumer warp: its channels x kStoreColumns columns, rows padded so that
 // neither writing fragments nor reading rows conflicts.
@@ -42,12 +42,12 @@ static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan 
 template <typename Storage>
 struct Sm90Args {
   Plan plan;
-  FastDivisor by_pitch, by_ring_units, by_pooled_w;
+  FastDivisor by_pitch, by_pooled_w;
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
-  int batches_per_unit;  // channel halves
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole batches
+  int channel_halves;    // of a block of input channels that are not empty
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
@@ -106,17 +106,8 @@ struct RingCursor {
   }
 };
 
-// The same for a unit of the window ring, counted from the block's first one.
-__device__ __forceinline__ RingCursor ring_position(uint32_t unit, FastDivisor by_ring_units) {
-  const uint32_t rounds = by_ring_units.quotient(unit);
-  return {static_cast<int>(unit - rounds * by_ring_units.divisor), rounds & 1};
-}
-
-// Units of a line of so many pixels: whole numbers of those that are given back together.
-__device__ __forceinline__ int line_units(int pixels) {
-  constexpr int kPixels = kUnitPixels * kFreeUnits;
-  return (pixels + kPixels - 1) / kPixels * kFreeUnits;
-}
+// Units that hold the first `pixels` of a line.
+__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
 
 struct Shared {
   uint32_t ring, weights, stores;

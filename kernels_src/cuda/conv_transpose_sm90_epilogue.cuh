@@ -34,48 +34,178 @@ struct LineExtent {
   }
 };
 
-// Count, mean and squared deviations of one channel's valid outputs in a segment, which a quad of lanes holds.
-// Bit 2j + e of `valid` tells whether value[4j + e] counts. Mean first, then deviations from it: no cancellation.
-template <int N>
-using ColumnMask = typename std::conditional<(N > 128), uint64_t, uint32_t>::type;  // two bits for eight columns
+// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
+// mean costs no more digits than the set's spread does.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+struct ShiftedSums {
+  float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
-template <int N>
-__device__ __forceinline__ Moments segment_moments(const float* values, ColumnMask<N> valid, int count) {
-  Moments result{static_cast<float>(count), 0.0f, 0.0f};
+  __device__ __forceinline__ void add(float value, bool counts) {
+    const float d = counts ? value - shift : 0.0f;
+    sum += d;
+    squares = fmaf(d, d, squares);
+  }
+
+  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
+  __device__ __forceinline__ Moments quad_moments(int count) const {
+    float n = static_cast<float>(count);
+    const float mean_shifted = count > 0 ? sum / n : 0.0f;
+    const float within = squares - sum * mean_shifted;
+    float mean = shift + mean_shifted, m2 = within < 0.0f ? 0.0f : within;  // NaN stays
 #pragma unroll
-  for (int round = 0; round < 2; ++round) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float d = values[4 * j + e] - result.mean;
-        if (valid >> (2 * j + e) & 1) sum += round == 0 ? d : d * d;
+    for (int other = 1; other <= 2; other *= 2) {
+      const float other_n = __shfl_xor_sync(0xFFFFFFFFu, n, other);
+      const float delta = __shfl_xor_sync(0xFFFFFFFFu, mean, other) - mean;
+      const float other_m2 = __shfl_xor_sync(0xFFFFFFFFu, m2, other);
+      const float total = n + other_n;
+      const float share = other_n > 0.0f ? other_n / total : 0.0f;
+      if (n == 0.0f || other_n > 0.0f) {
+        m2 += other_m2 + delta * delta * n * share;
+        mean += delta * share;
       }
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-    if (round == 0) {
-      result.mean = count > 0 ? sum / result.count : 0.0f;
-    } else {
-      result.m2 = sum;
+      n = total;
+    }
+    return Moments{n, mean, m2};
+  }
+};
+
+// What the epilogue needs to know of a thread's two channels, 8 apart. Loaded while the last products are under way.
+struct ChannelPair {
+  int first;  // of the group; the other is 8 behind
+  float inv_scale[2], bias[2];
+
+  template <typename Storage>
+  __device__ __forceinline__ void load(const Sm90Args<Storage>& args, int group, int channel0) {
+    const Plan& plan = args.plan;
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+    first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
+    const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      inv_scale[half] = args.inv_scale[group * padded + first + half * 8];
+      bias[half] = channel_bias<float>(args.epilogue, channel(plan, group, half));
     }
   }
-  return result;
-}
 
-// Stores a warp's 16 channels x N pixels.
+  __device__ __forceinline__ bool real(const Plan& plan, int half) const {
+    return first + half * 8 < plan.out_channels_per_group;
+  }
+
+  // Of all; where there is none, one that is.
+  __device__ __forceinline__ int channel(const Plan& plan, int group, int half) const {
+    return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
+  }
+};
+
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
+template <int N, bool kPooled, typename Storage>
+struct SegmentValues {
+  static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
+  static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
+
+  const Sm90Args<Storage>& args;
+  const LineExtent& extent;
+  const ChannelPair& channels;
+  int group, first_position, lane;
+  int row, col;  // of this lane's first pair of columns in the next block
+  ShiftedSums sums[2];
+  int count = 0;  // of either channel
+
+  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent& e, const ChannelPair& c, int of_group,
+                                           int position, int of_lane)
+      : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
+    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
+  }
+
+  // All blocks, in order.
+  __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
+    const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = j0; j < j1; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& value = acc[4 * j + 2 * half + e];
+          value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
+                                                  channels.channel(args.plan, group, half));
+        }
+    if (args.partials != nullptr) add_moments(acc, j0, j1);
+  }
+
+  __device__ __forceinline__ void add_moments(const float (&acc)[N / 2], int j0, int j1) {
+    // Bits 2(j - j0) + e: is column 8j + 2(lane%4) + e an output of this segment?
+    uint32_t valid = 0;
+#pragma unroll
+    for (int j = j0; j < j1; ++j) {
+      uint32_t pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
+      if (kPooled && 8 * j >= args.plan.segment_pixels) pair = 0;  // the next segment's
+      valid |= pair << (2 * (j - j0));
+      col += 8;  // at most the pitch
+      if (col >= args.plan.pitch) {
+        col -= args.plan.pitch;
+        ++row;
+      }
+    }
+    const uint32_t all = (1u << (2 * (j1 - j0))) - 1;
+    if (__all_sync(0xFFFFFFFFu, valid == all)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (count == 0) sums[half].shift = acc[4 * j0 + 2 * half];
+#pragma unroll
+        for (int j = j0; j < j1; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) sums[half].add(acc[4 * j + 2 * half + e], true);
+      }
+    } else {
+      if (count == 0) {
+#pragma unroll
+        for (int j = j1 - 1; j >= j0; --j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            if (valid >> (2 * (j - j0)) & 1) sums[half].shift = acc[4 * j + 2 * half];
+      }
+#pragma unroll
+      for (int j = j0; j < j1; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool counts = valid >> (2 * (j - j0) + e) & 1;
+          sums[0].add(acc[4 * j + e], counts);
+          sums[1].add(acc[4 * j + 2 + e], counts);
+        }
+    }
+    count += __popc(valid);
+  }
+
+  // After all blocks. The plan keeps entries below 2^31.
+  __device__ __forceinline__ void store_moments(const TileCursor& at, int segment) const {
+    const Plan& plan = args.plan;
+    const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
+    const int row = at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Moments moments = sums[half].quad_moments(count);
+      if (lane % 4 == 0 && channels.real(plan, half))
+        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
+    }
+  }
+};
+
+// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
+// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              const LineExtent& extent, int first_position, int channel0, int thread,
-                                              const float (&acc)[N / 2]) {
+                                              int channel0, int thread, SegmentValues<N, false, Storage>& values,
+                                              float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const Phase& phase = plan.phases[at.phase];
+  const LineExtent& extent = values.extent;
   const int lane = thread % 32, warp = thread / 32 % 4;
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
-  // Through the warp's buffer: fragments in, rows of one channel out, so that stores cover whole sectors. A reading lane
-  // takes a pair of columns of one channel: half a warp a row.
+  // A reading lane takes a pair of columns of one channel: half a warp a row.
   constexpr int kPairs = kStoreColumns / 2, kChannelsAtOnce = 32 / kPairs;
-  constexpr int kBlocks = kStoreColumns / 8, kRounds = kStoreChannels / kChannelsAtOnce;
+  constexpr int kFragments = values.kFragments, kRounds = kStoreChannels / kChannelsAtOnce;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
   const int lane_channel = lane / kPairs, lane_column = 2 * (lane % kPairs);
@@ -90,38 +220,39 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && plan.out_channels_per_group - first_channel >= kStoreChannels;
 #pragma unroll
-  for (int j0 = 0; j0 < N / 8; j0 += kBlocks) {
-    int row, col;
-    int position = first_position + 8 * j0 + lane_column;
-    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
-    int pair = extent.pair_at(position, &row, &col);
-    if (8 * j0 + lane_column >= N) pair = 0;
-    Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
+  for (int block = 0; block < values.kBlocks; ++block) {
+    values.finish(acc, block);
     __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int j = j0; j < j0 + kBlocks && j < N / 8; ++j)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + half * (8 * kStorePitch * 4) + (j - j0) * 32),
+      for (int j = block * kFragments; j < (block + 1) * kFragments && j < N / 8; ++j)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + half * (8 * kStorePitch * 4) + j % kFragments * 32),
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
     __syncwarp();
-    float2 values[kRounds];
+    int row, col;
+    int position = values.first_position + block * kStoreColumns + lane_column;
+    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
+    int pair = extent.pair_at(position, &row, &col);
+    if (block * kStoreColumns + lane_column >= N) pair = 0;
+    Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
+    float2 rows[kRounds];
 #pragma unroll
     for (int c = 0; c < kRounds; ++c)
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(values[c].x), "=f"(values[c].y)
+                   : "=f"(rows[c].x), "=f"(rows[c].y)
                    : "r"(read_at + c * kChannelsAtOnce * kStorePitch * 4));
     if (whole) {
 #pragma unroll
       for (int c = 0; c < kRounds; ++c)
-        if (pair != 0) store_pair(to + c * (kChannelsAtOnce * plane), values[c]);
+        if (pair != 0) store_pair(to + c * (kChannelsAtOnce * plane), rows[c]);
     } else {
 #pragma unroll
       for (int c = 0; c < kRounds; ++c, to += kChannelsAtOnce * plane) {
         if (pair != 0 && c * kChannelsAtOnce < channels_left) {
-          to[0] = static_cast<Storage>(values[c].x);
-          if (pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
+          to[0] = static_cast<Storage>(rows[c].x);
+          if (pair == 3) to[args.stride_w] = static_cast<Storage>(rows[c].y);
         }
       }
     }
@@ -131,68 +262,22 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int channel0, int segment, float (&acc)[N / 2]) {
+                                               int channel0, int segment, const ChannelPair& channels, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
-  const int first_position = at.tile * plan.tile_pixels + segment * plan.segment_pixels;
   const Phase& phase = plan.phases[at.phase];
   int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
-  const int lane = thread % 32, warp = thread / 32 % 4;
+  asm volatile("" : "+r"(thread));
   const LineExtent extent{phase.out_count_h, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), args.by_pitch};
-  const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  const int num_channels = plan.num_groups * plan.out_channels_per_group;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
-    const bool real = in_group < plan.out_channels_per_group;
-    const int channel = at.group * plan.out_channels_per_group + (real ? in_group : 0);
-    const float inv_scale = args.inv_scale[at.group * padded + in_group];
-    const float bias = channel_bias<float>(args.epilogue, channel);
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& value = acc[4 * j + 2 * half + e];
-        value = Epilogue::apply<float, Storage>(value * inv_scale + bias, args.epilogue, channel);
-      }
-  }
-  if (args.partials != nullptr) {
-    ColumnMask<N> valid = 0;
-    int row, col;
-    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      int pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
-      if (kPooled && 8 * j >= plan.segment_pixels) pair = 0;  // the next segment's
-      valid |= static_cast<ColumnMask<N>>(pair) << (2 * j);
-      col += 8;  // at most the pitch
-      if (col >= plan.pitch) {
-        col -= plan.pitch;
-        ++row;
-      }
-    }
-    int count = N > 128 ? __popcll(valid) : __popc(static_cast<uint32_t>(valid));
-    count += __shfl_xor_sync(0xFFFFFFFFu, count, 1);
-    count += __shfl_xor_sync(0xFFFFFFFFu, count, 2);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Moments moments = segment_moments<N>(acc + 2 * half, valid, count);
-      const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
-      if (lane % 4 == 0 && in_group < plan.out_channels_per_group) {
-        // The plan keeps this below 2^31.
-        const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
-        const int entry = (at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment) *
-                              num_channels + at.group * plan.out_channels_per_group + in_group;
-        args.partials[entry] = moments;
-      }
-    }
-  }
-
+  SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
+                                            at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
-    store_pooled_segment<N>(args, shared, at, first_position, channel0, thread, acc);
+#pragma unroll
+    for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
+    store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, acc);
   } else {
-    store_segment<N>(args, shared, at, extent, first_position, channel0, thread, acc);
+    store_segment<N>(args, shared, at, channel0, thread, values, acc);
   }
+  if (args.partials != nullptr) values.store_moments(at, segment);
 }
 
 }  // namespace sm90

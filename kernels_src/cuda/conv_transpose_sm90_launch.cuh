@@ -99,13 +99,12 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
-  args.by_ring_units = FastDivisor::make(static_cast<uint32_t>(plan.ring_units));
   args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
   args.pool_weight = static_cast<const Storage*>(pool_weight);
-  args.batches_per_unit = plan.in_channels_per_group > kBatchChannels ? 2 : 1;
+  args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
   const int64_t quad = kVectorPixels;
-  args.whole_batches = plan.in_channels_per_group % kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
-                       p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
+  args.whole_batches = plan.in_channels_per_group % kHalfChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+                       (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
                       p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
   args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);

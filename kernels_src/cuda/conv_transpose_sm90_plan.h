@@ -9,7 +9,7 @@
 // output channels by num_segments segments, a warpgroup each.
 // The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
 // *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_units are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
+// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
 // never wrapped and needs no mirror.
 #pragma once
 
@@ -23,9 +23,9 @@ constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 32;        // of the window: what a full barrier stands for
-constexpr int kFreeUnits = 2;          // units that are given back together: what an empty barrier stands for
-constexpr int kMaxRingUnits = 64;
+constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kMaxRingUnits = 32;
 constexpr int kMaxWeightStages = 32;
 struct Shape {
   int consumers, n;
@@ -70,7 +70,7 @@ struct Plan {
   int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int window_units, ring_units, mirror_units;
+  int window_units, ring_units, mirror_pixels;
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
@@ -201,20 +201,19 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
-  const int unit_bytes = kUnitPixels * kPixelBytes;
-  plan.window_units = round_up(ceil_div(plan.tile_pixels + plan.reach, kUnitPixels), kFreeUnits);
-  plan.mirror_units = single ? 0 : ceil_div(n, kUnitPixels);
-  // A later tile of a chunk may start within units that are given back together.
-  const int misaligned = round_up(ceil_div(plan.tile_pixels + plan.reach + kFreeUnits * kUnitPixels - 1, kUnitPixels), kFreeUnits);
+  plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
+  plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
+  // A later tile of a chunk may start within a unit.
+  const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
   const int least_units = single ? plan.window_units : misaligned;
-  const int most_units = single ? plan.window_units : misaligned + round_up(plan.tile_pixels / kUnitPixels, kFreeUnits);
+  const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
   int stages = 0;
   for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
-    for (int units = most_units; units >= least_units && stages == 0; units -= kFreeUnits) {
+    for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
-      plan.ring_bytes = (units + plan.mirror_units) * unit_bytes;
+      plan.ring_bytes = (units * kUnitPixels + plan.mirror_pixels) * kPixelBytes;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;

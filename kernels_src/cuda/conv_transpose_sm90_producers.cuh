@@ -10,19 +10,25 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
-// Walks the batches of one data warp: every kDataWarps-th of the whole sequence, unit by unit, channel half by half.
+// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
+// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
+__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
+
+// Walks the batches of one data warp: one in as many as there are data warps.
 template <typename Storage>
 struct BatchWalk {
   const Sm90Args<Storage>& args;
   TileCursor at;
-  int units;        // of a load: a chunk's line, or with several ic blocks the window of its only tile
+  int batches;      // of a load: a chunk's line, or with several ic blocks the window of its only tile
   int loads, load;  // of this chunk: one, or one per sweep and ic block
   int ic_block;
-  int unit, half;
-  int ring_unit;  // `unit` counted over all that the block loads
+  int batch;        // of the load
+  RingCursor ring;  // the batch's place, in batches
+  const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
 
   __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
-      : args(a), at(a.plan, blockIdx.x), ic_block(0), unit(0), half(0), ring_unit(0) {
+      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
     enter_chunk();
     step(first);
   }
@@ -31,59 +37,72 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    units = line_units((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach);
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit;
     loads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
     load = 0;
+    const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
+    channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
   }
 
   __device__ __forceinline__ void step(int count) {
-    half += count;
-    while (half >= args.batches_per_unit && !done()) {
-      half -= args.batches_per_unit;
-      ++ring_unit;
-      if (++unit == units) {
-        unit = 0;
-        if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
-        if (++load == loads) {
-          at.enter(args.plan, at.chunk + gridDim.x);
-          enter_chunk();
-        }
+    batch += count;
+    ring.slot += count;
+    const int ring_batches = args.plan.ring_units * kBatchesPerUnit;
+    if (ring.slot >= ring_batches) {
+      ring.slot -= ring_batches;
+      ring.parity ^= 1;
+    }
+    while (batch >= batches && !done()) {
+      batch -= batches;
+      if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
+      if (++load == loads) {
+        at.enter(args.plan, at.chunk + gridDim.x);
+        enter_chunk();
       }
     }
   }
 };
 
-// Which part of a batch is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
-// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
-__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
-__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
+// Where a lane's part of a batch comes from: its first pixel in its first channel, half 0.
+template <typename Storage>
+struct BatchSource {
+  const Storage* from;  // not read where it is outside x
+  int column;           // of the input
+  int channels_left;    // from the lane's first one on
+  bool inside;
 
-// Where a batch goes: the ring's unit, counted over all, and the channel half. Negative: no batch.
-struct BatchPlace {
-  int unit_and_half;
+  __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
+    const Sm90Args<Storage>& args = walk.args;
+    const Plan& plan = args.plan;
+    const Phase& phase = plan.phases[walk.at.phase];
+    const int position = walk.at.first_tile * plan.tile_pixels + walk.batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+    const int row = line_row + phase.row_offset;
+    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + phase.col_offset;
+    channels_left = plan.in_channels_per_group - walk.ic_block * kBlockIC - lane_chunk(lane) * 8;
+    inside = row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    from = walk.channels;
+    if (plan.num_ic_blocks > 1) from += walk.ic_block * (kBlockIC * args.x_stride_c);
+    if (args.whole_batches) {
+      from += row * static_cast<int>(args.x_stride_h) + column;
+    } else {
+      from += row * args.x_stride_h + column * args.x_stride_w;
+    }
+  }
 };
 
-// Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// a batch has all of its channels or none.
+// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
+// a half has all of its channels or none.
 template <bool kWhole, typename Storage>
-__device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
-                                                 Storage (&values)[8][kVectorPixels]) {
+__device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const BatchSource<Storage>& source, int half,
+                                          Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
-  const Phase& phase = args.plan.phases[walk.at.phase];
-  const int position =
-      walk.at.first_tile * args.plan.tile_pixels + walk.unit * kUnitPixels + lane_quad(lane) * kVectorPixels;
-  const int row = static_cast<int>(args.by_pitch.quotient(position));
-  const int ih = row + phase.row_offset;
-  const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
-  const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
-  // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
-  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w &&
-                      first_channel < args.plan.in_channels_per_group;
-  const Storage* from = args.x + walk.at.sample * args.x_stride_n +
-                        (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
-                        ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x
+  const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
+  const int channels_left = source.channels_left - half * kHalfChannels;
   if constexpr (kWhole) {
+    // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+    const bool inside = source.inside && channels_left > 0;
     if (__all_sync(0xFFFFFFFFu, inside)) {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c)
@@ -97,22 +116,20 @@ __device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, 
       }
     }
   } else {
-    const int channels_left = args.plan.in_channels_per_group - first_channel;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = inside && k < channels_left && iw + j >= 0 && iw + j < args.in_w;
+        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
   }
-  return {walk.ring_unit * 2 + walk.half};
 }
 
 // Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
 template <typename Storage>
-__device__ __forceinline__ void convert_batch(const Sm90Args<Storage>& args,
+__device__ __forceinline__ void convert_half(const Sm90Args<Storage>& args,
                                               const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
@@ -138,64 +155,81 @@ __device__ __forceinline__ void convert_batch(const Sm90Args<Storage>& args,
   }
 }
 
-__device__ __forceinline__ void store_pixels(uint32_t ring, int pixel, int chunk, const uint4 (&pixels)[kVectorPixels]) {
-  const uint32_t base = ring + static_cast<uint32_t>(pixel) * kPixelBytes;
-  const uint32_t swizzled = static_cast<uint32_t>(chunk ^ (pixel & 4));  // pixel is a multiple of 4
+__device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
 #pragma unroll
   for (uint32_t j = 0; j < kVectorPixels; ++j)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + j * kPixelBytes + ((swizzled ^ j) << 4)),
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + j * kPixelBytes + ((first_chunk ^ j) << 4)),
                  "r"(pixels[j].x), "r"(pixels[j].y), "r"(pixels[j].z), "r"(pixels[j].w)
                  : "memory");
 }
 
-// Waits for the batch's unit to be free, stores it, and reports.
+// Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_batch(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place,
-                                            const uint4 (&pixels)[kVectorPixels], int lane) {
-  const RingCursor at = ring_position(place.unit_and_half >> 1, args.by_ring_units);
-  const int pixel = lane_quad(lane) * kVectorPixels, chunk = (place.unit_and_half & 1) * 4 + lane_chunk(lane);
-  mbarrier_wait(shared.unit_empty + 8 * (at.slot / kFreeUnits), at.parity ^ 1);
-  store_pixels(shared.ring, at.slot * kUnitPixels + pixel, chunk, pixels);
-  if (at.slot < args.plan.mirror_units)
-    store_pixels(shared.ring, (args.plan.ring_units + at.slot) * kUnitPixels + pixel, chunk, pixels);
-  // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
-  // the loads under way.
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * at.slot);
+__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const RingCursor& place, int half,
+                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
+  const int first = place.slot * kBatchPixels;
+  const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
+  // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
+  const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
+  store_pixels(at, chunk, pixels);
+  if (first < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-template <int kDataWarps, int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
+__device__ __forceinline__ void await_free(const Shared& shared, const RingCursor& place) {
+  mbarrier_wait(shared.unit_empty + 8 * (place.slot / kBatchesPerUnit), place.parity ^ 1);
+}
+
+// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
+// loads under way.
+__device__ __forceinline__ void report_full(const Shared& shared, const RingCursor& place, int lane) {
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * (place.slot / kBatchesPerUnit));
+}
+
+// kSets halves are under way at a time.
+template <int kSets, bool kWhole, typename Storage>
+__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
+                                               int lane) {
   BatchWalk<Storage> walk(args, warp);
+  if (walk.done()) return;
   Storage values[kSets][8][kVectorPixels];
+  uint4 pixels[kVectorPixels];
   if constexpr (kSets == 1) {
-    for (; !walk.done(); walk.step(kDataWarps)) {
-      const BatchPlace place = load_batch<kWhole>(args, walk, lane, values[0]);
-      uint4 pixels[kVectorPixels];
-      convert_batch(args, values[0], pixels);
-      store_batch(args, shared, place, pixels, lane);
+    for (; !walk.done(); walk.step(data_warps)) {
+      const BatchSource<Storage> source(walk, lane);
+#pragma unroll 1
+      for (int half = 0; half < args.channel_halves; ++half) {
+        load_half<kWhole>(args, source, half, values[0]);
+        if (half == 0) await_free(shared, walk.ring);
+        convert_half(args, values[0], pixels);
+        store_half(args, shared, walk.ring, half, lane, pixels);
+      }
+      report_full(shared, walk.ring, lane);
     }
   } else {
-    BatchPlace places[kSets];
-#pragma unroll
-    for (int i = 0; i < kSets; ++i) {
-      places[i].unit_and_half = -1;
-      if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-      walk.step(kDataWarps);
+    const bool both = args.channel_halves == 2;
+    {
+      const BatchSource<Storage> source(walk, lane);
+      load_half<kWhole>(args, source, 0, values[0]);
+      if (both) load_half<kWhole>(args, source, 1, values[1]);
     }
     for (;;) {
-#pragma unroll
-      for (int i = 0; i < kSets; ++i) {
-        const BatchPlace place = places[i];
-        if (place.unit_and_half < 0) return;
-        uint4 pixels[kVectorPixels];
-        convert_batch(args, values[i], pixels);
-        // The loads that reuse these registers are under way while this batch waits for its unit and is stored.
-        places[i].unit_and_half = -1;
-        if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-        walk.step(kDataWarps);
-        store_batch(args, shared, place, pixels, lane);
+      // The loads that reuse the registers of what is stored here are under way meanwhile.
+      const RingCursor place = walk.ring;
+      walk.step(data_warps);
+      const bool more = !walk.done();
+      const BatchSource<Storage> source(walk, lane);
+      convert_half(args, values[0], pixels);
+      if (more) load_half<kWhole>(args, source, 0, values[0]);
+      await_free(shared, place);
+      store_half(args, shared, place, 0, lane, pixels);
+      if (both) {
+        convert_half(args, values[1], pixels);
+        if (more) load_half<kWhole>(args, source, 1, values[1]);
+        store_half(args, shared, place, 1, lane, pixels);
       }
+      report_full(shared, place, lane);
+      if (!more) return;
     }
   }
 }

@@ -46,8 +46,10 @@ template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
   constexpr float kSmall = 0x1p-12f * kInputScale;
-  bool raise = __any_sync(0xFFFFFFFFu, !(magnitude <= 65504.0f));
-  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmall)) raise = __any_sync(0xFFFFFFFFu, subnormal());
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
+  if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
+  bool raise = __any_sync(0xFFFFFFFFu, overflow);
+  if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
   if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
 }
 
