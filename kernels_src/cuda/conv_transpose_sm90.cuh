@@ -29,6 +29,8 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
+constexpr int kLeadBarrier = 1;
+
 // A warp's place in the units of the line that its block is on. Rows of taps come by often: no divisions, few barriers.
 struct UnitCursor {
   int ready = 0, free = 0;  // units of the line awaited, and given back
@@ -74,6 +76,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   UnitCursor units;
   int tile_pixel = 0;  // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
+  // The first warpgroup begins some taps before the second, and stays ahead: one multiplies while the other stores.
+  int lead = plan.lead_taps;
+  if (lead > 0 && warpgroup == 1) named_barrier_sync(kLeadBarrier, 256);
 
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
@@ -113,6 +118,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           } else {
             multiply_tap<N, 1, kBFloat16>(acc, a, b);
           }
+          if (lead > 0 && --lead == 0 && warpgroup == 0) named_barrier_arrive(kLeadBarrier, 256);
           wgmma_wait<1>();  // the tap before this one is done with its stage
           if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
           previous = plan.resident_weights ? -1 : stage.slot;

@@ -203,56 +203,60 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
   const LineExtent& extent = values.extent;
   const int lane = thread % 32, warp = thread / 32 % 4;
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
-  // A reading lane takes a pair of columns of one channel: half a warp a row.
-  constexpr int kPairs = kStoreColumns / 2, kChannelsAtOnce = 32 / kPairs;
-  constexpr int kFragments = values.kFragments, kRounds = kStoreChannels / kChannelsAtOnce;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
-  const int lane_channel = lane / kPairs, lane_column = 2 * (lane % kPairs);
-  const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
   const int first_channel = channel0 + warp * 16;
   Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel + lane_channel) * plane +
+                                  at.group * plan.out_channels_per_group + first_channel) * plane +
                       static_cast<int64_t>(phase.out_first_h) * args.out_w +
                       static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
-  const int channels_left = plan.out_channels_per_group - first_channel - lane_channel;
+  const int channels_left = plan.out_channels_per_group - first_channel;
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
-  const bool whole = args.pair_stores && extent.cols % 2 == 0 && plan.out_channels_per_group - first_channel >= kStoreChannels;
+  const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
+    constexpr int kFragments = values.kFragments;
+    // A reading lane takes a pair of columns of one channel: a warp a row, or where few columns are left, half a warp.
+    const int columns = min(kStoreColumns, N - block * kStoreColumns);
+    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
+    const int lane_channel = lane / row_lanes, lane_column = 2 * (lane % row_lanes);
+    const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
-    __syncwarp();
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int j = block * kFragments; j < (block + 1) * kFragments && j < N / 8; ++j)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + half * (8 * kStorePitch * 4) + j % kFragments * 32),
-                     "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
-                     : "memory");
-    __syncwarp();
     int row, col;
     int position = values.first_position + block * kStoreColumns + lane_column;
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
     int pair = extent.pair_at(position, &row, &col);
-    if (block * kStoreColumns + lane_column >= N) pair = 0;
-    Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
-    float2 rows[kRounds];
+    if (lane_column >= columns) pair = 0;
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(col) * args.stride_w;
 #pragma unroll
-    for (int c = 0; c < kRounds; ++c)
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(rows[c].x), "=f"(rows[c].y)
-                   : "r"(read_at + c * kChannelsAtOnce * kStorePitch * 4));
-    if (whole) {
+    for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
+      __syncwarp();
 #pragma unroll
-      for (int c = 0; c < kRounds; ++c)
-        if (pair != 0) store_pair(to + c * (kChannelsAtOnce * plane), rows[c]);
-    } else {
+      for (int j = block * kFragments; j < (block + 1) * kFragments && j < N / 8; ++j)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + j % kFragments * 32),
+                     "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
+                     : "memory");
+      __syncwarp();
+      float2 rows[kStoreChannels];
 #pragma unroll
-      for (int c = 0; c < kRounds; ++c, to += kChannelsAtOnce * plane) {
-        if (pair != 0 && c * kChannelsAtOnce < channels_left) {
-          to[0] = static_cast<Storage>(rows[c].x);
-          if (pair == 3) to[args.stride_w] = static_cast<Storage>(rows[c].y);
+      for (int c = 0; c < rounds; ++c)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(rows[c].x), "=f"(rows[c].y)
+                     : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+      if (whole) {
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+          if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
+      } else {
+        Storage* at_row = to;
+#pragma unroll
+        for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
+          if (pair != 0 && half * kStoreChannels + lane_channel + c * channels_at_once < channels_left) {
+            at_row[0] = static_cast<Storage>(rows[c].x);
+            if (pair == 3) at_row[args.stride_w] = static_cast<Storage>(rows[c].y);
+          }
         }
       }
     }
