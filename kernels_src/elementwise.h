@@ -7,7 +7,7 @@
 
 #include "common.h"
 #if defined(__CUDACC__)
-#include "cuda/normal_cdf.cuh"
+#include "cuda/branch_free_math.cuh"
 #endif
 
 namespace tconv {
@@ -46,6 +46,9 @@ TCONV_HD T gelu_tanh(T v) {
 
 template <typename T>
 TCONV_HD T tanh_(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) return cuda::tanh(v);
+#endif
   return T(math::tanh(v));
 }
 

@@ -29,7 +29,18 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
-constexpr int kLeadBarrier = 1;
+// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because a loop
+// would wait for every product.
+template <typename Function>
+__device__ __forceinline__ void with_steps(int in_channels, Function&& f) {
+  if (in_channels > 32) {
+    f(std::integral_constant<int, 4>());
+  } else if (in_channels > 16) {
+    f(std::integral_constant<int, 2>());
+  } else {
+    f(std::integral_constant<int, 1>());
+  }
+}
 
 // A warp's place in the units of the line that its block is on. Rows of taps come by often: no divisions, few barriers.
 struct UnitCursor {
@@ -68,17 +79,15 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a ring.
   const int block = warpgroup % plan.blocks_per_sweep;
   const int first_stage = plan.resident_weights ? block : block * plan.ring_stages;
-  const int last_stage = plan.resident_weights ? INT32_MAX : first_stage + plan.ring_stages - 1;
-  const int stage_step = plan.resident_weights ? plan.blocks_per_sweep : 1;
+  const int last_stage = first_stage + plan.ring_stages - 1;
   const int segment = warpgroup / plan.blocks_per_sweep;
   const int ring_pixels = plan.ring_units * kUnitPixels;
   const auto wrapped = [ring_pixels](int pixel) { return pixel >= ring_pixels ? pixel - ring_pixels : pixel; };
   UnitCursor units;
   int tile_pixel = 0;  // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
-  // The first warpgroup begins some taps before the second, and stays ahead: one multiplies while the other stores.
-  int lead = plan.lead_taps;
-  if (lead > 0 && warpgroup == 1) named_barrier_sync(kLeadBarrier, 256);
+  const bool resident = plan.resident_weights != 0;
+  for (int i = 0; resident && i < plan.weight_stages; ++i) mbarrier_wait(shared.weight_full + 8 * i, 0);
 
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
@@ -107,42 +116,53 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         const int row_extent = plan.segment_pixels + phase.col_shift + (taps_w - 1) * plan.tap_step_w;
         int top = wrapped(tile_pixel + segment * plan.segment_pixels);
         int previous = -1;
-        const auto multiply_next_tap = [&](int pixel) {
-          mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
+        const auto multiply_next_tap = [&](auto steps, int pixel) {
+          if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
           const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
           const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
-          if (in_channels > 32) {  // straight-line code each: a loop would wait for every product
-            multiply_tap<N, 4, kBFloat16>(acc, a, b);
-          } else if (in_channels > 16) {
-            multiply_tap<N, 2, kBFloat16>(acc, a, b);
+          if constexpr (decltype(steps)::value > 0) {
+            multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
           } else {
-            multiply_tap<N, 1, kBFloat16>(acc, a, b);
+            with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc, a, b); });
           }
-          if (lead > 0 && --lead == 0 && warpgroup == 0) named_barrier_arrive(kLeadBarrier, 256);
+          if (resident) {  // nothing is given back: taps follow each other without a wait
+            stage.slot += plan.blocks_per_sweep;
+            return;
+          }
           wgmma_wait<1>();  // the tap before this one is done with its stage
           if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-          previous = plan.resident_weights ? -1 : stage.slot;
+          previous = stage.slot;
           if (stage.slot == last_stage) {
             stage.slot = first_stage;
             stage.parity ^= 1;
           } else {
-            stage.slot += stage_step;
+            ++stage.slot;
           }
         };
-        int tap_h = 0;
-        do {
-          units.await(shared, units_below(needed + row_extent), plan.ring_units);
-          int pixel = wrapped(top + phase.col_shift);
-          multiply_next_tap(pixel);
-          if (last_use) units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+        const auto multiply_window = [&](auto steps) {
+          int tap_h = 0;
+          do {
+            units.await(shared, units_below(needed + row_extent), plan.ring_units);
+            int pixel = wrapped(top + phase.col_shift);
+            multiply_next_tap(steps, pixel);
+            if (last_use) {
+              if (resident) wgmma_wait<1>();
+              units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+            }
 #pragma unroll 1
-          for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
-            pixel = wrapped(pixel + plan.tap_step_w);
-            multiply_next_tap(pixel);
-          }
-          top = wrapped(top + row_step);
-          needed += row_step;
-        } while (++tap_h < phase.taps_h);
+            for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
+              pixel = wrapped(pixel + plan.tap_step_w);
+              multiply_next_tap(steps, pixel);
+            }
+            top = wrapped(top + row_step);
+            needed += row_step;
+          } while (++tap_h < phase.taps_h);
+        };
+        if constexpr (kPooled) {  // decided tap by tap, or the compiler serialises the products
+          multiply_window(std::integral_constant<int, 0>());
+        } else {
+          with_steps(in_channels, multiply_window);
+        }
         if (ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);

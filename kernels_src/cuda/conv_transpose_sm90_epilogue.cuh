@@ -275,9 +275,11 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
+    const float weights[2] = {pool_weight(args, channels.channel(plan, at.group, 0)),
+                              pool_weight(args, channels.channel(plan, at.group, 1))};
 #pragma unroll
     for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
-    store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, acc);
+    store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, weights, acc);
   } else {
     store_segment<N>(args, shared, at, channel0, thread, values, acc);
   }

@@ -76,7 +76,6 @@ struct Plan {
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int lead_taps;       // the first warpgroup's before the second
   int64_t num_weight_tiles;  // weight tiles of one sweep: blocks_per_sweep * kTapBytes each
   int ring_bytes, smem_bytes;
   double cost;
@@ -224,18 +223,6 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.resident_weights = all_stages <= stages ? 1 : 0;
   plan.ring_stages = stages / blocks_per_sweep;
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
-  // One warpgroup may be ahead of the other by what the ring of weights holds, and by no more than the block's first tile.
-  int fewest_taps = INT32_MAX;
-  for (int i = 0; i < plan.num_phases; ++i) {
-    const int taps = plan.phases[i].taps_h * plan.phases[i].taps_w;
-    fewest_taps = taps < fewest_taps ? taps : fewest_taps;
-  }
-#ifndef TCONV_LEAD
-#define TCONV_LEAD 2
-#endif
-  plan.lead_taps = plan.resident_weights ? fewest_taps / 2 : plan.ring_stages - TCONV_LEAD;
-  if (plan.lead_taps > fewest_taps) plan.lead_taps = fewest_taps;
-  if (TCONV_LEAD > 9) plan.lead_taps = 0;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
 
   // Cost in cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.

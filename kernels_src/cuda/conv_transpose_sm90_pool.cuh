@@ -11,16 +11,18 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// The BatchNorm weight of a channel of all.
 template <typename Storage>
 __device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
-// Stores the windows of a warp's 16 channels x segment. Pairs of columns are pooled in registers, pairs of rows through
+// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
 // the warp's buffer: 8 channels at a time, a float per column pair.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                     int first_position, int channel0, int thread, const float (&acc)[N / 2]) {
+                                                     int first_position, int channel0, int thread, const float (&weights)[2],
+                                                     const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const int lane = thread % 32, warp = thread / 32 % 4;
   constexpr int kPitch = pool_store_pitch(N);
@@ -36,7 +38,7 @@ __device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& ar
     const int first_channel = channel0 + warp * 16 + half * 8;  // of the group
     const int channels_left = plan.out_channels_per_group - first_channel;
     const int64_t channel = static_cast<int64_t>(at.group) * plan.out_channels_per_group + first_channel;
-    const float weight = lane / 4 < channels_left ? pool_weight(args, static_cast<int>(channel) + lane / 4) : 1.0f;
+    const float weight = weights[half];
     // As bits: the sign is turned round where the weight is negative, taken away where it is zero.
     const uint32_t keep = weight == 0.0f ? 0x7FFFFFFFu : 0xFFFFFFFFu, turn = weight < 0.0f ? 0x80000000u : 0u;
     const auto turned = [keep, turn](float v) { return __uint_as_float((__float_as_uint(v) & keep) ^ turn); };

@@ -69,57 +69,66 @@ __device__ __forceinline__ Partial warp_moments(const Acc (&values)[kItems], int
   return m;
 }
 
-__device__ __forceinline__ void combine_from_lane_below(MomentsF64& m, int step) {
-  const double count = __shfl_down_sync(kAllLanes, m.count, step);
-  const double mean = __shfl_down_sync(kAllLanes, m.mean, step);
-  const double m2 = __shfl_down_sync(kAllLanes, m.m2, step);
-  m.combine(count, mean, m2);
+// Sums over the block of kCount values at a time, the same on every thread: within warps in Acc, across them in fp64.
+// `scratch` has an entry per warp and must not be in use.
+template <int kCount, typename Acc>
+__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount], double (&sums)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const Acc sum = warp_sum(values[k]);
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp][k] = sum;
+    sums[k] = 0;
+  }
+  __syncthreads();
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sums[k] += scratch[warp][k];
 }
 
-// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone.
-// blockDim.x is a multiple of 32, at most 1024. The result is whole on thread 0 only.
+// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first, then
+// the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
 template <typename Partial>
 __device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ partials, int64_t rows, int64_t cols,
                                                     int64_t row_stride) {
   constexpr int kInFlight = 4;
   // Entry e = row * cols + col; the block's stride in (row, col) avoids a division per entry.
   const int64_t row_step = blockDim.x / cols, col_step = blockDim.x % cols;
-  int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
-  MomentsF64 m;
-  while (row < rows) {
-    Partial batch[kInFlight];
+  const auto for_each = [&](auto&& take) {
+    int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
+    while (row < rows) {
+      Partial batch[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      batch[i] = Partial{0, 0, 0};
-      if (row < rows) batch[i] = partials[row * row_stride + col];
-      row += row_step;
-      col += col_step;
-      if (col >= cols) {
-        col -= cols;
-        ++row;
+      for (int i = 0; i < kInFlight; ++i) {
+        batch[i] = Partial{0, 0, 0};
+        if (row < rows) batch[i] = partials[row * row_stride + col];
+        row += row_step;
+        col += col_step;
+        if (col >= cols) {
+          col -= cols;
+          ++row;
+        }
       }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) take(batch[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) m.combine(batch[i].count, batch[i].mean, batch[i].m2);
-  }
-
-  __shared__ double warp_results[3][kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) combine_from_lane_below(m, step);
-  if (lane == 0) {
-    warp_results[0][warp] = m.count;
-    warp_results[1][warp] = m.mean;
-    warp_results[2][warp] = m.m2;
-  }
-  __syncthreads();
-  if (warp == 0) {
-    m = MomentsF64{};
-    if (lane < static_cast<int>(blockDim.x) / kWarp)
-      m = MomentsF64{warp_results[0][lane], warp_results[1][lane], warp_results[2][lane]};
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) combine_from_lane_below(m, step);
-  }
+  };
+  __shared__ double first[kWarp][2], second[kWarp][1];
+  double counted[2] = {0, 0}, totals[2];
+  for_each([&](const Partial& p) {
+    counted[0] += p.count;
+    counted[1] += static_cast<double>(p.count) * p.mean;
+  });
+  block_sums(counted, first, totals);
+  MomentsF64 m;
+  m.count = totals[0];
+  m.mean = totals[0] > 0 ? totals[1] / totals[0] : 0;
+  double squares[1] = {0}, m2[1];
+  for_each([&](const Partial& p) {
+    const double d = p.mean - m.mean;
+    if (p.count > 0) squares[0] += p.m2 + p.count * d * d;
+  });
+  block_sums(squares, second, m2);
+  m.m2 = m2[0];
   return m;
 }
 

@@ -24,23 +24,14 @@ struct GroupNormSingleBlockConfig {
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
-  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements; }
+  // A vector reaches into two channels at most.
+  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements && shape.plane >= kVector; }
 
   static int threads(const GroupNormShape& shape) {
     const int64_t vectors = ceil_div(shape.group_elements() + kVector - 1, kVector);
     return static_cast<int>(ceil_div(ceil_div(vectors, kVectorsPerThread), kWarp)) * kWarp;
   }
 };
-
-// Sum over the block, the same on every thread. `scratch` has one entry per warp and must not be in use.
-__device__ __forceinline__ double block_sum(double v, double* scratch) {
-  v = warp_sum(v);
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = v;
-  __syncthreads();
-  double sum = 0;
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) sum += scratch[warp];
-  return sum;
-}
 
 // Transform of values that are normalised as they are.
 struct AsTheyAre {
@@ -54,7 +45,7 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
-  __shared__ double scratch[3][Config::kMaxThreads / kWarp];
+  __shared__ double first_sums[Config::kMaxThreads / kWarp][1], second_sums[Config::kMaxThreads / kWarp][2];
 
   const int plane = static_cast<int>(shape.plane);
   const int elements = static_cast<int>(shape.group_elements());
@@ -81,45 +72,44 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     }
   }
 
-  // The channel of each vector's first element, and whether the next one begins within the vector.
+  // The channel of each vector's first element. Elements from next_channel(i) on are the next one's.
   int first_channels[Config::kVectorsPerThread];
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     first_channels[i] = p > 0 && p < elements ? p / plane : 0;
   }
-  const auto in_one_channel = [&](int i) { return whole(position(i)) && position(i) + kVector <= (first_channels[i] + 1) * plane; };
+  const int channels = static_cast<int>(shape.channels_per_group());
+  const auto next_channel = [&](int i) { return (first_channels[i] + 1) * plane - position(i); };
+  const auto last_channel = [&](int i) { return min(first_channels[i] + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      int channel = first_channels[i];
-      auto of_channel = transform.of_channel(first_channel + channel);
-      const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j]))); };
-      if (in_one_channel(i)) {
+      const auto here = transform.of_channel(first_channel + first_channels[i]);
+      const auto next = transform.of_channel(first_channel + last_channel(i));
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) apply(j);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          if (!inside(p + j)) continue;
-          if (p + j >= (channel + 1) * plane) of_channel = transform.of_channel(first_channel + ++channel);
-          apply(j);
-        }
+      for (int j = 0; j < kVector; ++j) {
+        auto of_channel = here;
+        if (j >= next_channel(i)) of_channel = next;
+        const Acc value = of_channel.apply(to_acc(vectors[i].values[j]));
+        vectors[i].values[j] = to_storage<S>(inside(p + j) ? value : Acc(0));
       }
     }
   }
 
-  // Mean, then deviations from it: a large mean costs no digits.
-  Acc sum = 0;
+  // A mean, then deviations from it and from what it missed: a large mean costs no digits.
+  Acc values_sum[1] = {0};
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i)
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) sum += to_acc(vectors[i].values[j]);  // outside the group: zero
-  const Acc centre = static_cast<Acc>(block_sum(sum, scratch[0]) / elements);
-  Acc deviation = 0, squares = 0;
+    for (int j = 0; j < kVector; ++j) values_sum[0] += to_acc(vectors[i].values[j]);  // outside the group: zero
+  double total[1];
+  block_sums(values_sum, first_sums, total);
+  const Acc centre = static_cast<Acc>(total[0]) / static_cast<Acc>(elements);
+  Acc deviations[2] = {0, 0};  // their sum, and that of their squares
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
@@ -127,19 +117,19 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const Acc d = all || inside(p + j) ? to_acc(vectors[i].values[j]) - centre : Acc(0);
-      deviation += d;
-      squares += d * d;
+      deviations[0] += d;
+      deviations[1] += d * d;
     }
   }
-  const double correction = block_sum(deviation, scratch[1]) / elements;
-  const double variance = block_sum(squares, scratch[2]) / elements - correction * correction;
-  const double mean = centre + correction;
-  const double rstd = 1.0 / sqrt(variance + affine.eps);
+  double sums[2];
+  block_sums(deviations, second_sums, sums);
 
   // One map per channel, worked out once where the group's channels are few.
   __shared__ ChannelAffine<Acc> shared_affines[Config::kSharedChannels];
-  const int channels = static_cast<int>(shape.channels_per_group());
   const auto work_out = [&](int channel) {
+    const double correction = sums[0] / elements;
+    const double mean = centre + correction, variance = sums[1] / elements - correction * correction;
+    const double rstd = 1.0 / sqrt(variance + affine.eps);
     return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
                                     parameter_or(affine.bias, first_channel + channel, 0.0));
   };
@@ -154,19 +144,12 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     if (p + kVector <= 0 || p >= elements) continue;
-    int channel = first_channels[i];
-    ChannelAffine<Acc> a = channel_affine(channel);
-    const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j]))); };
-    if (in_one_channel(i)) {
+    const ChannelAffine<Acc> here = channel_affine(first_channels[i]), next = channel_affine(last_channel(i));
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) apply(j);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (!inside(p + j)) continue;
-        if (p + j >= (channel + 1) * plane) a = channel_affine(++channel);
-        apply(j);
-      }
+    for (int j = 0; j < kVector; ++j) {
+      ChannelAffine<Acc> of_channel = here;
+      if (j >= next_channel(i)) of_channel = next;
+      vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j])));
     }
     if (whole(p)) {
       store_streaming(out + p, vectors[i]);
