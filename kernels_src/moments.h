@@ -8,7 +8,7 @@ namespace tconv {
 
 // What a convolution tile says of one channel's outputs (after the epilogue): count, mean, sum of squared
 // deviations from that mean. Layout in memory: [batch][num_partials][out_channels].
-struct Moments {
+struct alignas(16) Moments {  // one load
   float count, mean, m2;
 };
 

@@ -106,12 +106,12 @@ __device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const B
     if (__all_sync(0xFFFFFFFFu, inside)) {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c)
-        *reinterpret_cast<Vector*>(values[k]) = __ldg(reinterpret_cast<const Vector*>(from));
+        *reinterpret_cast<Vector*>(values[k]) = load_with_neighbours(reinterpret_cast<const Vector*>(from));
     } else {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c) {
         Vector vector = {};
-        if (inside) vector = __ldg(reinterpret_cast<const Vector*>(from));
+        if (inside) vector = load_with_neighbours(reinterpret_cast<const Vector*>(from));
         *reinterpret_cast<Vector*>(values[k]) = vector;
       }
     }

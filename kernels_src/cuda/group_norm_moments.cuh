@@ -93,28 +93,31 @@ __device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ 
   constexpr int kInFlight = 4;
   // Entry e = row * cols + col; the block's stride in (row, col) avoids a division per entry.
   const int64_t row_step = blockDim.x / cols, col_step = blockDim.x % cols;
-  const auto for_each = [&](auto&& take) {
+  Partial batch[kInFlight];
+  const bool one_batch = rows * cols <= int64_t{kInFlight} * blockDim.x;  // kept from the first time to the second
+  const auto for_each = [&](bool again, auto&& take) {
     int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
-    while (row < rows) {
-      Partial batch[kInFlight];
+    do {
+      if (!(again && one_batch)) {
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        batch[i] = Partial{0, 0, 0};
-        if (row < rows) batch[i] = partials[row * row_stride + col];
-        row += row_step;
-        col += col_step;
-        if (col >= cols) {
-          col -= cols;
-          ++row;
+        for (int i = 0; i < kInFlight; ++i) {
+          batch[i] = Partial{0, 0, 0};
+          if (row < rows) batch[i] = partials[row * row_stride + col];
+          row += row_step;
+          col += col_step;
+          if (col >= cols) {
+            col -= cols;
+            ++row;
+          }
         }
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) take(batch[i]);
-    }
+    } while (row < rows && !one_batch);
   };
   __shared__ double first[kWarp][2], second[kWarp][1];
   double counted[2] = {0, 0}, totals[2];
-  for_each([&](const Partial& p) {
+  for_each(false, [&](const Partial& p) {
     counted[0] += p.count;
     counted[1] += static_cast<double>(p.count) * p.mean;
   });
@@ -123,7 +126,7 @@ __device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ 
   m.count = totals[0];
   m.mean = totals[0] > 0 ? totals[1] / totals[0] : 0;
   double squares[1] = {0}, m2[1];
-  for_each([&](const Partial& p) {
+  for_each(true, [&](const Partial& p) {
     const double d = p.mean - m.mean;
     if (p.count > 0) squares[0] += p.m2 + p.count * d * d;
   });

@@ -52,6 +52,18 @@ __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, u
       : "memory");
 }
 
+// A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
+__device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  return v;
+}
+__device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
+  uint2 v;
+  asm volatile("ld.global.nc.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global));
+  return v;
+}
+
 // Orders this thread's ordinary shared-memory stores before later reads by wgmma or bulk copies.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
