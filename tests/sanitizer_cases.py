@@ -106,9 +106,9 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     old, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, run.allow_tf32
     try:
         with torch.no_grad(), environment(TCONV_KERNEL=run.kernel):
-            finite = bool(model(_on_device(x, run.layout)).isfinite().all())
+            finite = bool(model(_on_device(x, run.layout)).cpu().isfinite().all())
             if run.dtype == torch.float32:  # beyond fp16's range: the guard and what stands behind
-                finite &= bool(model(_on_device(x * 1e6, run.layout)).isfinite().all())
+                finite &= bool(model(_on_device(x * 1e6, run.layout)).cpu().isfinite().all())
     finally:
         torch.backends.cudnn.allow_tf32 = old
     return finite

@@ -15,16 +15,16 @@ import pytest
 from tests.solution_tools import ROOT
 
 H200 = (232448, 132)  # bytes of shared memory for a block, SMs
-UNIT, FREE, TAP_BYTES, PIXEL_BYTES = 32, 2, 8192, 128
-MAX_RING_UNITS, MAX_WEIGHT_STAGES = 64, 32
+UNIT, TAP_BYTES, PIXEL_BYTES = 64, 8192, 128
+MAX_RING_UNITS, MAX_WEIGHT_STAGES = 32, 32
 HEADER = "conv_transpose_sm90_plan.h"
 PROBE = r"""
 #include <cstdio>
 #include "conv_transpose_sm90_plan.h"
 using namespace tconv;
 using namespace tconv::sm90;
-static_assert(kUnitPixels == 32 && kFreeUnits == 2 && kTapBytes == 8192 && kPixelBytes == 128, "");
-static_assert(kMaxRingUnits == 64 && kMaxWeightStages == 32, "");
+static_assert(kUnitPixels == 64 && kTapBytes == 8192 && kPixelBytes == 128, "");
+static_assert(kMaxRingUnits == 32 && kMaxWeightStages == 32, "");
 
 void show(const Plan& q) {
   std::printf("{\"usable\": %d, \"reason\": \"%s\"", q.usable, q.reason ? q.reason : "");
@@ -33,7 +33,7 @@ void show(const Plan& q) {
   SHOW(tile_pixels) SHOW(pooled) SHOW(reach) SHOW(tap_step_h) SHOW(tap_step_w) SHOW(num_phases)
   SHOW(num_strips) SHOW(num_tiles) SHOW(chunk_tiles) SHOW(num_tile_chunks) SHOW(num_chunks)
   SHOW(num_groups) SHOW(in_channels_per_group) SHOW(out_channels_per_group) SHOW(num_ic_blocks)
-  SHOW(num_sweeps) SHOW(blocks_per_sweep) SHOW(window_units) SHOW(ring_units) SHOW(mirror_units)
+  SHOW(num_sweeps) SHOW(blocks_per_sweep) SHOW(window_units) SHOW(ring_units) SHOW(mirror_pixels)
   SHOW(store_bytes_per_warp) SHOW(weight_stages) SHOW(ring_stages) SHOW(resident_weights)
   SHOW(num_weight_tiles) SHOW(ring_bytes) SHOW(smem_bytes)
   std::printf(", \"cost\": %.17g, \"phases\": [", q.cost);
@@ -186,9 +186,10 @@ def check_resources(plan, problem):
     padded = plan.num_sweeps * plan.blocks_per_sweep * 64
     assert padded - 64 < -(-problem.out_channels // problem.groups // 64) * 64 <= padded
     # Ring and mirror. A ring that is never wrapped is one window.
-    assert plan.ring_units % FREE == 0 and plan.ring_units <= MAX_RING_UNITS
-    assert plan.mirror_units <= plan.ring_units
-    assert plan.ring_bytes == (plan.ring_units + plan.mirror_units) * UNIT * PIXEL_BYTES
+    assert plan.ring_units <= MAX_RING_UNITS
+    assert plan.mirror_pixels <= plan.ring_units * UNIT
+    assert plan.mirror_pixels % 32 == 0  # whole batches
+    assert plan.ring_bytes == (plan.ring_units * UNIT + plan.mirror_pixels) * PIXEL_BYTES
     # Weights.
     count = 0
     for phase in plan.phases:
@@ -205,7 +206,7 @@ def check_resources(plan, problem):
         assert plan.ring_stages >= 2
     # Shared memory, as shared_layout() lays it out behind an unaligned start.
     pooled_row = plan.n // 2 + (4 if plan.n // 8 % 2 == 0 else 0)
-    stores = 8 * pooled_row * 4 if plan.pooled else 16 * (32 + 8) * 4
+    stores = 8 * pooled_row * 4 if plan.pooled else 8 * (64 + 8) * 4
     assert plan.store_bytes_per_warp == stores
     used = 1023 + plan.ring_bytes + plan.weight_stages * TAP_BYTES
     used += plan.num_consumers * 4 * stores + 2 * 8 * (MAX_RING_UNITS + MAX_WEIGHT_STAGES)
@@ -217,7 +218,7 @@ def check_chunks(plan, problem):
     assert (plan.num_tile_chunks - 1) * plan.chunk_tiles < plan.num_tiles
     lines = problem.batch * problem.groups * plan.num_strips * plan.num_phases
     assert plan.num_chunks == lines * plan.num_tile_chunks
-    assert plan.mirror_units > 0 or plan.chunk_tiles == 1  # nothing to wrap into
+    assert plan.mirror_pixels > 0 or plan.chunk_tiles == 1  # nothing to wrap into
 
 
 def check_every_output_once(plan, problem):
@@ -285,7 +286,7 @@ def check_taps(plan, problem):
 
 
 def line_units(pixels):
-    return -(-pixels // (UNIT * FREE)) * FREE
+    return -(-pixels // UNIT)
 
 
 def check_ring(plan, chunk_tiles):
@@ -294,7 +295,7 @@ def check_ring(plan, chunk_tiles):
     never waits for a unit that cannot come before it gives one back.
     """
     ring = plan.ring_units * UNIT
-    readable = ring + plan.mirror_units * UNIT
+    readable = ring + plan.mirror_pixels
     assert line_units(plan.tile_pixels + plan.reach) == plan.window_units
 
     def wrapped(pixel):
@@ -336,7 +337,7 @@ def follow_chunk(plan, phase, segment, base, tiles, wrapped, readable):
                 assert (pixel + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped columns
                 assert free * UNIT <= start and start + plan.segment_pixels <= ready * UNIT
                 pixel = wrapped(pixel + plan.tap_step_w)
-            free = max(free, min(needed, tile_end) // (UNIT * FREE) * FREE)  # from the first tap on
+            free = max(free, min(needed, tile_end) // UNIT)  # from the first tap on
             assert free * UNIT <= needed
             top, needed = wrapped(top + row_step), needed + row_step
         if continues:
@@ -346,7 +347,7 @@ def follow_chunk(plan, phase, segment, base, tiles, wrapped, readable):
             end = line_units(origin + plan.tile_pixels + plan.reach)
         ready = max(ready, end)
         assert ready - free <= plan.ring_units, "waits for a unit that has no room"
-        free = max(free, end // FREE * FREE)
+        free = max(free, end)
     assert free == line_units(tiles * plan.tile_pixels + plan.reach)
 
 
@@ -364,7 +365,7 @@ def check(plan, problem, with_outputs=True):
         check_every_output_once(plan, problem)
     check_taps(plan, problem)
     check_ring(plan, plan.chunk_tiles)
-    if plan.mirror_units > 0:  # the cost alone decides how long chunks are
+    if plan.mirror_pixels > 0:  # the cost alone decides how long chunks are
         check_ring(plan, plan.num_tiles)
     if plan.pooled:
         check_pooling(plan)
@@ -387,11 +388,11 @@ def check_all(probe, problems) -> dict[str, int]:
             except AssertionError as error:
                 raise AssertionError(f"{problem}: {vars(one)}") from error
             kinds["pooled"] += one.pooled
-            kinds["single"] += one.mirror_units == 0
+            kinds["single"] += one.mirror_pixels == 0
             kinds["strips"] += one.num_strips > 1
             kinds["resident"] += one.resident_weights
             kinds["streamed"] += 1 - one.resident_weights
-            kinds["wrapping"] += one.mirror_units > 0 and one.num_tiles > 4
+            kinds["wrapping"] += one.mirror_pixels > 0 and one.num_tiles > 4
     return kinds
 
 
@@ -429,8 +430,8 @@ MISTAKES = {
     "pitch too small": ("pitch = round_up(pitch, kVectorPixels);", "pitch = tile_pitch(pitch);"),
     "left zeros not shared": ("right > left ? right", "right > left + 8 ? right"),
     "reach without columns": ("phase.col_shift +\n", "0 +\n"),
-    "windows aligned to units": ("plan.reach + kFreeUnits * kUnitPixels - 1", "plan.reach"),
-    "mirror too short": ("single ? 0 : ceil_div(n, kUnitPixels)", "single ? 0 : n / kUnitPixels"),
+    "windows aligned to units": ("plan.reach + kUnitPixels - 1", "plan.reach"),
+    "mirror too short": ("single ? 0 : round_up(n, kBatchPixels)", "single ? 0 : n / 64 * 32"),
     "store buffers forgotten": ("smem_limit - store_bytes - kBarrierBytes", "smem_limit"),
     "half pairs of rows": (
         "n / (2 * plan.pitch) * (2 * plan.pitch)",

@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 4a45e4b003998385adba06719955ca7366c2a13e01256c76bb731e290350a333
-sha256 of CPU_SOURCE:  69cbd362c1e531d709860cb8ba1ec2c2af15a8c8ee03296e92ccce88adfcbf0d
+sha256 of CUDA_SOURCE: 0672e07cb4e657e0ef0606e45f99daa3ca1c23ecddb8378b7eb6313e5dc05334
+sha256 of CPU_SOURCE:  63efe20915379d3bff98d72cc66614e81e09dc58a75299081a5879861f3a9b6e
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -109,7 +109,7 @@ namespace tconv {
 
 // What a convolution tile says of one channel's outputs (after the epilogue): count, mean, sum of squared
 // deviations from that mean. Layout in memory: [batch][num_partials][out_channels].
-struct Moments {
+struct alignas(16) Moments {  // one load
   float count, mean, m2;
 };
 
@@ -379,57 +379,69 @@ __device__ __forceinline__ Partial warp_moments(const Acc (&values)[kItems], int
   return m;
 }
 
-__device__ __forceinline__ void combine_from_lane_below(MomentsF64& m, int step) {
-  const double count = __shfl_down_sync(kAllLanes, m.count, step);
-  const double mean = __shfl_down_sync(kAllLanes, m.mean, step);
-  const double m2 = __shfl_down_sync(kAllLanes, m.m2, step);
-  m.combine(count, mean, m2);
+// Sums over the block of kCount values at a time, the same on every thread: within warps in Acc, across them in fp64.
+// `scratch` has an entry per warp and must not be in use.
+template <int kCount, typename Acc>
+__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount], double (&sums)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const Acc sum = warp_sum(values[k]);
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp][k] = sum;
+    sums[k] = 0;
+  }
+  __syncthreads();
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sums[k] += scratch[warp][k];
 }
 
-// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone.
-// blockDim.x is a multiple of 32, at most 1024. The result is whole on thread 0 only.
+// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first, then
+// the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
 template <typename Partial>
 __device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ partials, int64_t rows, int64_t cols,
                                                     int64_t row_stride) {
   constexpr int kInFlight = 4;
   // Entry e = row * cols + col; the block's stride in (row, col) avoids a division per entry.
   const int64_t row_step = blockDim.x / cols, col_step = blockDim.x % cols;
-  int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
-  MomentsF64 m;
-  while (row < rows) {
-    Partial batch[kInFlight];
+  Partial batch[kInFlight];
+  const bool one_batch = rows * cols <= int64_t{kInFlight} * blockDim.x;  // kept from the first time to the second
+  const auto for_each = [&](bool again, auto&& take) {
+    int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
+    do {
+      if (!(again && one_batch)) {
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      batch[i] = Partial{0, 0, 0};
-      if (row < rows) batch[i] = partials[row * row_stride + col];
-      row += row_step;
-      col += col_step;
-      if (col >= cols) {
-        col -= cols;
-        ++row;
+        for (int i = 0; i < kInFlight; ++i) {
+          batch[i] = Partial{0, 0, 0};
+          if (row < rows) batch[i] = partials[row * row_stride + col];
+          row += row_step;
+          col += col_step;
+          if (col >= cols) {
+            col -= cols;
+            ++row;
+          }
+        }
       }
-    }
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) m.combine(batch[i].count, batch[i].mean, batch[i].m2);
-  }
-
-  __shared__ double warp_results[3][kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) combine_from_lane_below(m, step);
-  if (lane == 0) {
-    warp_results[0][warp] = m.count;
-    warp_results[1][warp] = m.mean;
-    warp_results[2][warp] = m.m2;
-  }
-  __syncthreads();
-  if (warp == 0) {
-    m = MomentsF64{};
-    if (lane < static_cast<int>(blockDim.x) / kWarp)
-      m = MomentsF64{warp_results[0][lane], warp_results[1][lane], warp_results[2][lane]};
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) combine_from_lane_below(m, step);
-  }
+      for (int i = 0; i < kInFlight; ++i) take(batch[i]);
+    } while (row < rows && !one_batch);
+  };
+  __shared__ double first[kWarp][2], second[kWarp][1];
+  double counted[2] = {0, 0}, totals[2];
+  for_each(false, [&](const Partial& p) {
+    counted[0] += p.count;
+    counted[1] += static_cast<double>(p.count) * p.mean;
+  });
+  block_sums(counted, first, totals);
+  MomentsF64 m;
+  m.count = totals[0];
+  m.mean = totals[0] > 0 ? totals[1] / totals[0] : 0;
+  double squares[1] = {0}, m2[1];
+  for_each(true, [&](const Partial& p) {
+    const double d = p.mean - m.mean;
+    if (p.count > 0) squares[0] += p.m2 + p.count * d * d;
+  });
+  block_sums(squares, second, m2);
+  m.m2 = m2[0];
   return m;
 }
 
@@ -914,23 +926,14 @@ struct GroupNormSingleBlockConfig {
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
-  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements; }
+  // A vector reaches into two channels at most.
+  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements && shape.plane >= kVector; }
 
   static int threads(const GroupNormShape& shape) {
     const int64_t vectors = ceil_div(shape.group_elements() + kVector - 1, kVector);
     return static_cast<int>(ceil_div(ceil_div(vectors, kVectorsPerThread), kWarp)) * kWarp;
   }
 };
-
-// Sum over the block, the same on every thread. `scratch` has one entry per warp and must not be in use.
-__device__ __forceinline__ double block_sum(double v, double* scratch) {
-  v = warp_sum(v);
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = v;
-  __syncthreads();
-  double sum = 0;
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) sum += scratch[warp];
-  return sum;
-}
 
 // Transform of values that are normalised as they are.
 struct AsTheyAre {
@@ -944,7 +947,7 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
-  __shared__ double scratch[3][Config::kMaxThreads / kWarp];
+  __shared__ double first_sums[Config::kMaxThreads / kWarp][1], second_sums[Config::kMaxThreads / kWarp][2];
 
   const int plane = static_cast<int>(shape.plane);
   const int elements = static_cast<int>(shape.group_elements());
@@ -971,45 +974,44 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     }
   }
 
-  // The channel of each vector's first element, and whether the next one begins within the vector.
+  // The channel of each vector's first element. Elements from next_channel(i) on are the next one's.
   int first_channels[Config::kVectorsPerThread];
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     first_channels[i] = p > 0 && p < elements ? p / plane : 0;
   }
-  const auto in_one_channel = [&](int i) { return whole(position(i)) && position(i) + kVector <= (first_channels[i] + 1) * plane; };
+  const int channels = static_cast<int>(shape.channels_per_group());
+  const auto next_channel = [&](int i) { return (first_channels[i] + 1) * plane - position(i); };
+  const auto last_channel = [&](int i) { return min(first_channels[i] + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      int channel = first_channels[i];
-      auto of_channel = transform.of_channel(first_channel + channel);
-      const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j]))); };
-      if (in_one_channel(i)) {
+      const auto here = transform.of_channel(first_channel + first_channels[i]);
+      const auto next = transform.of_channel(first_channel + last_channel(i));
 #pragma unroll
-        for (int j = 0; j < kVector; ++j) apply(j);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          if (!inside(p + j)) continue;
-          if (p + j >= (channel + 1) * plane) of_channel = transform.of_channel(first_channel + ++channel);
-          apply(j);
-        }
+      for (int j = 0; j < kVector; ++j) {
+        auto of_channel = here;
+        if (j >= next_channel(i)) of_channel = next;
+        const Acc value = of_channel.apply(to_acc(vectors[i].values[j]));
+        vectors[i].values[j] = to_storage<S>(inside(p + j) ? value : Acc(0));
       }
     }
   }
 
-  // Mean, then deviations from it: a large mean costs no digits.
-  Acc sum = 0;
+  // A mean, then deviations from it and from what it missed: a large mean costs no digits.
+  Acc values_sum[1] = {0};
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i)
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) sum += to_acc(vectors[i].values[j]);  // outside the group: zero
-  const Acc centre = static_cast<Acc>(block_sum(sum, scratch[0]) / elements);
-  Acc deviation = 0, squares = 0;
+    for (int j = 0; j < kVector; ++j) values_sum[0] += to_acc(vectors[i].values[j]);  // outside the group: zero
+  double total[1];
+  block_sums(values_sum, first_sums, total);
+  const Acc centre = static_cast<Acc>(total[0]) / static_cast<Acc>(elements);
+  Acc deviations[2] = {0, 0};  // their sum, and that of their squares
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
@@ -1017,19 +1019,19 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const Acc d = all || inside(p + j) ? to_acc(vectors[i].values[j]) - centre : Acc(0);
-      deviation += d;
-      squares += d * d;
+      deviations[0] += d;
+      deviations[1] += d * d;
     }
   }
-  const double correction = block_sum(deviation, scratch[1]) / elements;
-  const double variance = block_sum(squares, scratch[2]) / elements - correction * correction;
-  const double mean = centre + correction;
-  const double rstd = 1.0 / sqrt(variance + affine.eps);
+  double sums[2];
+  block_sums(deviations, second_sums, sums);
 
   // One map per channel, worked out once where the group's channels are few.
   __shared__ ChannelAffine<Acc> shared_affines[Config::kSharedChannels];
-  const int channels = static_cast<int>(shape.channels_per_group());
   const auto work_out = [&](int channel) {
+    const double correction = sums[0] / elements;
+    const double mean = centre + correction, variance = sums[1] / elements - correction * correction;
+    const double rstd = 1.0 / sqrt(variance + affine.eps);
     return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
                                     parameter_or(affine.bias, first_channel + channel, 0.0));
   };
@@ -1044,19 +1046,12 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     if (p + kVector <= 0 || p >= elements) continue;
-    int channel = first_channels[i];
-    ChannelAffine<Acc> a = channel_affine(channel);
-    const auto apply = [&](int j) { vectors[i].values[j] = to_storage<S>(a.apply(to_acc(vectors[i].values[j]))); };
-    if (in_one_channel(i)) {
+    const ChannelAffine<Acc> here = channel_affine(first_channels[i]), next = channel_affine(last_channel(i));
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) apply(j);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        if (!inside(p + j)) continue;
-        if (p + j >= (channel + 1) * plane) a = channel_affine(++channel);
-        apply(j);
-      }
+    for (int j = 0; j < kVector; ++j) {
+      ChannelAffine<Acc> of_channel = here;
+      if (j >= next_channel(i)) of_channel = next;
+      vectors[i].values[j] = to_storage<S>(of_channel.apply(to_acc(vectors[i].values[j])));
     }
     if (whole(p)) {
       store_streaming(out + p, vectors[i]);
@@ -1233,7 +1228,60 @@ class BatchNormPlan {
 // NaN passes through every one of them, as in PyTorch.
 
 #include <cmath>
+#include <type_traits>
 
+#if defined(__CUDACC__)
+// ---- kernels_src/cuda/branch_free_math.cuh
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
+// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+
+namespace tconv {
+namespace cuda {
+
+__device__ __forceinline__ float power_of_2(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+}
+__device__ __forceinline__ float reciprocal(float v) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  return inverse;
+}
+
+// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
+// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
+// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
+// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
+__device__ __forceinline__ float normal_cdf(float v) {
+  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  float p = 0.037231579422950745f;
+  p = fmaf(p, t, -0.1820623278617859f);
+  p = fmaf(p, t, 0.28261348605155945f);
+  p = fmaf(p, t, -0.1228543221950531f);
+  p = fmaf(p, t, 0.1651645302772522f);
+  p = fmaf(p, t, 0.085897296667099f);
+  p = fmaf(p, t, 0.11847714334726334f);
+  p = fmaf(p, t, 0.11553260684013367f);
+  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
+  return v > 0.0f ? 1.0f - below : below;
+}
+
+// tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
+__device__ __forceinline__ float tanh(float v) {
+  const float large = copysignf(fmaf(-2.0f, reciprocal(power_of_2(fabsf(v) * 2.885390082f) + 1.0f), 1.0f), v);
+  const float square = v * v;
+  float p = -0.005895158741623163f;
+  p = fmaf(p, square, 0.020795973017811775f);
+  p = fmaf(p, square, -0.053783830255270004f);
+  p = fmaf(p, square, 0.13331924378871918f);
+  p = fmaf(p, square, -0.33333298563957214f);
+  return fabsf(v) < 0.6f ? fmaf(v * square, p, v) : large;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+#endif
 
 namespace tconv {
 
@@ -1256,6 +1304,9 @@ TCONV_HD T relu(T v) {
 // 0.5 v (1 + erf(v / sqrt 2))
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+#endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
 
@@ -1268,6 +1319,9 @@ TCONV_HD T gelu_tanh(T v) {
 
 template <typename T>
 TCONV_HD T tanh_(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) return cuda::tanh(v);
+#endif
   return T(math::tanh(v));
 }
 
@@ -1930,8 +1984,10 @@ template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
   constexpr float kSmall = 0x1p-12f * kInputScale;
-  bool raise = __any_sync(0xFFFFFFFFu, !(magnitude <= 65504.0f));
-  if (!raise && __all_sync(0xFFFFFFFFu, magnitude < kSmall)) raise = __any_sync(0xFFFFFFFFu, subnormal());
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
+  if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
+  bool raise = __any_sync(0xFFFFFFFFu, overflow);
+  if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
   if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
 }
 
@@ -3015,7 +3071,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // output channels by num_segments segments, a warpgroup each.
 // The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
 // *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_units are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
+// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
 // never wrapped and needs no mirror.
 
 
@@ -3027,9 +3083,9 @@ constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 32;        // of the window: what a full barrier stands for
-constexpr int kFreeUnits = 2;          // units that are given back together: what an empty barrier stands for
-constexpr int kMaxRingUnits = 64;
+constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kMaxRingUnits = 32;
 constexpr int kMaxWeightStages = 32;
 struct Shape {
   int consumers, n;
@@ -3040,8 +3096,8 @@ constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
 // align the ring to 1024 bytes.
-constexpr int kStoreColumns = 32;
-constexpr int kStoreChannels = 16;
+constexpr int kStoreColumns = 64;
+constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
 // With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
@@ -3074,7 +3130,7 @@ struct Plan {
   int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int window_units, ring_units, mirror_units;
+  int window_units, ring_units, mirror_pixels;
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
@@ -3205,20 +3261,19 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
-  const int unit_bytes = kUnitPixels * kPixelBytes;
-  plan.window_units = round_up(ceil_div(plan.tile_pixels + plan.reach, kUnitPixels), kFreeUnits);
-  plan.mirror_units = single ? 0 : ceil_div(n, kUnitPixels);
-  // A later tile of a chunk may start within units that are given back together.
-  const int misaligned = round_up(ceil_div(plan.tile_pixels + plan.reach + kFreeUnits * kUnitPixels - 1, kUnitPixels), kFreeUnits);
+  plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
+  plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
+  // A later tile of a chunk may start within a unit.
+  const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
   const int least_units = single ? plan.window_units : misaligned;
-  const int most_units = single ? plan.window_units : misaligned + round_up(plan.tile_pixels / kUnitPixels, kFreeUnits);
+  const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
   int stages = 0;
   for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
-    for (int units = most_units; units >= least_units && stages == 0; units -= kFreeUnits) {
+    for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
-      plan.ring_bytes = (units + plan.mirror_units) * unit_bytes;
+      plan.ring_bytes = (units * kUnitPixels + plan.mirror_pixels) * kPixelBytes;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
@@ -3438,20 +3493,24 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
-// Barriers 1 to 15 among `threads` threads of the block: those that wait, and those that only report.
-__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
+__device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  return v;
+}
+__device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
+  uint2 v;
+  asm volatile("ld.global.nc.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global));
+  return v;
 }
 
 // Orders this thread's ordinary shared-memory stores before later reads by wgmma or bulk copies.
@@ -3512,7 +3571,6 @@ struct Sm90Config {
   static_assert(kConsumers == 2, "register shares are worked out for this");
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerWarps = 4;
-  static constexpr int kDataWarps = kProducerWarps - 1;  // the last producer warp streams weights
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
   // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
   // for N/2 accumulators.
@@ -3524,9 +3582,10 @@ struct Sm90Config {
                 "what some take others must give, or setmaxnreg waits for ever");
 };
 
-// A batch is what a data warp moves at once: the pixels of a unit x 32 channels.
-constexpr int kBatchChannels = 32;
-static_assert(kUnitPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
+// A batch is what a data warp moves at once: kBatchPixels x a block of input channels, in halves.
+constexpr int kHalfChannels = kBlockIC / 2;
+static_assert(kBatchPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
+constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
 
 // Outputs go to memory through a buffer per consumer warp: its channels x kStoreColumns columns, rows padded so that
 // neither writing fragments nor reading rows conflicts.
@@ -3536,12 +3595,12 @@ static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan 
 template <typename Storage>
 struct Sm90Args {
   Plan plan;
-  FastDivisor by_pitch, by_ring_units, by_pooled_w;
+  FastDivisor by_pitch, by_pooled_w;
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int in_h, in_w;
-  int batches_per_unit;  // channel halves
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole batches
+  int channel_halves;    // of a block of input channels that are not empty
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
@@ -3600,17 +3659,8 @@ struct RingCursor {
   }
 };
 
-// The same for a unit of the window ring, counted from the block's first one.
-__device__ __forceinline__ RingCursor ring_position(uint32_t unit, FastDivisor by_ring_units) {
-  const uint32_t rounds = by_ring_units.quotient(unit);
-  return {static_cast<int>(unit - rounds * by_ring_units.divisor), rounds & 1};
-}
-
-// Units of a line of so many pixels: whole numbers of those that are given back together.
-__device__ __forceinline__ int line_units(int pixels) {
-  constexpr int kPixels = kUnitPixels * kFreeUnits;
-  return (pixels + kPixels - 1) / kPixels * kFreeUnits;
-}
+// Units that hold the first `pixels` of a line.
+__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
 
 struct Shared {
   uint32_t ring, weights, stores;
@@ -3706,16 +3756,18 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// The BatchNorm weight of a channel of all.
 template <typename Storage>
 __device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
-// Stores the windows of a warp's 16 channels x segment. Pairs of columns are pooled in registers, pairs of rows through
+// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
 // the warp's buffer: 8 channels at a time, a float per column pair.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                     int first_position, int channel0, int thread, const float (&acc)[N / 2]) {
+                                                     int first_position, int channel0, int thread, const float (&weights)[2],
+                                                     const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const int lane = thread % 32, warp = thread / 32 % 4;
   constexpr int kPitch = pool_store_pitch(N);
@@ -3731,7 +3783,7 @@ __device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& ar
     const int first_channel = channel0 + warp * 16 + half * 8;  // of the group
     const int channels_left = plan.out_channels_per_group - first_channel;
     const int64_t channel = static_cast<int64_t>(at.group) * plan.out_channels_per_group + first_channel;
-    const float weight = lane / 4 < channels_left ? pool_weight(args, static_cast<int>(channel) + lane / 4) : 1.0f;
+    const float weight = weights[half];
     // As bits: the sign is turned round where the weight is negative, taken away where it is zero.
     const uint32_t keep = weight == 0.0f ? 0x7FFFFFFFu : 0xFFFFFFFFu, turn = weight < 0.0f ? 0x80000000u : 0u;
     const auto turned = [keep, turn](float v) { return __uint_as_float((__float_as_uint(v) & keep) ^ turn); };
@@ -3795,94 +3847,229 @@ struct LineExtent {
   }
 };
 
-// Count, mean and squared deviations of one channel's valid outputs in a segment, which a quad of lanes holds.
-// Bit 2j + e of `valid` tells whether value[4j + e] counts. Mean first, then deviations from it: no cancellation.
-template <int N>
-using ColumnMask = typename std::conditional<(N > 128), uint64_t, uint32_t>::type;  // two bits for eight columns
+// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
+// mean costs no more digits than the set's spread does.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+struct ShiftedSums {
+  float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
-template <int N>
-__device__ __forceinline__ Moments segment_moments(const float* values, ColumnMask<N> valid, int count) {
-  Moments result{static_cast<float>(count), 0.0f, 0.0f};
+  __device__ __forceinline__ void add(float value, bool counts) {
+    const float d = counts ? value - shift : 0.0f;
+    sum += d;
+    squares = fmaf(d, d, squares);
+  }
+
+  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
+  __device__ __forceinline__ Moments quad_moments(int count) const {
+    float n = static_cast<float>(count);
+    const float mean_shifted = count > 0 ? sum / n : 0.0f;
+    const float within = squares - sum * mean_shifted;
+    float mean = shift + mean_shifted, m2 = within < 0.0f ? 0.0f : within;  // NaN stays
 #pragma unroll
-  for (int round = 0; round < 2; ++round) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float d = values[4 * j + e] - result.mean;
-        if (valid >> (2 * j + e) & 1) sum += round == 0 ? d : d * d;
+    for (int other = 1; other <= 2; other *= 2) {
+      const float other_n = __shfl_xor_sync(0xFFFFFFFFu, n, other);
+      const float delta = __shfl_xor_sync(0xFFFFFFFFu, mean, other) - mean;
+      const float other_m2 = __shfl_xor_sync(0xFFFFFFFFu, m2, other);
+      const float total = n + other_n;
+      const float share = other_n > 0.0f ? other_n / total : 0.0f;
+      if (n == 0.0f || other_n > 0.0f) {
+        m2 += other_m2 + delta * delta * n * share;
+        mean += delta * share;
       }
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-    if (round == 0) {
-      result.mean = count > 0 ? sum / result.count : 0.0f;
-    } else {
-      result.m2 = sum;
+      n = total;
+    }
+    return Moments{n, mean, m2};
+  }
+};
+
+// What the epilogue needs to know of a thread's two channels, 8 apart. Loaded while the last products are under way.
+struct ChannelPair {
+  int first;  // of the group; the other is 8 behind
+  float inv_scale[2], bias[2];
+
+  template <typename Storage>
+  __device__ __forceinline__ void load(const Sm90Args<Storage>& args, int group, int channel0) {
+    const Plan& plan = args.plan;
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+    first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
+    const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      inv_scale[half] = args.inv_scale[group * padded + first + half * 8];
+      bias[half] = channel_bias<float>(args.epilogue, channel(plan, group, half));
     }
   }
-  return result;
-}
 
-// Stores a warp's 16 channels x N pixels.
-template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              const LineExtent& extent, int first_position, int channel0, int thread,
-                                              const float (&acc)[N / 2]) {
-  const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[at.phase];
-  const int lane = thread % 32, warp = thread / 32 % 4;
-  const int num_channels = plan.num_groups * plan.out_channels_per_group;
-  // Through the warp's buffer: fragments in, rows of one channel out, so that stores cover whole sectors. A reading lane
-  // takes a pair of columns of one channel: half a warp a row.
-  constexpr int kPairs = kStoreColumns / 2, kChannelsAtOnce = 32 / kPairs;
-  constexpr int kBlocks = kStoreColumns / 8, kRounds = kStoreChannels / kChannelsAtOnce;
-  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
-  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
-  const int lane_channel = lane / kPairs, lane_column = 2 * (lane % kPairs);
-  const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
-  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  const int first_channel = channel0 + warp * 16;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel + lane_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
-  const int channels_left = plan.out_channels_per_group - first_channel - lane_channel;
-  // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
-  const bool whole = args.pair_stores && extent.cols % 2 == 0 && plan.out_channels_per_group - first_channel >= kStoreChannels;
-#pragma unroll
-  for (int j0 = 0; j0 < N / 8; j0 += kBlocks) {
-    int row, col;
-    int position = first_position + 8 * j0 + lane_column;
-    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
-    int pair = extent.pair_at(position, &row, &col);
-    if (8 * j0 + lane_column >= N) pair = 0;
-    Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + static_cast<int64_t>(col) * args.stride_w;
-    __syncwarp();
+  __device__ __forceinline__ bool real(const Plan& plan, int half) const {
+    return first + half * 8 < plan.out_channels_per_group;
+  }
+
+  // Of all; where there is none, one that is.
+  __device__ __forceinline__ int channel(const Plan& plan, int group, int half) const {
+    return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
+  }
+};
+
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
+template <int N, bool kPooled, typename Storage>
+struct SegmentValues {
+  static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
+  static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
+
+  const Sm90Args<Storage>& args;
+  const LineExtent& extent;
+  const ChannelPair& channels;
+  int group, first_position, lane;
+  int row, col;  // of this lane's first pair of columns in the next block
+  ShiftedSums sums[2];
+  int count = 0;  // of either channel
+
+  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent& e, const ChannelPair& c, int of_group,
+                                           int position, int of_lane)
+      : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
+    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
+  }
+
+  // All blocks, in order.
+  __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
+    const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int j = j0; j < j0 + kBlocks && j < N / 8; ++j)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + half * (8 * kStorePitch * 4) + (j - j0) * 32),
+      for (int j = j0; j < j1; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& value = acc[4 * j + 2 * half + e];
+          value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
+                                                  channels.channel(args.plan, group, half));
+        }
+    if (args.partials != nullptr) add_moments(acc, j0, j1);
+  }
+
+  __device__ __forceinline__ void add_moments(const float (&acc)[N / 2], int j0, int j1) {
+    // Bits 2(j - j0) + e: is column 8j + 2(lane%4) + e an output of this segment?
+    uint32_t valid = 0;
+#pragma unroll
+    for (int j = j0; j < j1; ++j) {
+      uint32_t pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
+      if (kPooled && 8 * j >= args.plan.segment_pixels) pair = 0;  // the next segment's
+      valid |= pair << (2 * (j - j0));
+      col += 8;  // at most the pitch
+      if (col >= args.plan.pitch) {
+        col -= args.plan.pitch;
+        ++row;
+      }
+    }
+    const uint32_t all = (1u << (2 * (j1 - j0))) - 1;
+    if (__all_sync(0xFFFFFFFFu, valid == all)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (count == 0) sums[half].shift = acc[4 * j0 + 2 * half];
+#pragma unroll
+        for (int j = j0; j < j1; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) sums[half].add(acc[4 * j + 2 * half + e], true);
+      }
+    } else {
+      if (count == 0) {
+#pragma unroll
+        for (int j = j1 - 1; j >= j0; --j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            if (valid >> (2 * (j - j0)) & 1) sums[half].shift = acc[4 * j + 2 * half];
+      }
+#pragma unroll
+      for (int j = j0; j < j1; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool counts = valid >> (2 * (j - j0) + e) & 1;
+          sums[0].add(acc[4 * j + e], counts);
+          sums[1].add(acc[4 * j + 2 + e], counts);
+        }
+    }
+    count += __popc(valid);
+  }
+
+  // After all blocks. The plan keeps entries below 2^31.
+  __device__ __forceinline__ void store_moments(const TileCursor& at, int segment) const {
+    const Plan& plan = args.plan;
+    const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
+    const int row = at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Moments moments = sums[half].quad_moments(count);
+      if (lane % 4 == 0 && channels.real(plan, half))
+        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
+    }
+  }
+};
+
+// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
+// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
+template <int N, typename Storage>
+__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                              int channel0, int thread, SegmentValues<N, false, Storage>& values,
+                                              float (&acc)[N / 2]) {
+  const Plan& plan = args.plan;
+  const Phase& phase = plan.phases[at.phase];
+  const LineExtent& extent = values.extent;
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  const int num_channels = plan.num_groups * plan.out_channels_per_group;
+  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  const int first_channel = channel0 + warp * 16;
+  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
+                                  at.group * plan.out_channels_per_group + first_channel) * plane +
+                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  const int channels_left = plan.out_channels_per_group - first_channel;
+  // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
+  const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
+#pragma unroll
+  for (int block = 0; block < values.kBlocks; ++block) {
+    constexpr int kFragments = values.kFragments;
+    // A reading lane takes a pair of columns of one channel: a warp a row, or where few columns are left, half a warp.
+    const int columns = min(kStoreColumns, N - block * kStoreColumns);
+    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
+    const int lane_channel = lane / row_lanes, lane_column = 2 * (lane % row_lanes);
+    const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
+    values.finish(acc, block);
+    int row, col;
+    int position = values.first_position + block * kStoreColumns + lane_column;
+    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
+    int pair = extent.pair_at(position, &row, &col);
+    if (lane_column >= columns) pair = 0;
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(col) * args.stride_w;
+#pragma unroll
+    for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
+      __syncwarp();
+#pragma unroll
+      for (int j = block * kFragments; j < (block + 1) * kFragments && j < N / 8; ++j)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + j % kFragments * 32),
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
-    __syncwarp();
-    float2 values[kRounds];
+      __syncwarp();
+      float2 rows[kStoreChannels];
 #pragma unroll
-    for (int c = 0; c < kRounds; ++c)
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(values[c].x), "=f"(values[c].y)
-                   : "r"(read_at + c * kChannelsAtOnce * kStorePitch * 4));
-    if (whole) {
+      for (int c = 0; c < rounds; ++c)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(rows[c].x), "=f"(rows[c].y)
+                     : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+      if (whole) {
 #pragma unroll
-      for (int c = 0; c < kRounds; ++c)
-        if (pair != 0) store_pair(to + c * (kChannelsAtOnce * plane), values[c]);
-    } else {
+        for (int c = 0; c < rounds; ++c)
+          if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
+      } else {
+        Storage* at_row = to;
 #pragma unroll
-      for (int c = 0; c < kRounds; ++c, to += kChannelsAtOnce * plane) {
-        if (pair != 0 && c * kChannelsAtOnce < channels_left) {
-          to[0] = static_cast<Storage>(values[c].x);
-          if (pair == 3) to[args.stride_w] = static_cast<Storage>(values[c].y);
+        for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
+          if (pair != 0 && half * kStoreChannels + lane_channel + c * channels_at_once < channels_left) {
+            at_row[0] = static_cast<Storage>(rows[c].x);
+            if (pair == 3) at_row[args.stride_w] = static_cast<Storage>(rows[c].y);
+          }
         }
       }
     }
@@ -3892,68 +4079,24 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int channel0, int segment, float (&acc)[N / 2]) {
+                                               int channel0, int segment, const ChannelPair& channels, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
-  const int first_position = at.tile * plan.tile_pixels + segment * plan.segment_pixels;
   const Phase& phase = plan.phases[at.phase];
   int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
-  const int lane = thread % 32, warp = thread / 32 % 4;
+  asm volatile("" : "+r"(thread));
   const LineExtent extent{phase.out_count_h, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), args.by_pitch};
-  const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  const int num_channels = plan.num_groups * plan.out_channels_per_group;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
-    const bool real = in_group < plan.out_channels_per_group;
-    const int channel = at.group * plan.out_channels_per_group + (real ? in_group : 0);
-    const float inv_scale = args.inv_scale[at.group * padded + in_group];
-    const float bias = channel_bias<float>(args.epilogue, channel);
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& value = acc[4 * j + 2 * half + e];
-        value = Epilogue::apply<float, Storage>(value * inv_scale + bias, args.epilogue, channel);
-      }
-  }
-  if (args.partials != nullptr) {
-    ColumnMask<N> valid = 0;
-    int row, col;
-    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      int pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
-      if (kPooled && 8 * j >= plan.segment_pixels) pair = 0;  // the next segment's
-      valid |= static_cast<ColumnMask<N>>(pair) << (2 * j);
-      col += 8;  // at most the pitch
-      if (col >= plan.pitch) {
-        col -= plan.pitch;
-        ++row;
-      }
-    }
-    int count = N > 128 ? __popcll(valid) : __popc(static_cast<uint32_t>(valid));
-    count += __shfl_xor_sync(0xFFFFFFFFu, count, 1);
-    count += __shfl_xor_sync(0xFFFFFFFFu, count, 2);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Moments moments = segment_moments<N>(acc + 2 * half, valid, count);
-      const int in_group = channel0 + warp * 16 + lane / 4 + half * 8;
-      if (lane % 4 == 0 && in_group < plan.out_channels_per_group) {
-        // The plan keeps this below 2^31.
-        const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
-        const int entry = (at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment) *
-                              num_channels + at.group * plan.out_channels_per_group + in_group;
-        args.partials[entry] = moments;
-      }
-    }
-  }
-
+  SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
+                                            at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
-    store_pooled_segment<N>(args, shared, at, first_position, channel0, thread, acc);
+    const float weights[2] = {pool_weight(args, channels.channel(plan, at.group, 0)),
+                              pool_weight(args, channels.channel(plan, at.group, 1))};
+#pragma unroll
+    for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
+    store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, weights, acc);
   } else {
-    store_segment<N>(args, shared, at, extent, first_position, channel0, thread, acc);
+    store_segment<N>(args, shared, at, channel0, thread, values, acc);
   }
+  if (args.partials != nullptr) values.store_moments(at, segment);
 }
 
 }  // namespace sm90
@@ -3970,19 +4113,25 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
-// Walks the batches of one data warp: every kDataWarps-th of the whole sequence, unit by unit, channel half by half.
+// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
+// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
+__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
+
+// Walks the batches of one data warp: one in as many as there are data warps.
 template <typename Storage>
 struct BatchWalk {
   const Sm90Args<Storage>& args;
   TileCursor at;
-  int units;        // of a load: a chunk's line, or with several ic blocks the window of its only tile
+  int batches;      // of a load: a chunk's line, or with several ic blocks the window of its only tile
   int loads, load;  // of this chunk: one, or one per sweep and ic block
   int ic_block;
-  int unit, half;
-  int ring_unit;  // `unit` counted over all that the block loads
+  int batch;        // of the load
+  RingCursor ring;  // the batch's place, in batches
+  const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
 
   __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
-      : args(a), at(a.plan, blockIdx.x), ic_block(0), unit(0), half(0), ring_unit(0) {
+      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
     enter_chunk();
     step(first);
   }
@@ -3991,88 +4140,99 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    units = line_units((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach);
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit;
     loads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
     load = 0;
+    const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
+    channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
   }
 
   __device__ __forceinline__ void step(int count) {
-    half += count;
-    while (half >= args.batches_per_unit && !done()) {
-      half -= args.batches_per_unit;
-      ++ring_unit;
-      if (++unit == units) {
-        unit = 0;
-        if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
-        if (++load == loads) {
-          at.enter(args.plan, at.chunk + gridDim.x);
-          enter_chunk();
-        }
+    batch += count;
+    ring.slot += count;
+    const int ring_batches = args.plan.ring_units * kBatchesPerUnit;
+    if (ring.slot >= ring_batches) {
+      ring.slot -= ring_batches;
+      ring.parity ^= 1;
+    }
+    while (batch >= batches && !done()) {
+      batch -= batches;
+      if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
+      if (++load == loads) {
+        at.enter(args.plan, at.chunk + gridDim.x);
+        enter_chunk();
       }
     }
   }
 };
 
-// Which part of a batch is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
-// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
-__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
-__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
+// Where a lane's part of a batch comes from: its first pixel in its first channel, half 0.
+template <typename Storage>
+struct BatchSource {
+  const Storage* from;  // not read where it is outside x
+  int column;           // of the input
+  int channels_left;    // from the lane's first one on
+  bool inside;
 
-// Where a batch goes: the ring's unit, counted over all, and the channel half. Negative: no batch.
-struct BatchPlace {
-  int unit_and_half;
+  __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
+    const Sm90Args<Storage>& args = walk.args;
+    const Plan& plan = args.plan;
+    const Phase& phase = plan.phases[walk.at.phase];
+    const int position = walk.at.first_tile * plan.tile_pixels + walk.batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+    const int row = line_row + phase.row_offset;
+    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + phase.col_offset;
+    channels_left = plan.in_channels_per_group - walk.ic_block * kBlockIC - lane_chunk(lane) * 8;
+    inside = row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    from = walk.channels;
+    if (plan.num_ic_blocks > 1) from += walk.ic_block * (kBlockIC * args.x_stride_c);
+    if (args.whole_batches) {
+      from += row * static_cast<int>(args.x_stride_h) + column;
+    } else {
+      from += row * args.x_stride_h + column * args.x_stride_w;
+    }
+  }
 };
 
-// Loads 8 channels x kVectorPixels pixels, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// a batch has all of its channels or none.
+// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
+// a half has all of its channels or none.
 template <bool kWhole, typename Storage>
-__device__ __forceinline__ BatchPlace load_batch(const Sm90Args<Storage>& args, const BatchWalk<Storage>& walk, int lane,
-                                                 Storage (&values)[8][kVectorPixels]) {
+__device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const BatchSource<Storage>& source, int half,
+                                          Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
-  const Phase& phase = args.plan.phases[walk.at.phase];
-  const int position =
-      walk.at.first_tile * args.plan.tile_pixels + walk.unit * kUnitPixels + lane_quad(lane) * kVectorPixels;
-  const int row = static_cast<int>(args.by_pitch.quotient(position));
-  const int ih = row + phase.row_offset;
-  const int iw = position - row * args.plan.pitch + walk.at.strip * args.plan.tile_w + phase.col_offset;
-  const int first_channel = walk.ic_block * kBlockIC + (walk.half * 4 + lane_chunk(lane)) * 8;
-  // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
-  const bool inside = ih >= 0 && ih < args.in_h && iw > -kVectorPixels && iw < args.in_w &&
-                      first_channel < args.plan.in_channels_per_group;
-  const Storage* from = args.x + walk.at.sample * args.x_stride_n +
-                        (static_cast<int64_t>(walk.at.group) * args.plan.in_channels_per_group + first_channel) * args.x_stride_c +
-                        ih * args.x_stride_h + iw * args.x_stride_w;  // not read where it is outside x
+  const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
+  const int channels_left = source.channels_left - half * kHalfChannels;
   if constexpr (kWhole) {
+    // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+    const bool inside = source.inside && channels_left > 0;
     if (__all_sync(0xFFFFFFFFu, inside)) {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c)
-        *reinterpret_cast<Vector*>(values[k]) = __ldg(reinterpret_cast<const Vector*>(from));
+        *reinterpret_cast<Vector*>(values[k]) = load_with_neighbours(reinterpret_cast<const Vector*>(from));
     } else {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c) {
         Vector vector = {};
-        if (inside) vector = __ldg(reinterpret_cast<const Vector*>(from));
+        if (inside) vector = load_with_neighbours(reinterpret_cast<const Vector*>(from));
         *reinterpret_cast<Vector*>(values[k]) = vector;
       }
     }
   } else {
-    const int channels_left = args.plan.in_channels_per_group - first_channel;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = inside && k < channels_left && iw + j >= 0 && iw + j < args.in_w;
+        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
   }
-  return {walk.ring_unit * 2 + walk.half};
 }
 
 // Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
 template <typename Storage>
-__device__ __forceinline__ void convert_batch(const Sm90Args<Storage>& args,
+__device__ __forceinline__ void convert_half(const Sm90Args<Storage>& args,
                                               const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
@@ -4098,64 +4258,81 @@ __device__ __forceinline__ void convert_batch(const Sm90Args<Storage>& args,
   }
 }
 
-__device__ __forceinline__ void store_pixels(uint32_t ring, int pixel, int chunk, const uint4 (&pixels)[kVectorPixels]) {
-  const uint32_t base = ring + static_cast<uint32_t>(pixel) * kPixelBytes;
-  const uint32_t swizzled = static_cast<uint32_t>(chunk ^ (pixel & 4));  // pixel is a multiple of 4
+__device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
 #pragma unroll
   for (uint32_t j = 0; j < kVectorPixels; ++j)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(base + j * kPixelBytes + ((swizzled ^ j) << 4)),
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + j * kPixelBytes + ((first_chunk ^ j) << 4)),
                  "r"(pixels[j].x), "r"(pixels[j].y), "r"(pixels[j].z), "r"(pixels[j].w)
                  : "memory");
 }
 
-// Waits for the batch's unit to be free, stores it, and reports.
+// Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_batch(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place,
-                                            const uint4 (&pixels)[kVectorPixels], int lane) {
-  const RingCursor at = ring_position(place.unit_and_half >> 1, args.by_ring_units);
-  const int pixel = lane_quad(lane) * kVectorPixels, chunk = (place.unit_and_half & 1) * 4 + lane_chunk(lane);
-  mbarrier_wait(shared.unit_empty + 8 * (at.slot / kFreeUnits), at.parity ^ 1);
-  store_pixels(shared.ring, at.slot * kUnitPixels + pixel, chunk, pixels);
-  if (at.slot < args.plan.mirror_units)
-    store_pixels(shared.ring, (args.plan.ring_units + at.slot) * kUnitPixels + pixel, chunk, pixels);
-  // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
-  // the loads under way.
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * at.slot);
+__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const RingCursor& place, int half,
+                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
+  const int first = place.slot * kBatchPixels;
+  const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
+  // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
+  const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
+  store_pixels(at, chunk, pixels);
+  if (first < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-template <int kDataWarps, int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int lane) {
+__device__ __forceinline__ void await_free(const Shared& shared, const RingCursor& place) {
+  mbarrier_wait(shared.unit_empty + 8 * (place.slot / kBatchesPerUnit), place.parity ^ 1);
+}
+
+// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
+// loads under way.
+__device__ __forceinline__ void report_full(const Shared& shared, const RingCursor& place, int lane) {
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * (place.slot / kBatchesPerUnit));
+}
+
+// kSets halves are under way at a time.
+template <int kSets, bool kWhole, typename Storage>
+__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
+                                               int lane) {
   BatchWalk<Storage> walk(args, warp);
+  if (walk.done()) return;
   Storage values[kSets][8][kVectorPixels];
+  uint4 pixels[kVectorPixels];
   if constexpr (kSets == 1) {
-    for (; !walk.done(); walk.step(kDataWarps)) {
-      const BatchPlace place = load_batch<kWhole>(args, walk, lane, values[0]);
-      uint4 pixels[kVectorPixels];
-      convert_batch(args, values[0], pixels);
-      store_batch(args, shared, place, pixels, lane);
+    for (; !walk.done(); walk.step(data_warps)) {
+      const BatchSource<Storage> source(walk, lane);
+#pragma unroll 1
+      for (int half = 0; half < args.channel_halves; ++half) {
+        load_half<kWhole>(args, source, half, values[0]);
+        if (half == 0) await_free(shared, walk.ring);
+        convert_half(args, values[0], pixels);
+        store_half(args, shared, walk.ring, half, lane, pixels);
+      }
+      report_full(shared, walk.ring, lane);
     }
   } else {
-    BatchPlace places[kSets];
-#pragma unroll
-    for (int i = 0; i < kSets; ++i) {
-      places[i].unit_and_half = -1;
-      if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-      walk.step(kDataWarps);
+    const bool both = args.channel_halves == 2;
+    {
+      const BatchSource<Storage> source(walk, lane);
+      load_half<kWhole>(args, source, 0, values[0]);
+      if (both) load_half<kWhole>(args, source, 1, values[1]);
     }
     for (;;) {
-#pragma unroll
-      for (int i = 0; i < kSets; ++i) {
-        const BatchPlace place = places[i];
-        if (place.unit_and_half < 0) return;
-        uint4 pixels[kVectorPixels];
-        convert_batch(args, values[i], pixels);
-        // The loads that reuse these registers are under way while this batch waits for its unit and is stored.
-        places[i].unit_and_half = -1;
-        if (!walk.done()) places[i] = load_batch<kWhole>(args, walk, lane, values[i]);
-        walk.step(kDataWarps);
-        store_batch(args, shared, place, pixels, lane);
+      // The loads that reuse the registers of what is stored here are under way meanwhile.
+      const RingCursor place = walk.ring;
+      walk.step(data_warps);
+      const bool more = !walk.done();
+      const BatchSource<Storage> source(walk, lane);
+      convert_half(args, values[0], pixels);
+      if (more) load_half<kWhole>(args, source, 0, values[0]);
+      await_free(shared, place);
+      store_half(args, shared, place, 0, lane, pixels);
+      if (both) {
+        convert_half(args, values[1], pixels);
+        if (more) load_half<kWhole>(args, source, 1, values[1]);
+        store_half(args, shared, place, 1, lane, pixels);
       }
+      report_full(shared, place, lane);
+      if (!more) return;
     }
   }
 }
@@ -4260,7 +4437,18 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
-__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
+// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because a loop
+// would wait for every product.
+template <typename Function>
+__device__ __forceinline__ void with_steps(int in_channels, Function&& f) {
+  if (in_channels > 32) {
+    f(std::integral_constant<int, 4>());
+  } else if (in_channels > 16) {
+    f(std::integral_constant<int, 2>());
+  } else {
+    f(std::integral_constant<int, 1>());
+  }
+}
 
 // A warp's place in the units of the line that its block is on. Rows of taps come by often: no divisions, few barriers.
 struct UnitCursor {
@@ -4268,26 +4456,13 @@ struct UnitCursor {
   RingCursor next_ready;
   int next_free = 0;  // slot
 
-  // Waits for the line's units below `end`; reads by wgmma may follow. Data warps take batches in turn and in order: with
-  // the last kDataWarps batches all earlier ones are there.
-  template <int kDataWarps>
-  __device__ __forceinline__ void await(const Shared& shared, int end, int ring_units, int batches_per_unit) {
+  // Waits for the line's units below `end`; reads by wgmma may follow.
+  __device__ __forceinline__ void await(const Shared& shared, int end, int ring_units) {
     if (ready >= end) return;
-    next_ready.slot += end - ready;
-    if (next_ready.slot >= ring_units) {
-      next_ready.slot -= ring_units;
-      next_ready.parity ^= 1;
-    }
-    ready = end;
-    RingCursor last = next_ready;
-    const int count = min(end, batches_per_unit == 2 ? (kDataWarps + 1) / 2 : kDataWarps);
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      if (--last.slot < 0) {
-        last.slot += ring_units;
-        last.parity ^= 1;
-      }
-      mbarrier_wait(shared.unit_full + 8 * last.slot, last.parity);
+    for (; ready < end; ++ready) {
+      mbarrier_wait(shared.unit_full + 8 * next_ready.slot, next_ready.parity);
+      next_ready.next(ring_units);
     }
     fence_async_proxy();  // the units were written by ordinary stores
   }
@@ -4295,15 +4470,14 @@ struct UnitCursor {
   // Gives back the units below `end`, all awaited, which no product of this warp will read any more.
   __device__ __forceinline__ void release(const Shared& shared, int end, int ring_units) {
 #pragma unroll 1
-    for (; free + kFreeUnits <= end; free += kFreeUnits) {
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.unit_empty + 8 * (next_free / kFreeUnits));
-      next_free += kFreeUnits;
-      if (next_free == ring_units) next_free = 0;
+    for (; free < end; ++free) {
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.unit_empty + 8 * next_free);
+      if (++next_free == ring_units) next_free = 0;
     }
   }
 };
 
-template <int N, bool kPooled, int kDataWarps, typename Storage>
+template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
@@ -4313,14 +4487,15 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a ring.
   const int block = warpgroup % plan.blocks_per_sweep;
   const int first_stage = plan.resident_weights ? block : block * plan.ring_stages;
-  const int last_stage = plan.resident_weights ? INT32_MAX : first_stage + plan.ring_stages - 1;
-  const int stage_step = plan.resident_weights ? plan.blocks_per_sweep : 1;
+  const int last_stage = first_stage + plan.ring_stages - 1;
   const int segment = warpgroup / plan.blocks_per_sweep;
   const int ring_pixels = plan.ring_units * kUnitPixels;
   const auto wrapped = [ring_pixels](int pixel) { return pixel >= ring_pixels ? pixel - ring_pixels : pixel; };
   UnitCursor units;
   int tile_pixel = 0;  // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
+  const bool resident = plan.resident_weights != 0;
+  for (int i = 0; resident && i < plan.weight_stages; ++i) mbarrier_wait(shared.weight_full + 8 * i, 0);
 
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
     const Phase& phase = plan.phases[at.phase];
@@ -4333,13 +4508,15 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       float acc[N / 2];
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
+      const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
+      ChannelPair channels;
       int ic_block = 0;
       do {
         const bool last_use = plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1;  // of the window
         const bool continues = plan.num_ic_blocks == 1 && !at.last_of_chunk();
         // Past this the next tile of the line reads, or nobody.
         const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
-        const int channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
+        const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
         const int row_step = plan.tap_step_h * plan.pitch;
         const int taps_w = phase.taps_w;
         // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
@@ -4347,46 +4524,59 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         const int row_extent = plan.segment_pixels + phase.col_shift + (taps_w - 1) * plan.tap_step_w;
         int top = wrapped(tile_pixel + segment * plan.segment_pixels);
         int previous = -1;
-        const auto multiply_next_tap = [&](int pixel) {
-          mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
+        const auto multiply_next_tap = [&](auto steps, int pixel) {
+          if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
           const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
           const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
-          if (channels > 32) {  // straight-line code each: a loop would wait for every product
-            multiply_tap<N, 4, kBFloat16>(acc, a, b);
-          } else if (channels > 16) {
-            multiply_tap<N, 2, kBFloat16>(acc, a, b);
+          if constexpr (decltype(steps)::value > 0) {
+            multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
           } else {
-            multiply_tap<N, 1, kBFloat16>(acc, a, b);
+            with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc, a, b); });
+          }
+          if (resident) {  // nothing is given back: taps follow each other without a wait
+            stage.slot += plan.blocks_per_sweep;
+            return;
           }
           wgmma_wait<1>();  // the tap before this one is done with its stage
           if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-          previous = plan.resident_weights ? -1 : stage.slot;
+          previous = stage.slot;
           if (stage.slot == last_stage) {
             stage.slot = first_stage;
             stage.parity ^= 1;
           } else {
-            stage.slot += stage_step;
+            ++stage.slot;
           }
         };
-        int tap_h = 0;
-        do {
-          units.await<kDataWarps>(shared, units_below(needed + row_extent), plan.ring_units, args.batches_per_unit);
-          int pixel = wrapped(top + phase.col_shift);
-          multiply_next_tap(pixel);
-          if (last_use) units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+        const auto multiply_window = [&](auto steps) {
+          int tap_h = 0;
+          do {
+            units.await(shared, units_below(needed + row_extent), plan.ring_units);
+            int pixel = wrapped(top + phase.col_shift);
+            multiply_next_tap(steps, pixel);
+            if (last_use) {
+              if (resident) wgmma_wait<1>();
+              units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+            }
 #pragma unroll 1
-          for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
-            pixel = wrapped(pixel + plan.tap_step_w);
-            multiply_next_tap(pixel);
-          }
-          top = wrapped(top + row_step);
-          needed += row_step;
-        } while (++tap_h < phase.taps_h);
+            for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
+              pixel = wrapped(pixel + plan.tap_step_w);
+              multiply_next_tap(steps, pixel);
+            }
+            top = wrapped(top + row_step);
+            needed += row_step;
+          } while (++tap_h < phase.taps_h);
+        };
+        if constexpr (kPooled) {  // decided tap by tap, or the compiler serialises the products
+          multiply_window(std::integral_constant<int, 0>());
+        } else {
+          with_steps(in_channels, multiply_window);
+        }
+        if (ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
         if (last_use) {
-          const int end = continues ? tile_end / kUnitPixels : line_units(origin + plan.tile_pixels + plan.reach);
-          units.await<kDataWarps>(shared, end, plan.ring_units, args.batches_per_unit);  // also what only others read
+          const int end = continues ? tile_end / kUnitPixels : units_below(origin + plan.tile_pixels + plan.reach);
+          units.await(shared, end, plan.ring_units);  // also what only others read
           units.release(shared, end, plan.ring_units);
           if (continues) {
             tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
@@ -4401,8 +4591,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
-      finish_segment<N, kPooled, Storage>(args, shared, place,
-                                 (sweep * plan.blocks_per_sweep + warpgroup % plan.blocks_per_sweep) * kBlockOC, segment, acc);
+      finish_segment<N, kPooled, Storage>(args, shared, place, channel0, segment, channels, acc);
     }
   }
 }
@@ -4418,8 +4607,8 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, args.batches_per_unit);
-      mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);  // one for kFreeUnits of them is used
+      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit);
+      mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
@@ -4433,21 +4622,22 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup >= kConsumers) {
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
+    // The last warp streams weights. Where they are resident it soon has nothing to stream, and loads pixels too.
     const int producer = warp - Config::kConsumerWarps;
-    if (producer < Config::kDataWarps) {
-      if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
-        produce_pixels<Config::kDataWarps, 2, true>(args, shared, producer, lane);
-      } else if (args.whole_batches) {
-        produce_pixels<Config::kDataWarps, 1, true>(args, shared, producer, lane);
-      } else {
-        produce_pixels<Config::kDataWarps, 1, false>(args, shared, producer, lane);
-      }
-    } else if (lane < plan.blocks_per_sweep) {
-      produce_weights(args, shared, lane);
+    const int data_warps = plan.resident_weights ? Config::kProducerWarps : Config::kProducerWarps - 1;
+    if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) produce_weights(args, shared, lane);
+    if (producer >= data_warps) return;
+    __syncwarp();
+    if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+      produce_pixels<2, true>(args, shared, producer, data_warps, lane);
+    } else if (args.whole_batches) {
+      produce_pixels<1, true>(args, shared, producer, data_warps, lane);
+    } else {
+      produce_pixels<1, false>(args, shared, producer, data_warps, lane);
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<N, kPooled, Config::kDataWarps, Storage>(args, shared, warpgroup);
+    consume<N, kPooled, Storage>(args, shared, warpgroup);
   }
 #endif
 }
@@ -4547,13 +4737,12 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
-  args.by_ring_units = FastDivisor::make(static_cast<uint32_t>(plan.ring_units));
   args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
   args.pool_weight = static_cast<const Storage*>(pool_weight);
-  args.batches_per_unit = plan.in_channels_per_group > kBatchChannels ? 2 : 1;
+  args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
   const int64_t quad = kVectorPixels;
-  args.whole_batches = plan.in_channels_per_group % kBatchChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
-                       p.x_stride_c < INT32_MAX / (2 * kBlockIC) && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
+  args.whole_batches = plan.in_channels_per_group % kHalfChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+                       (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
                       p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
   args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
@@ -5392,7 +5581,7 @@ namespace tconv {
 
 // What a convolution tile says of one channel's outputs (after the epilogue): count, mean, sum of squared
 // deviations from that mean. Layout in memory: [batch][num_partials][out_channels].
-struct Moments {
+struct alignas(16) Moments {  // one load
   float count, mean, m2;
 };
 
@@ -6000,7 +6189,60 @@ inline float erf(float v) {
 // NaN passes through every one of them, as in PyTorch.
 
 #include <cmath>
+#include <type_traits>
 
+#if defined(__CUDACC__)
+// ---- kernels_src/cuda/branch_free_math.cuh
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
+// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+
+namespace tconv {
+namespace cuda {
+
+__device__ __forceinline__ float power_of_2(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+}
+__device__ __forceinline__ float reciprocal(float v) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(v));
+  return inverse;
+}
+
+// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
+// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
+// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
+// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
+__device__ __forceinline__ float normal_cdf(float v) {
+  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  float p = 0.037231579422950745f;
+  p = fmaf(p, t, -0.1820623278617859f);
+  p = fmaf(p, t, 0.28261348605155945f);
+  p = fmaf(p, t, -0.1228543221950531f);
+  p = fmaf(p, t, 0.1651645302772522f);
+  p = fmaf(p, t, 0.085897296667099f);
+  p = fmaf(p, t, 0.11847714334726334f);
+  p = fmaf(p, t, 0.11553260684013367f);
+  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
+  return v > 0.0f ? 1.0f - below : below;
+}
+
+// tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
+__device__ __forceinline__ float tanh(float v) {
+  const float large = copysignf(fmaf(-2.0f, reciprocal(power_of_2(fabsf(v) * 2.885390082f) + 1.0f), 1.0f), v);
+  const float square = v * v;
+  float p = -0.005895158741623163f;
+  p = fmaf(p, square, 0.020795973017811775f);
+  p = fmaf(p, square, -0.053783830255270004f);
+  p = fmaf(p, square, 0.13331924378871918f);
+  p = fmaf(p, square, -0.33333298563957214f);
+  return fabsf(v) < 0.6f ? fmaf(v * square, p, v) : large;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+#endif
 
 namespace tconv {
 
@@ -6023,6 +6265,9 @@ TCONV_HD T relu(T v) {
 // 0.5 v (1 + erf(v / sqrt 2))
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+#endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
 
@@ -6035,6 +6280,9 @@ TCONV_HD T gelu_tanh(T v) {
 
 template <typename T>
 TCONV_HD T tanh_(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) return cuda::tanh(v);
+#endif
   return T(math::tanh(v));
 }
 

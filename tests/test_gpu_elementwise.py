@@ -1,0 +1,91 @@
+"""The epilogues' own fp32 functions on a CUDA GPU against float64 and against PyTorch's."""
+
+import ctypes
+
+import pytest
+import torch
+from torch.utils.cpp_extension import load_inline
+
+from tests.solution_tools import ROOT
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = r"""
+#include "elementwise.h"
+
+template <int kFunction>
+__global__ void apply(const float* in, float* out, int count) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float v = in[i];
+  out[i] = kFunction == 0 ? tconv::elementwise::gelu_erf(v) : tconv::elementwise::tanh_(v);
+}
+
+TCONV_EXPORT int run(int function, const float* in, float* out, int count) {
+  const int blocks = (count + 255) / 256;
+  if (function == 0) apply<0><<<blocks, 256>>>(in, out, count);
+  else apply<1><<<blocks, 256>>>(in, out, count);
+  return static_cast<int>(cudaGetLastError());
+}
+"""
+FUNCTIONS = {"gelu": torch.nn.functional.gelu, "tanh": torch.tanh}
+
+
+@pytest.fixture(scope="module")
+def apply(tmp_path_factory):
+    path = load_inline(
+        name="tconv_elementwise",
+        cpp_sources=["int unused;"],
+        cuda_sources=[SOURCE],
+        extra_include_paths=[str(ROOT / "kernels_src")],
+        build_directory=str(tmp_path_factory.mktemp("elementwise")),
+        is_python_module=False,
+        no_implicit_headers=True,
+    )
+    library = ctypes.CDLL(path)
+
+    def run(name: str, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr())
+        torch.cuda.synchronize()
+        assert library.run(list(FUNCTIONS).index(name), *pointers, x.numel()) == 0
+        torch.cuda.synchronize()
+        return y
+
+    return run
+
+
+def errors_in_ulp(y, exact):
+    """How many units in the last place of the exact value each result is off."""
+    size = exact.abs().clamp_min(2.0**-126)
+    return (y.double() - exact).abs() / torch.exp2(torch.floor(torch.log2(size)) - 23)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_more_than_2_ulp_worse_than_pytorch(apply, name):
+    """In each interval of 1/8: the largest error against PyTorch's largest."""
+    function = FUNCTIONS[name]
+    for low in torch.arange(-6, 6, 0.125).tolist():
+        x = torch.linspace(low, low + 0.125, 100_001, device="cuda")
+        exact = function(x.double())
+        ours = errors_in_ulp(apply(name, x), exact).max().item()
+        pytorch = errors_in_ulp(function(x), exact).max().item()
+        assert ours <= pytorch + 2, (low, ours, pytorch)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_small_and_large_values(apply, name):
+    magnitudes = torch.exp2(torch.linspace(-100, 100, 4001, device="cuda"))
+    x = torch.cat([magnitudes, -magnitudes])
+    exact = FUNCTIONS[name](x.double())
+    off = (apply(name, x).double() - exact).abs()
+    assert (off <= 2e-6 * exact.abs() + 1e-30).all()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_non_finite_as_pytorch(apply, name):
+    x = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, 3.4e38], device="cuda")
+    expected = FUNCTIONS[name](x)
+    y = apply(name, x)
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.nan_to_num(), expected.nan_to_num())
