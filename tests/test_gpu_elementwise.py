@@ -79,7 +79,8 @@ def test_small_and_large_values(apply, name):
     x = torch.cat([magnitudes, -magnitudes])
     exact = FUNCTIONS[name](x.double())
     off = (apply(name, x).double() - exact).abs()
-    assert (off <= 2e-6 * exact.abs() + 1e-30).all()
+    # GELU's exponent, up to 126, is rounded to 24 bits: 126 * 2**-24 * ln 2 twice, and the fit.
+    assert (off <= 2e-5 * exact.abs() + 1e-37).all()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -56,7 +56,7 @@ def tensors(case, name):
 
 
 def rounded_to_tf32(values):
-    """To the nearest of 11 significant bits, ties to even, in float64 (as cuDNN's TF32 operands)."""
+    """To the nearest of 11 significant bits, ties to even, as float64."""
     mantissa, exponent = values.double().frexp()
     return ((mantissa * 2**11).round() / 2**11).ldexp(exponent)
 
@@ -77,8 +77,8 @@ def test_no_worse_than_cudnn(operator, case, name, kernel):
     exact = case.reference(x, weight, None)
     with forced(kernel):
         ours = relative_error(operator(x, weight, None, *case.parameters), exact)
-    # TF32 by its definition, and what cuDNN makes of it. On some shapes cuDNN computes in fp32 although TF32 is
-    # allowed; where it does use TF32 the two agree.
+    # TF32 by its definition, and what cuDNN makes of it. On some shapes cuDNN computes in fp32
+    # although TF32 is allowed; where it does use TF32 the two agree.
     rounded = case.reference(rounded_to_tf32(x), rounded_to_tf32(weight), None)
     tf32 = relative_error(rounded.float(), exact)
     cudnn = relative_error(eager(case, x, weight), exact)

@@ -21,7 +21,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);

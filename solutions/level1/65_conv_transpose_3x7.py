@@ -20,8 +20,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: aef65e2de81e135ace7528c7b258a914851ea60ea7835f9479d57fffaf9adf2f
-sha256 of CPU_SOURCE:  61fbb22152041dd21c93295e22579978cb3f9f7434eaa706d6cac9b00694f0d3
+sha256 of CUDA_SOURCE: 1d6a9e9c40f060adea0b1cfe08de093039cc05888f6245ffb680539fb92b69d9
+sha256 of CPU_SOURCE:  3f2305e9c26b93afac2f60a375dd8ca9994d19aa9999115a19c00e0446e68070
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -261,7 +261,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);
@@ -5029,7 +5031,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);

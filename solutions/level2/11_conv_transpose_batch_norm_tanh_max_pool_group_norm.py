@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 0672e07cb4e657e0ef0606e45f99daa3ca1c23ecddb8378b7eb6313e5dc05334
-sha256 of CPU_SOURCE:  63efe20915379d3bff98d72cc66614e81e09dc58a75299081a5879861f3a9b6e
+sha256 of CUDA_SOURCE: a2ef7b72da4f1dcb1853322b0bfae159caca776981da40adaac71ae9e71009a9
+sha256 of CPU_SOURCE:  e9d4ab6eee30fd456a6bb79a9f417ce6f8dc3e9a790142b0342f50b92bb445f0
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -1254,7 +1254,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);
@@ -6215,7 +6217,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);

@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 0376ba6b4672886bdec54c4acbb8c8e4c8bb1be0551ec5143da24eec92f5086e
-sha256 of CPU_SOURCE:  0e3435c0864bafb6688c34eb4a8b727b0a1f822437f808aee20b825945d12193
+sha256 of CUDA_SOURCE: d319d8b31999d875853d904e11b5fa16b43cd9118be6befc9b4597e5ffdf61c0
+sha256 of CPU_SOURCE:  bfe2578cea5ddc0dee7d9d8473ddf0a0f9adc7c0677b94195fde790572cfb5e3
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -270,7 +270,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);
@@ -5693,7 +5695,9 @@ __device__ __forceinline__ float reciprocal(float v) {
 // 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
 // Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
 __device__ __forceinline__ float normal_cdf(float v) {
-  const float t = reciprocal(fmaf(0.29f, fabsf(v), 1.0f));
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
   float p = 0.037231579422950745f;
   p = fmaf(p, t, -0.1820623278617859f);
   p = fmaf(p, t, 0.28261348605155945f);
