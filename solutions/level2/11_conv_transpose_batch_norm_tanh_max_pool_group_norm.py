@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: a2ef7b72da4f1dcb1853322b0bfae159caca776981da40adaac71ae9e71009a9
+sha256 of CUDA_SOURCE: ff573eb03471746c2338e0677b597a35626d3de7832001b276146f04e67559b5
 sha256 of CPU_SOURCE:  e9d4ab6eee30fd456a6bb79a9f417ce6f8dc3e9a790142b0342f50b92bb445f0
 """
 
@@ -835,6 +835,57 @@ int64_t launch_group_norm_plane_moments(const S* in, PartialOf<S>* partials, int
 // A group is one contiguous range; each thread holds vectors of it, aligned to 16 bytes; the first and the
 // last may be partial.
 
+// ---- kernels_src/cuda/fast_divisor.h
+// Division of non-negative integers by an invariant positive one: a multiplication and a shift.
+// Source: Granlund, Montgomery, "Division by invariant integers using multiplication", 1994.
+
+
+namespace tconv {
+namespace cuda {
+
+// n, divisor < 2^31.
+struct FastDivisor {
+  uint32_t divisor, multiplier, shift;
+
+  static FastDivisor make(uint32_t d) {
+    FastDivisor f{d, 0, 0};
+    while ((uint64_t{1} << f.shift) < d) ++f.shift;  // 2^shift >= d
+    if (d > 1) f.multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + f.shift)) + d - 1) / d);
+    return f;
+  }
+
+  TCONV_HD uint32_t quotient(uint32_t n) const {
+    if (divisor == 1) return n;
+    return static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> (31 + shift));
+  }
+};
+
+// n, divisor < 2^63.
+struct FastDivisor64 {
+  uint64_t divisor, multiplier;
+  uint32_t shift;
+
+  static FastDivisor64 make(uint64_t d) {
+    FastDivisor64 f{d, 0, 0};
+    while ((uint64_t{1} << f.shift) < d) ++f.shift;
+    using Wide = unsigned __int128;
+    if (d > 1) f.multiplier = static_cast<uint64_t>(((Wide{1} << (63 + f.shift)) + d - 1) / d);
+    return f;
+  }
+
+  TCONV_HD int64_t quotient(int64_t n) const {
+    if (divisor == 1) return n;
+#if defined(__CUDA_ARCH__)
+    const uint64_t high = __umul64hi(static_cast<uint64_t>(n), multiplier);
+#else
+    const uint64_t high = static_cast<uint64_t>((static_cast<unsigned __int128>(n) * multiplier) >> 64);
+#endif
+    return static_cast<int64_t>(high >> (shift - 1));
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/group_norm_finalise.cuh
 // GroupNorm statistics: partial moments of each channel -> one affine map per (sample, channel).
 //   mean, var over the group's channels and pixels (biased), rstd = 1 / sqrt(var + eps)
@@ -942,7 +993,7 @@ struct AsTheyAre {
 
 template <typename S, typename Transform>
 __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
-    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, GroupNormAffine<S> affine,
+    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, FastDivisor by_plane, GroupNormAffine<S> affine,
                                    Transform transform) {
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
@@ -974,23 +1025,22 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     }
   }
 
-  // The channel of each vector's first element. Elements from next_channel(i) on are the next one's.
-  int first_channels[Config::kVectorsPerThread];
-#pragma unroll
-  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+  // The channel of each vector's first element, worked out where it is wanted: registers are few. Elements from
+  // next_channel(i) on are the next one's.
+  const auto this_channel = [&](int i) {
     const int p = position(i);
-    first_channels[i] = p > 0 && p < elements ? p / plane : 0;
-  }
+    return p > 0 && p < elements ? static_cast<int>(by_plane.quotient(p)) : 0;
+  };
   const int channels = static_cast<int>(shape.channels_per_group());
-  const auto next_channel = [&](int i) { return (first_channels[i] + 1) * plane - position(i); };
-  const auto last_channel = [&](int i) { return min(first_channels[i] + 1, channels - 1); };
+  const auto next_channel = [&](int i) { return (this_channel(i) + 1) * plane - position(i); };
+  const auto last_channel = [&](int i) { return min(this_channel(i) + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      const auto here = transform.of_channel(first_channel + first_channels[i]);
+      const auto here = transform.of_channel(first_channel + this_channel(i));
       const auto next = transform.of_channel(first_channel + last_channel(i));
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
@@ -1028,25 +1078,26 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 
   // One map per channel, worked out once where the group's channels are few.
   __shared__ ChannelAffine<Acc> shared_affines[Config::kSharedChannels];
-  const auto work_out = [&](int channel) {
-    const double correction = sums[0] / elements;
-    const double mean = centre + correction, variance = sums[1] / elements - correction * correction;
-    const double rstd = 1.0 / sqrt(variance + affine.eps);
-    return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
+  __shared__ double mean, rstd;
+  const auto work_out = [&](int channel, double of_mean, double of_rstd) {
+    return make_channel_affine<Acc>(of_mean, of_rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
                                     parameter_or(affine.bias, first_channel + channel, 0.0));
   };
-  if (channels <= Config::kSharedChannels) {
-    if (thread < channels) shared_affines[thread] = work_out(thread);
-    __syncthreads();
+  if (thread < min(channels, Config::kSharedChannels)) {
+    const double correction = sums[0] / elements, variance = sums[1] / elements - correction * correction;
+    const double here_mean = centre + correction, here_rstd = 1.0 / sqrt(variance + affine.eps);
+    shared_affines[thread] = work_out(thread, here_mean, here_rstd);
+    if (thread == 0) mean = here_mean, rstd = here_rstd;
   }
+  __syncthreads();
   const auto channel_affine = [&](int channel) {
-    return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel);
+    return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel, mean, rstd);
   };
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     if (p + kVector <= 0 || p >= elements) continue;
-    const ChannelAffine<Acc> here = channel_affine(first_channels[i]), next = channel_affine(last_channel(i));
+    const ChannelAffine<Acc> here = channel_affine(this_channel(i)), next = channel_affine(last_channel(i));
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       ChannelAffine<Acc> of_channel = here;
@@ -1067,7 +1118,8 @@ template <typename S, typename Transform = AsTheyAre>
 int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
                                        cudaStream_t stream, const Transform& transform = {}) {
   return launch(group_norm_single_block_kernel<S, Transform>, shape.batch * shape.num_groups,
-                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape, affine, transform);
+                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape,
+                FastDivisor::make(static_cast<uint32_t>(shape.plane)), affine, transform);
 }
 
 }  // namespace norm
@@ -1689,57 +1741,6 @@ bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, con
   });
   return found;
 }
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/fast_divisor.h
-// Division of non-negative integers by an invariant positive one: a multiplication and a shift.
-// Source: Granlund, Montgomery, "Division by invariant integers using multiplication", 1994.
-
-
-namespace tconv {
-namespace cuda {
-
-// n, divisor < 2^31.
-struct FastDivisor {
-  uint32_t divisor, multiplier, shift;
-
-  static FastDivisor make(uint32_t d) {
-    FastDivisor f{d, 0, 0};
-    while ((uint64_t{1} << f.shift) < d) ++f.shift;  // 2^shift >= d
-    if (d > 1) f.multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + f.shift)) + d - 1) / d);
-    return f;
-  }
-
-  TCONV_HD uint32_t quotient(uint32_t n) const {
-    if (divisor == 1) return n;
-    return static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> (31 + shift));
-  }
-};
-
-// n, divisor < 2^63.
-struct FastDivisor64 {
-  uint64_t divisor, multiplier;
-  uint32_t shift;
-
-  static FastDivisor64 make(uint64_t d) {
-    FastDivisor64 f{d, 0, 0};
-    while ((uint64_t{1} << f.shift) < d) ++f.shift;
-    using Wide = unsigned __int128;
-    if (d > 1) f.multiplier = static_cast<uint64_t>(((Wide{1} << (63 + f.shift)) + d - 1) / d);
-    return f;
-  }
-
-  TCONV_HD int64_t quotient(int64_t n) const {
-    if (divisor == 1) return n;
-#if defined(__CUDA_ARCH__)
-    const uint64_t high = __umul64hi(static_cast<uint64_t>(n), multiplier);
-#else
-    const uint64_t high = static_cast<uint64_t>((static_cast<unsigned __int128>(n) * multiplier) >> 64);
-#endif
-    return static_cast<int64_t>(high >> (shift - 1));
-  }
-};
 
 }  // namespace cuda
 }  // namespace tconv

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: d319d8b31999d875853d904e11b5fa16b43cd9118be6befc9b4597e5ffdf61c0
+sha256 of CUDA_SOURCE: 9e352f34f594298a6844b0ff24b703be0d35df2cf1708002a50d215d9b916199
 sha256 of CPU_SOURCE:  bfe2578cea5ddc0dee7d9d8473ddf0a0f9adc7c0677b94195fde790572cfb5e3
 """
 
@@ -4674,7 +4674,7 @@ struct AsTheyAre {
 
 template <typename S, typename Transform>
 __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
-    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, GroupNormAffine<S> affine,
+    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, FastDivisor by_plane, GroupNormAffine<S> affine,
                                    Transform transform) {
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
@@ -4706,23 +4706,22 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
     }
   }
 
-  // The channel of each vector's first element. Elements from next_channel(i) on are the next one's.
-  int first_channels[Config::kVectorsPerThread];
-#pragma unroll
-  for (int i = 0; i < Config::kVectorsPerThread; ++i) {
+  // The channel of each vector's first element, worked out where it is wanted: registers are few. Elements from
+  // next_channel(i) on are the next one's.
+  const auto this_channel = [&](int i) {
     const int p = position(i);
-    first_channels[i] = p > 0 && p < elements ? p / plane : 0;
-  }
+    return p > 0 && p < elements ? static_cast<int>(by_plane.quotient(p)) : 0;
+  };
   const int channels = static_cast<int>(shape.channels_per_group());
-  const auto next_channel = [&](int i) { return (first_channels[i] + 1) * plane - position(i); };
-  const auto last_channel = [&](int i) { return min(first_channels[i] + 1, channels - 1); };
+  const auto next_channel = [&](int i) { return (this_channel(i) + 1) * plane - position(i); };
+  const auto last_channel = [&](int i) { return min(this_channel(i) + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      const auto here = transform.of_channel(first_channel + first_channels[i]);
+      const auto here = transform.of_channel(first_channel + this_channel(i));
       const auto next = transform.of_channel(first_channel + last_channel(i));
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
@@ -4760,25 +4759,26 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 
   // One map per channel, worked out once where the group's channels are few.
   __shared__ ChannelAffine<Acc> shared_affines[Config::kSharedChannels];
-  const auto work_out = [&](int channel) {
-    const double correction = sums[0] / elements;
-    const double mean = centre + correction, variance = sums[1] / elements - correction * correction;
-    const double rstd = 1.0 / sqrt(variance + affine.eps);
-    return make_channel_affine<Acc>(mean, rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
+  __shared__ double mean, rstd;
+  const auto work_out = [&](int channel, double of_mean, double of_rstd) {
+    return make_channel_affine<Acc>(of_mean, of_rstd, parameter_or(affine.weight, first_channel + channel, 1.0),
                                     parameter_or(affine.bias, first_channel + channel, 0.0));
   };
-  if (channels <= Config::kSharedChannels) {
-    if (thread < channels) shared_affines[thread] = work_out(thread);
-    __syncthreads();
+  if (thread < min(channels, Config::kSharedChannels)) {
+    const double correction = sums[0] / elements, variance = sums[1] / elements - correction * correction;
+    const double here_mean = centre + correction, here_rstd = 1.0 / sqrt(variance + affine.eps);
+    shared_affines[thread] = work_out(thread, here_mean, here_rstd);
+    if (thread == 0) mean = here_mean, rstd = here_rstd;
   }
+  __syncthreads();
   const auto channel_affine = [&](int channel) {
-    return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel);
+    return channels <= Config::kSharedChannels ? shared_affines[channel] : work_out(channel, mean, rstd);
   };
 #pragma unroll
   for (int i = 0; i < Config::kVectorsPerThread; ++i) {
     const int p = position(i);
     if (p + kVector <= 0 || p >= elements) continue;
-    const ChannelAffine<Acc> here = channel_affine(first_channels[i]), next = channel_affine(last_channel(i));
+    const ChannelAffine<Acc> here = channel_affine(this_channel(i)), next = channel_affine(last_channel(i));
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       ChannelAffine<Acc> of_channel = here;
@@ -4799,7 +4799,8 @@ template <typename S, typename Transform = AsTheyAre>
 int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
                                        cudaStream_t stream, const Transform& transform = {}) {
   return launch(group_norm_single_block_kernel<S, Transform>, shape.batch * shape.num_groups,
-                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape, affine, transform);
+                GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape,
+                FastDivisor::make(static_cast<uint32_t>(shape.plane)), affine, transform);
 }
 
 }  // namespace norm
