@@ -82,9 +82,9 @@ def test_no_worse_than_cudnn(operator, case, name, kernel):
     rounded = case.reference(rounded_to_tf32(x), rounded_to_tf32(weight), None)
     tf32 = relative_error(rounded.float(), exact)
     cudnn = relative_error(eager(case, x, weight), exact)
-    if cudnn > 1e-5:
-        assert abs(cudnn - tf32) <= 0.2 * tf32
-    assert ours <= 1.5 * max(cudnn, tf32) + 1e-7
+    used_tf32 = cudnn > 1e-5
+    assert not used_tf32 or abs(cudnn - tf32) <= 0.2 * tf32
+    assert ours <= 1.5 * (cudnn if used_tf32 else tf32) + 1e-7
 
 
 def elementwise_bound(case, x, weight):
