@@ -49,8 +49,7 @@ class Stopwatch:
 
     def _slice_cpu(self, call, prepare, scales, keep):
         times, kept, result, arguments = [], None, None, None
-        # The other process's idle threads spin for some milliseconds before they sleep.
-        time.sleep(_CPU_PAUSE_S)
+        settle(self.device)
         for index, scale in enumerate(scales):
             # Freed first, so that every call finds the allocator in the same state.
             result = arguments = None
@@ -79,6 +78,12 @@ class Stopwatch:
                     kept = copied(result)
             synchronize(self.device)
         return [begin.elapsed_time(end) for begin, end in events], kept
+
+
+def settle(device: torch.device) -> None:
+    """On the CPU, let the other process's idle threads spin, which they do for milliseconds."""
+    if device.type == "cpu":
+        time.sleep(_CPU_PAUSE_S)
 
 
 def synchronize(device: torch.device) -> None:

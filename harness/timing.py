@@ -1,6 +1,7 @@
 """Candidate and baselines timed in one run, in alternating slices."""
 
 import contextlib
+import itertools
 import random
 import statistics
 import time
@@ -18,7 +19,7 @@ BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
 _WARMUP_CALLS = 3
 _MAX_CALLS = 20
 _BURST_MS = 60.0
-_LEAST_BURSTS, _MOST_BURSTS, _BURST_PAUSE_S = 3, 12, 0.2
+_LEAST_BURSTS, _BURST_PAUSE_S, _PATIENCE_S = 3, 0.1, 10.0
 _SAMPLED = 64  # elements of an output
 
 
@@ -231,8 +232,9 @@ def own_clock(
 ) -> Burst:
     """The best of some bursts of calls in a row, by the harness's clock.
 
-    Three at least, and more while a busy machine keeps the clock from agreeing with `reported_ms`:
-    a burst never takes less than its work, so further tries help nobody who cheats. After one of
+    Three at least, and more for ten seconds while a busy machine keeps the clock from agreeing with
+    `reported_ms`, short ones in turn, which fit between two interruptions: a burst never takes less
+    than its work, so further tries help nobody who cheats. After one of
     the first three `look(factor, where)` is called: the burst's last output, copied before the
     clock was stopped, is then to be fetched and checked. Of every burst some of the output's
     `elements`, chosen at random, come back before its clock stops; those of the best are for the
@@ -248,17 +250,17 @@ def own_clock(
         milliseconds, sample = candidate.burst(factors, count, indices)
         return Burst(milliseconds, factors[(count - 1) % 2], indices, sample)
 
-    best = burst(2)
-    for index in range(_MOST_BURSTS):
+    best, deadline = burst(2), time.monotonic() + _PATIENCE_S
+    for index in itertools.count():
         if index >= _LEAST_BURSTS:
-            if clocks_agree(reported_ms, best.milliseconds):
-                break
+            if clocks_agree(reported_ms, best.milliseconds) or time.monotonic() > deadline:
+                return best
             time.sleep(_BURST_PAUSE_S)
-        one = burst(max(2, min(100, round(_BURST_MS / best.milliseconds))))
+        short = index >= _LEAST_BURSTS and index % 2 == 1
+        one = burst(2 if short else max(2, min(100, round(_BURST_MS / best.milliseconds))))
         if index == looked:
             look(one.factor, "last of the calls in a row")
         best = min(best, one, key=lambda entry: entry.milliseconds)
-    return best
 
 
 def clocks_agree(reported_ms: float, own_ms: float) -> bool:

@@ -202,6 +202,7 @@ class Worker:
         self.timed = None
         arguments = [self.prepare(scale) for scale in scales]
         clock.synchronize(self.device)
+        clock.settle(self.device)
         wire.send_message(self.control, {"started": True})
         with blamed("runtime_error"):
             for index in range(count):

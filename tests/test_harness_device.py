@@ -164,6 +164,16 @@ def test_the_elements_of_the_burst_that_counts_are_the_last_calls(wrong_at):
         check.require_sample([None] * 64, best.indices, answer, "float32", 9)
 
 
+def test_a_busy_machine_gets_further_bursts_and_a_slow_solution_no_better_clock(monkeypatch):
+    monkeypatch.setattr(timing, "_BURST_PAUSE_S", 0.001)
+    base = torch.ones(10)
+    busy = Sampled([50.0, 60.0, 40.0, *[30.0] * 20, 1.5], base)
+    assert timing.own_clock(busy, 1.0, 10, lambda *told: None).milliseconds == 1.5
+    monkeypatch.setattr(timing, "_PATIENCE_S", 0.2)
+    slow = Sampled([50.0] * 10_000, base)
+    assert timing.own_clock(slow, 1.0, 10, lambda *told: None).milliseconds == 50.0
+
+
 def test_a_process_whose_main_thread_has_ended_is_not_gone():
     """Another thread may still be in the GPU's driver, with its memory."""
     work = "import threading, time, ctypes; threading.Thread(target=time.sleep, args=[60]).start()"

@@ -189,7 +189,7 @@ def start_for(name: str):
 
 def judge(folder: str, name: str, backward: bool = False):
     """Evaluate a fixture: reasons, errors, processes left; runs in a process of the pool."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two at a time on two cores: more would take each other's
     norm = folder.endswith("_norm")
     outcome = evaluate(
         "tiny_norm" if norm else "tiny",
