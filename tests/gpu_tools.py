@@ -73,7 +73,7 @@ def check(operator, case: Case, dtype: torch.dtype, *, x=None, weight=None, bias
 
 def moved(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """The same values that many elements behind an aligned address, NaN before and after."""
-    flat = torch.full((tensor.numel() + 2 * elements,), NAN, dtype=tensor.dtype, device="cuda")
+    flat = tensor.new_full((tensor.numel() + 2 * elements,), NAN)
     flat[elements:-elements] = tensor.reshape(-1)
     return flat[elements:-elements].view(tensor.shape)
 
@@ -81,8 +81,7 @@ def moved(tensor: torch.Tensor, elements: int) -> torch.Tensor:
 def inside(tensor: torch.Tensor, before: tuple, after: tuple, steps=(1, 1, 1, 1)) -> torch.Tensor:
     """The same values as a strided window of a larger tensor that is NaN everywhere else."""
     places = list(zip(tensor.shape, before, after, steps, strict=True))
-    wide = torch.full([b + n * s + a for n, b, a, s in places], NAN, dtype=tensor.dtype)
-    wide = wide.to("cuda")
+    wide = tensor.new_full([b + n * s + a for n, b, a, s in places], NAN)
     window = wide[tuple(slice(b, b + n * s, s) for n, b, _, s in places)]
     window.copy_(tensor)
     return window

@@ -88,21 +88,25 @@ class SolutionShelf:
         paths = []
         for name in names:
             paths.append(self._folder / f"build_{name}.py")
-            paths[-1].write_text(self._text(name))
+            paths[-1].write_text(self.text(name))
         with self.build_folder(), ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
             list(pool.map(_execute, paths))
 
     def __getitem__(self, name: str) -> Loaded:
         """`name` is a file of tests/references or the number of a problem, without .py."""
         if name not in self._loaded:
-            text = self._text(name)
+            text = self.text(name)
             with self.build_folder():
                 solution = load_text(text, name)
-            reference = load_text(_reference(name).read_text(), name)
-            self._loaded[name] = Loaded(reference, solution, text)
+            self._loaded[name] = Loaded(self.reference(name), solution, text)
         return self._loaded[name]
 
-    def _text(self, name: str) -> str:
+    def reference(self, name: str) -> dict:
+        """The reference, loaded."""
+        return load_text(_reference(name).read_text(), name)
+
+    def text(self, name: str) -> str:
+        """The generated solution."""
         if name not in self._texts:
             path = _reference(name)
             self._texts[name] = generate(path, self._folder / path.name)

@@ -1,0 +1,148 @@
+// What kernels expect of the compiler and of CUDA's device headers: built-in variables, barriers, warp functions.
+#pragma once
+
+#include <math.h>
+#include <cstring>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "races.h"
+
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __forceinline__
+#undef __shared__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static  // blocks run one after another
+
+namespace emu {
+
+inline dim3 gridDim, blockDim, blockIdx, threadIdx;
+
+// A barrier of `expected` threads that a block or a warp passes as often as it likes.
+struct Barrier {
+  int arrived = 0;
+  unsigned generation = 0;
+  Clock gathering, passed;
+
+  void begin() {
+    *this = Barrier();
+    gathering.clear();
+    passed.clear();
+  }
+
+  // Threads that have ended are not waited for.
+  void wait(const int& expected, bool orders_memory) {
+    if (orders_memory) release(gathering);
+    const unsigned before = generation;
+    ++arrived;
+    wait_until([&] { return generation != before || arrived >= expected; });
+    if (generation == before) {
+      arrived = 0;
+      ++generation;
+      passed = gathering;
+    }
+    if (orders_memory) acquire(passed);
+  }
+};
+
+inline Barrier block_barrier, warp_barriers[kMaxThreads / 32];
+inline unsigned char exchanged[kMaxThreads / 32][32][64];
+
+inline int lane() { return current % 32; }
+inline int warp() { return current / 32; }
+inline void converge() { warp_barriers[warp()].wait(live_in_warp[warp()], false); }
+
+inline void begin_block() {
+  races_begin_block();
+  block_barrier.begin();
+  for (Barrier& barrier : warp_barriers) barrier.begin();
+}
+
+// Calls use(what lane i gave) for every lane; all lanes of the warp take part.
+template <typename T, typename Use>
+void exchange(const T& value, Use&& use) {
+  static_assert(sizeof(T) <= sizeof exchanged[0][0], "room for one value a lane");
+  std::memcpy(exchanged[warp()][lane()], &value, sizeof(T));
+  converge();
+  use([](int of_lane) {
+    T given;
+    std::memcpy(&given, exchanged[warp()][of_lane], sizeof(T));
+    return given;
+  });
+  converge();
+}
+
+template <typename T, typename Combine>
+T reduce(T value, Combine&& combine) {
+  T total{};
+  exchange(value, [&](auto given) {
+    total = given(0);
+    for (int i = 1; i < 32; ++i) total = combine(total, given(i));
+  });
+  return total;
+}
+
+}  // namespace emu
+
+inline void __syncthreads() { emu::block_barrier.wait(emu::live, true); }
+inline void __syncwarp() { emu::warp_barriers[emu::warp()].wait(emu::live_in_warp[emu::warp()], true); }
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int from) {
+  T result{};
+  emu::exchange(value, [&](auto given) { result = given(from); });
+  return result;
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int distance) {
+  return __shfl_sync(0xFFFFFFFFu, value, emu::lane() ^ distance);
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  return emu::reduce(vote ? 1u << emu::lane() : 0u, [](unsigned a, unsigned b) { return a | b; });
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, !vote) == 0; }
+inline unsigned __reduce_or_sync(unsigned, unsigned v) {
+  return emu::reduce(v, [](unsigned a, unsigned b) { return a | b; });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+  return emu::reduce(v, [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
+
+inline uint32_t __float_as_uint(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<unsigned __int128>(a) * b >> 64; }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+template <typename T>
+T __ldg(const T* at) {
+  return *at;
+}
+template <typename T>
+T __ldcs(const T* at) {
+  return *at;
+}
+template <typename T>
+void __stcs(T* at, T value) {
+  *at = value;
+}
+using std::max;
+using std::min;

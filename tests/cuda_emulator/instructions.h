@@ -1,0 +1,219 @@
+// The PTX instructions that the kernels' inline assembly is made of, under the names translate.py gives them.
+// Semantics and fragments: PTX ISA.
+#pragma once
+
+#include "runtime.h"
+
+namespace emu {
+
+// ---- Shared and global memory -------------------------------------------------------------------------------------
+
+inline void ld_shared_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t at) {
+  uint32_t v[4];
+  load_shared(v, at, 16);
+  x = v[0], y = v[1], z = v[2], w = v[3];
+}
+inline void ld_shared_v2(float& x, float& y, uint32_t at) {
+  float v[2];
+  load_shared(v, at, 8);
+  x = v[0], y = v[1];
+}
+inline void ld_shared(float& x, uint32_t at) { load_shared(&x, at, 4); }
+inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  const uint32_t v[4] = {x, y, z, w};
+  store_shared(at, v, 16);
+}
+inline void st_shared_v2(uint32_t at, float x, float y) {
+  const float v[2] = {x, y};
+  store_shared(at, v, 8);
+}
+inline void st_shared(uint32_t at, float x) { store_shared(at, &x, 4); }
+template <typename T>
+void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const T* from) {
+  uint32_t v[4];
+  std::memcpy(v, from, 16);
+  x = v[0], y = v[1], z = v[2], w = v[3];
+}
+template <typename T>
+void ld_global_v2(uint32_t& x, uint32_t& y, const T* from) {
+  uint32_t v[2];
+  std::memcpy(v, from, 8);
+  x = v[0], y = v[1];
+}
+inline void st_global_if_b32(unsigned wanted, void* to, unsigned value) {
+  if (wanted != 0) std::memcpy(to, &value, 4);
+}
+inline void st_global_if_b16(unsigned wanted, void* to, unsigned short value) {
+  if (wanted != 0) std::memcpy(to, &value, 2);
+}
+
+// The nearest number, which the hardware's approximations are an ulp or two from.
+inline void ex2_approx(float& y, float x) { y = std::exp2(x); }
+inline void rcp_approx(float& y, float x) { y = 1.0f / x; }
+inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b ? NAN : std::fmax(a, b); }
+
+// ---- cp.async -----------------------------------------------------------------------------------------------------
+
+inline void cp_async(uint32_t to, const void* from) { async_copies[current].open.push_back({to, from}); }
+inline void cp_async_commit() {
+  AsyncCopies& copies = async_copies[current];
+  copies.groups.push_back(std::move(copies.open));
+  copies.open.clear();
+}
+inline void cp_async_wait(int pending) {
+  AsyncCopies& copies = async_copies[current];
+  while (static_cast<int>(copies.groups.size()) > pending) {
+    for (const AsyncCopy& copy : copies.groups.front()) store_shared(copy.to, copy.from, 16);
+    copies.groups.pop_front();
+  }
+}
+
+// ---- mbarriers, bulk copies ---------------------------------------------------------------------------------------
+
+inline void mbarrier_init(uint32_t at, uint32_t arrivals) {
+  at_shared(at, 8);
+  Mbarrier barrier;
+  barrier.expected = barrier.pending = arrivals;
+  barrier.gathering.clear();
+  barrier.passed.clear();
+  mbarriers[at] = barrier;
+}
+inline void mbarrier_arrive(uint32_t at) {
+  Mbarrier& barrier = mbarriers.at(at);
+  release(barrier.gathering);
+  --barrier.pending;
+  barrier.advance();
+}
+inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes) {
+  mbarriers.at(at).bytes += bytes;
+  mbarrier_arrive(at);
+}
+inline void mbarrier_wait(uint32_t at, uint32_t parity) {
+  Mbarrier& barrier = mbarriers.at(at);
+  // The phase of this parity is over when the current one has the other.
+  wait_until([&] { return (barrier.phase & 1) != parity; });
+  acquire(barrier.passed);
+}
+inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
+  store_shared(to, from, bytes);
+  Mbarrier& barrier = mbarriers.at(at);
+  release(barrier.gathering);
+  barrier.bytes -= bytes;
+  barrier.advance();
+}
+
+// ---- wgmma --------------------------------------------------------------------------------------------------------
+
+// Address of 16-byte chunk `chunk` of row `row` of a 128-byte-swizzled operand: bits 4 to 6 turn with bits 7 to 9.
+inline uint32_t swizzled(uint64_t descriptor, int row, int chunk) {
+  const uint32_t at = (static_cast<uint32_t>(descriptor & 0x3FFF) << 4) + row * 128 + chunk * 16;
+  return at ^ (at >> 7 & 7) << 4;
+}
+
+template <bool kBFloat16>
+void operand_row(uint64_t descriptor, int row, float (&values)[16]) {
+  for (int chunk = 0; chunk < 2; ++chunk) {
+    uint16_t bits[8];
+    std::memcpy(bits, at_shared(swizzled(descriptor, row, chunk), 16), 16);
+    for (int k = 0; k < 8; ++k) {
+      if constexpr (kBFloat16) {
+        values[chunk * 8 + k] = __uint_as_float(static_cast<uint32_t>(bits[k]) << 16);
+      } else {
+        _Float16 v;
+        std::memcpy(&v, &bits[k], 2);
+        values[chunk * 8 + k] = static_cast<float>(v);
+      }
+    }
+  }
+}
+
+template <int N, bool kBFloat16>
+void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
+  float weights[2][16];
+  const int row = current % 128 / 32 * 16 + lane() / 4;
+  for (int half = 0; half < 2; ++half) operand_row<kBFloat16>(a, row + 8 * half, weights[half]);
+  for (int j = 0; j < N / 8; ++j)
+    for (int e = 0; e < 2; ++e) {
+      float pixel[16];
+      operand_row<kBFloat16>(b, 8 * j + 2 * (lane() % 4) + e, pixel);
+      for (int half = 0; half < 2; ++half)
+        for (int k = 0; k < 16; ++k) d[4 * j + 2 * half + e] += weights[half][k] * pixel[k];
+    }
+  if (!detect_races || lane() != 0) return;  // one lane stands for its warp
+  Reads& reads = product_reads[warp()];
+  for (int i = 0; i < 16; ++i)
+    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({swizzled(a, row / 16 * 16 + i, chunk) - kSharedBase, 16});
+  for (int i = 0; i < N; ++i)
+    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({swizzled(b, i, chunk) - kSharedBase, 16});
+  for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
+}
+inline void wgmma_commit() {
+  if (lane() != 0) return;
+  Reads& reads = product_reads[warp()];
+  reads.groups.push_back(std::move(reads.open));
+  reads.open.clear();
+}
+inline void wgmma_wait(int pending) {
+  if (lane() != 0) return;
+  Reads& reads = product_reads[warp()];
+  while (static_cast<int>(reads.groups.size()) > pending) {
+    for (const Reads::Range& range : reads.groups.front()) note_read(range.at, range.bytes);
+    reads.groups.pop_front();
+  }
+}
+
+// ---- mma.sync -----------------------------------------------------------------------------------------------------
+
+inline void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uint32_t at) {
+  uint32_t* const results[4] = {&r0, &r1, &r2, &r3};
+  exchange(at, [&](auto given) {
+    for (int matrix = 0; matrix < 4; ++matrix)
+      load_shared(results[matrix], given(8 * matrix + lane() / 4) + 4 * (lane() % 4), 4);
+  });
+}
+
+struct Fragments {
+  uint32_t a[4], b[2];
+};
+
+// value(bits, index): number `index` of a register that holds kPack numbers of K.
+template <int kPack, typename Value>
+void multiply_fragments(float& d0, float& d1, float& d2, float& d3, const Fragments& mine, Value&& value) {
+  float* const d[4] = {&d0, &d1, &d2, &d3};
+  exchange(mine, [&](auto given) {
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane() / 4, column = 2 * (lane() % 4) + i % 2;
+      for (int part = 0; part < 2; ++part)
+        for (int t = 0; t < 4; ++t) {
+          const uint32_t a = given(row * 4 + t).a[2 * part + i / 2], b = given(column * 4 + t).b[part];
+          for (int k = 0; k < kPack; ++k) *d[i] += value(a, k) * value(b, k);
+        }
+    }
+  });
+}
+inline void mma_tf32(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                     uint32_t b1) {
+  multiply_fragments<1>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}},
+                        [](uint32_t bits, int) { return __uint_as_float(bits & 0xFFFFE000u); });
+}
+inline void mma_f16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                    uint32_t b1) {
+  multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}}, [](uint32_t bits, int k) {
+    const uint16_t half = static_cast<uint16_t>(bits >> 16 * k);
+    _Float16 v;
+    std::memcpy(&v, &half, 2);
+    return static_cast<float>(v);
+  });
+}
+inline void mma_bf16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                     uint32_t b1) {
+  multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}},
+                        [](uint32_t bits, int k) { return __uint_as_float(k == 0 ? bits << 16 : bits & 0xFFFF0000u); });
+}
+
+}  // namespace emu
+
+namespace emu {
+template <typename Argument>
+Argument argument(int64_t (*)(Argument));  // of a function; for decltype
+}

@@ -1,0 +1,84 @@
+// The few functions of CUDA's runtime that the host side calls, for emulated devices: compute capability, processors.
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "memory.h"
+
+namespace emu {
+
+struct Device {
+  int major, minor, processors, shared_bytes;
+};
+// Device 1 is like an sm_80, few processors so that persistent blocks walk far.
+constexpr Device kDevices[] = {{9, 0, 3, 232448}, {8, 0, 2, 166912}, {9, 0, 132, 232448}};
+inline int device = 0;
+inline uint32_t seed = 0;
+
+template <typename... Params>
+struct Launch final : Body {
+  void (*kernel)(Params...);
+  std::tuple<std::decay_t<Params>...> arguments;
+  template <typename... Args>
+  Launch(void (*k)(Params...), Args&&... args) : kernel(k), arguments(std::forward<Args>(args)...) {}
+  void run() override { std::apply(kernel, arguments); }
+  void enter(int thread) override { threadIdx = dim3(thread); }
+};
+
+template <typename... Params, typename... Args>
+cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
+  Launch<Params...> launch(kernel, std::forward<Args>(args)...);
+  gridDim = config->gridDim;
+  blockDim = config->blockDim;
+  const int threads = blockDim.x;
+  if (threads > kMaxThreads || blockDim.y * blockDim.z != 1 || config->dynamicSmemBytes > static_cast<size_t>(kDevices[device].shared_bytes))
+    return cudaErrorInvalidConfiguration;
+  body = &launch;
+  for (unsigned z = 0; z < gridDim.z; ++z)
+    for (unsigned y = 0; y < gridDim.y; ++y)
+      for (unsigned x = 0; x < gridDim.x; ++x) {
+        blockIdx = dim3(x, y, z);
+        num_threads = threads;
+        begin_shared(config->dynamicSmemBytes);
+        begin_block();
+        if (!run_block(threads, seed)) return cudaErrorLaunchTimeout;
+      }
+  return cudaSuccess;
+}
+
+}  // namespace emu
+
+#define cudaLaunchKernelEx emu::launch_kernel
+
+template <typename... Params>
+cudaError_t cudaFuncSetAttribute(void (*)(Params...), cudaFuncAttribute, int bytes) {
+  return bytes <= emu::kDevices[emu::device].shared_bytes ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+extern "C" {
+cudaError_t cudaGetDevice(int* device) {
+  *device = emu::device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const emu::Device& of = emu::kDevices[device];
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: *value = of.major; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = of.minor; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = of.processors; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = of.shared_bytes + 1024; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = of.shared_bytes; return cudaSuccess;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; return cudaSuccess;
+    default: return cudaErrorInvalidValue;
+  }
+}
+cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t) {
+  std::memset(at, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorLaunchTimeout ? "the block's threads wait for each other for ever" : "an error";
+}
+}

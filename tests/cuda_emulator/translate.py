@@ -1,0 +1,134 @@
+"""CUDA source of a solution to C++ that runs on the CPU: launches, inline assembly, dynamic shared
+memory become calls of the headers beside this file.
+"""
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# The head of an inline assembly's text, and the function of instructions.h that does the same.
+INSTRUCTIONS = {
+    "mbarrier.init.": "mbarrier_init",
+    "mbarrier.arrive.shared::cta.b64 ": "mbarrier_arrive",
+    "mbarrier.arrive.expect_tx.": "mbarrier_arrive_expect",
+    "{ .reg .pred done; again: mbarrier.try_wait.parity.": "mbarrier_wait",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes ": "bulk_copy",
+    "cp.async.cg.shared.global ": "cp_async",
+    "cp.async.commit_group;": "cp_async_commit",
+    "cp.async.wait_group ": "cp_async_wait",
+    "ld.global.nc.L2::256B.v4.u32 ": "ld_global_v4",
+    "ld.global.nc.L2::256B.v2.u32 ": "ld_global_v2",
+    "ld.shared.v4.u32 ": "ld_shared_v4",
+    "ld.shared.v2.f32 ": "ld_shared_v2",
+    "ld.shared.f32 ": "ld_shared",
+    "st.shared.v4.b32 ": "st_shared_v4",
+    "st.shared.v4.u32 ": "st_shared_v4",
+    "st.shared.v2.f32 ": "st_shared_v2",
+    "st.shared.f32 ": "st_shared",
+    "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b32 ": "st_global_if_b32",
+    "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b16 ": "st_global_if_b16",
+    "wgmma.commit_group.": "wgmma_commit",
+    "wgmma.wait_group.": "wgmma_wait",
+    "ex2.approx.ftz.f32 ": "ex2_approx",
+    "rcp.approx.ftz.f32 ": "rcp_approx",
+    "max.NaN.f32 ": "max_nan",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 ": "ldmatrix",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ": "mma_tf32",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ": "mma_f16",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ": "mma_bf16",
+}
+# What does nothing here: no optimiser to hold back, one proxy, registers without end.
+NOTHING = ("", "fence.mbarrier_init.", "fence.proxy.async.", "wgmma.fence.", "setmaxnreg.")
+
+_WGMMA = """template <int N>
+struct Wgmma {
+  template <bool kBFloat16>
+  static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {
+    emu::wgmma<N, kBFloat16>(d, a, b);
+  }
+};
+"""
+
+
+def translate(source: str) -> str:
+    """C++17 for g++ with this folder and CUDA's headers on the include path.
+
+    Raises ValueError for inline assembly that instructions.h does not know.
+    """
+    source = re.sub(  # its assembly is written by macros
+        r"template <int N>\nstruct Wgmma;\n.*?(?=\n}  // namespace sm90)",
+        _WGMMA,
+        source,
+        flags=re.DOTALL,
+    )
+    source = re.sub(
+        r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
+        r"\1* const \2 = reinterpret_cast<\1*>(emu::shared_memory);",
+        source,
+    )
+    source = re.sub(
+        r"__cvta_generic_to_shared\((\w+)\)",
+        r"(emu::kSharedBase + (reinterpret_cast<const unsigned char*>(\1) - emu::shared_memory))",
+        source,
+    )
+    source = re.sub(r"(?<![\w.>])(threadIdx|blockIdx|blockDim|gridDim)\b", r"emu::\1", source)
+    parts, end = [], 0
+    for begin, stop, call in _assemblies(source):
+        parts += [source[end:begin], call]
+        end = stop
+    text = "".join([*parts, source[end:]])
+    return f'#define __CUDA_ARCH_FEAT_SM90_ALL 1\n#include "instructions.h"\n{text}\n{_EXPORTS}'
+
+
+def _assemblies(source: str):
+    """(begin, end, what to put there) of every asm statement."""
+    for found in re.finditer(r"\basm(?: volatile)?\(", source):
+        end = _closing(source, found.end())
+        yield found.start(), end + 1, _call(source[found.end() : end])
+
+
+def _closing(source: str, at: int) -> int:
+    """Where the parenthesis opened before `at` is closed, outside of string literals."""
+    depth = 1
+    for token in re.compile(r'"(?:[^"\\]|\\.)*"|[()]').finditer(source, at):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.start()
+    raise ValueError(f"an asm statement without an end: {source[at : at + 60]!r}")
+
+
+def _call(statement: str) -> str:
+    head = re.match(r'(?:\s*"(?:[^"\\]|\\.)*")+', statement)[0]
+    text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', head)).replace("\\n", " ")
+    text = " ".join(text.split())
+    if any(text == word if word == "" else text.startswith(word) for word in NOTHING):
+        return "static_cast<void>(0)"
+    names = [name for start, name in INSTRUCTIONS.items() if text.startswith(start)]
+    if len(names) != 1:
+        raise ValueError(f"instructions.h knows no {text!r}")
+    operands = []
+    for found in re.finditer(r'"[+=]?[rlfhn]"\s*\(', statement[len(head) :]):
+        begin = len(head) + found.end()
+        operands.append(statement[begin : _closing(statement, begin)])
+    return f"emu::{names[0]}({', '.join(operands)})"
+
+
+_EXPORTS = """
+extern "C" {
+int64_t tconv_cpu_workspace_bytes(const void* call) {
+  return tconv_cuda_workspace_bytes(static_cast<decltype(emu::argument(tconv_cuda_run))>(call));
+}
+int64_t tconv_cpu_run(const void* call) {
+  return tconv_cuda_run(static_cast<decltype(emu::argument(tconv_cuda_run))>(call));
+}
+void emulator_set(int64_t device, int64_t seed, int64_t detect_races) {
+  emu::device = static_cast<int>(device);
+  emu::seed = static_cast<uint32_t>(seed);
+  emu::detect_races = detect_races != 0;
+  emu::num_races = 0;
+  emu::first_races.clear();
+}
+int64_t emulator_races() { return emu::num_races; }
+const char* emulator_first_races() { return emu::first_races.c_str(); }
+}
+"""

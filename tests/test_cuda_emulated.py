@@ -1,0 +1,273 @@
+"""The CUDA kernels on the CPU, thread by thread (tests/cuda_emulator): their answers, and whether
+synchronisation orders what their threads do to shared memory, without a GPU.
+"""
+
+import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.cuda_emulator import emulator
+from tests.gpu_tools import DTYPES, KERNELS, LAYOUTS, LOW, can_force, settings, tf32
+from tests.solution_tools import (
+    GRID,
+    Case,
+    assert_within,
+    conv_bound,
+    environment,
+    relative_error,
+)
+
+pytestmark = pytest.mark.skipif(
+    emulator.cuda_headers() is None, reason="no CUDA toolkit: its headers are needed"
+)
+NAMES = ["69", "19", "11"]
+# Sources with one synchronisation taken out or put too early: what the detector is there to see.
+BROKEN = {
+    "a unit is written before it is free": (
+        "mbarrier_wait(shared.unit_empty + 8 * (place.slot / kBatchesPerUnit), place.parity ^ 1);",
+        "",
+    ),
+    "a unit is read before it is full": (
+        "mbarrier_wait(shared.unit_full + 8 * next_ready.slot, next_ready.parity);",
+        "",
+    ),
+    "a row is given back while it is multiplied": (
+        "if (resident) wgmma_wait<1>();",
+        "",
+    ),
+    "a unit too many is given back": (
+        "units.release(shared, min(needed, tile_end) / kUnitPixels",
+        "units.release(shared, min(needed + kUnitPixels, tile_end) / kUnitPixels",
+    ),
+    "a full unit is never reported": (
+        "if (lane == 0) mbarrier_arrive(shared.unit_full",
+        "if (lane == 32) mbarrier_arrive(shared.unit_full",
+    ),
+    "outputs are read before all lanes have stored them": (
+        "__syncwarp();\n      float2 rows",
+        "float2 rows",
+    ),
+}
+RESIDENT = Case(batch=1, in_channels=64, out_channels=64, kernel=(3, 3), size=(60, 60))
+RACED = {
+    "resident weights": RESIDENT,
+    "streamed weights": Case(
+        batch=1, in_channels=64, out_channels=64, kernel=(3, 7), size=(30, 60), bias=False
+    ),
+    "two blocks of outputs": Case(
+        batch=1, in_channels=64, out_channels=128, kernel=(3, 5), size=(30, 60)
+    ),
+    "two blocks of inputs": Case(
+        batch=2, in_channels=70, out_channels=96, kernel=(3, 3), size=(20, 40)
+    ),
+    "inputs, outputs, sweeps": Case(
+        batch=1, in_channels=130, out_channels=200, kernel=(2, 3), size=(9, 20)
+    ),
+    "phases": Case(
+        batch=1, in_channels=32, out_channels=64, kernel=(4, 4), stride=(2, 2), size=(20, 40)
+    ),
+    "single channels": Case(batch=3, in_channels=17, out_channels=19, kernel=(3, 5), size=(7, 33)),
+    "groups": Case(batch=2, in_channels=40, out_channels=72, groups=2, size=(9, 30)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.fixture(scope="module")
+def solutions(shelf, folder):
+    """Emulated solutions by the name of their reference."""
+
+    def build(name):
+        (folder / name).mkdir()
+        return emulator.build(shelf.text(name), folder / name)
+
+    with ThreadPoolExecutor(min(len(NAMES), os.cpu_count() or 1)) as pool:
+        built = list(pool.map(build, NAMES))
+    return {
+        name: emulator.Emulated(shelf.text(name), library)
+        for name, library in zip(NAMES, built, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def conv(solutions):
+    return solutions["69"]
+
+
+def forced(kernel: str):
+    return environment(TCONV_KERNEL=kernel)
+
+
+def check(conv, case: Case, operands: tuple, allowed: bool) -> None:
+    x, weight, bias = operands
+    y = conv.operator(x, weight, bias, *case.parameters)
+    rounded = allowed and x.dtype == torch.float32
+    bound = conv_bound(case, *operands, x.dtype, tf32=rounded)
+    assert_within(y, case.reference(*operands), bound)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_grid(conv, case, kernel):
+    for dtype in DTYPES:
+        operands = case.tensors(dtype)
+        for allowed in settings(dtype):
+            with conv.on(), forced(kernel), tf32(allowed):
+                if can_force(kernel, case, dtype, allowed) or case.batch == 0:
+                    check(conv, case, operands, allowed)
+                else:
+                    with pytest.raises(RuntimeError, match="forced by TCONV_KERNEL"):
+                        conv.operator(*operands, *case.parameters)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "portable", "hopper"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(conv, layout, kernel):
+    case = Case(in_channels=64, out_channels=64, size=(8, 32), kernel=(3, 3), padding=(1, 1))
+    for dtype in (torch.float32, *LOW):
+        x, weight, bias = case.tensors(dtype)
+        with conv.on(seed=1), forced(kernel), tf32(True):
+            check(conv, case, (LAYOUTS[layout](x), weight, bias), True)
+
+
+@pytest.mark.parametrize("in_channels", [1, 3, 17, 96, 130])
+def test_hopper_with_any_channels(conv, in_channels):
+    for out_channels in (1, 3, 17, 96, 130):
+        case = Case(
+            batch=1, in_channels=in_channels, out_channels=out_channels, size=(6, 21), kernel=(3, 5)
+        )
+        with conv.on(), forced("hopper"), tf32(True):
+            check(conv, case, case.tensors(), True)
+
+
+def test_all_processors_at_once(conv):
+    """As many blocks as an H200 has processors: most of them with nothing to do."""
+    case = Case(in_channels=64, out_channels=128, kernel=(3, 5), size=(16, 40))
+    with conv.on(emulator.FULL_HOPPER), forced("hopper"), tf32(True):
+        check(conv, case, case.tensors(), True)
+
+
+def test_another_gpu_takes_the_portable_kernel(conv):
+    case = Case(in_channels=64, out_channels=128, kernel=(3, 5), size=(16, 40))
+    operands = case.tensors()
+    with conv.on(emulator.AMPERE), tf32(True):
+        with forced("auto"):
+            check(conv, case, operands, True)
+        with forced("hopper"), pytest.raises(RuntimeError, match="forced by TCONV_KERNEL"):
+            conv.operator(*operands, *case.parameters)
+
+
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+@pytest.mark.parametrize(
+    ("factor", "special"),
+    [(1e30, None), (1e-12, None), (1.0, 1e6), (1.0, float("nan")), (1.0, float("inf"))],
+)
+def test_what_fp16_containers_cannot_hold(conv, kernel, factor, special):
+    case = Case(in_channels=64, out_channels=64, kernel=(3, 3), size=(9, 24), bias=False)
+    x, weight, _ = case.tensors()
+    x = x * factor
+    if special is not None:
+        x[1, 3, 4, 5] = special
+    with conv.on(), forced(kernel), tf32(True):
+        y = conv.operator(x, weight, None, *case.parameters)
+    exact = case.reference(x, weight, None)
+    finite = exact.isfinite()
+    assert torch.equal(y.isfinite(), finite) and torch.equal(y.isnan(), exact.isnan())
+    bound = conv_bound(case, x, weight, None, torch.float32, tf32=True)
+    assert_within(y[finite], exact[finite], bound[finite])
+
+
+# Patterns ---------------------------------------------------------------------------------------
+
+
+def model_input(dtype=torch.float32, size=(13, 21)):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, 64, *size, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("name", "training"), [("19", True), ("11", True), ("11", False)])
+def test_models(shelf, solutions, name, training, kernel):
+    """Also where windows do not tile the image, and with a BatchNorm weight of every sign."""
+    emulated = solutions[name]
+    torch.manual_seed(0)
+    model = shelf.reference(name)["Model"](*shelf.reference(name)["get_init_inputs"]())
+    torch.manual_seed(0)
+    new = emulated.solution["ModelNew"](*shelf.reference(name)["get_init_inputs"]())
+    with torch.no_grad():
+        for of_model, of_new in zip(model.parameters(), new.parameters(), strict=True):
+            of_model.copy_(torch.randn_like(of_model) if of_model.dim() == 1 else of_model)
+            of_new.copy_(of_model)
+        if name == "11":
+            for norm in (model.batch_norm, new.batch_norm):
+                norm.weight[3] = 0.0
+    for dtype in (torch.float32, *LOW):
+        for size in ((13, 21), (12, 20)):
+            exact_model = copy.deepcopy(model).to(dtype).double().train(training)
+            candidate = copy.deepcopy(new).to(dtype).train(training)
+            x = model_input(dtype, size)
+            with emulated.on(), forced(kernel), tf32(True), torch.no_grad():
+                error = relative_error(candidate(x), exact_model(x.double()))
+            assert error <= {torch.float32: 3e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+            for key, value in candidate.state_dict().items():
+                wanted = exact_model.state_dict()[key].double()
+                torch.testing.assert_close(value.double(), wanted, rtol=0.04, atol=5e-3)
+
+
+# Synchronisation --------------------------------------------------------------------------------
+
+
+def races(conv, case: Case, seed: int) -> list[str]:
+    """What the detector finds, a deadlock included."""
+    operands = case.tensors()
+    with conv.on(seed=seed, detect_races=True), forced("hopper"), tf32(True):
+        try:
+            conv.operator(*operands, *case.parameters)
+        except RuntimeError as error:
+            return [str(error)]
+        return conv.races()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("case", RACED.values(), ids=RACED)
+def test_hopper_kernel_has_no_race(conv, case, seed):
+    assert races(conv, case, seed) == []
+
+
+@pytest.mark.parametrize(("name", "training"), [("19", True), ("11", True), ("11", False)])
+def test_models_have_no_race(shelf, solutions, name, training):
+    emulated = solutions[name]
+    model = emulated.solution["ModelNew"](*shelf.reference(name)["get_init_inputs"]())
+    model.train(training)
+    for seed in (0, 1):
+        with emulated.on(seed=seed, detect_races=True), forced("auto"), torch.no_grad():
+            model(model_input(size=(32, 32)))
+            assert emulated.races() == []
+
+
+@pytest.fixture(scope="module")
+def broken(shelf, folder):
+    """Emulated solutions of problem 69 by what is wrong with them."""
+
+    def build(name):
+        before, after = BROKEN[name]
+        text = shelf.text("69")
+        assert text.count(before) == 1, f"the kernel has changed: {before!r}"
+        place = folder / str(list(BROKEN).index(name))
+        place.mkdir()
+        text = text.replace(before, after)
+        return emulator.Emulated(text, emulator.build(text, place))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(BROKEN, pool.map(build, BROKEN), strict=True))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_detector_sees(broken, name):
+    assert any(races(broken[name], case, 0) for case in RACED.values())
