@@ -63,9 +63,11 @@ CONVOLUTIONS = [
     ((34, 36, (3, 3), 1, 1, 0, 2, 2), (1, 34, 12, 17)),  # dilation 2, two groups
     ((96, 64, (3, 3), 1, 1), (2, 96, 8, 12)),  # a channel block that ends after its first half
 ]
-# The same with statistics, and normalisations of both sizes: a group in one block, and not.
+# The same with statistics, and normalisations: of a group in one block (two kernels), or in many.
 NORMS = [
     ("19", (64, 64, 3, 1, 8, 8), (2, 64, 10, 28)),
+    ("19", (64, 64, 3, 1, 8, 8), (1, 64, 10, 11)),
+    ("11", (64, 128, 5, 1, 1, 8, 8), (1, 64, 20, 24)),
     ("19", (64, 64, 3, 1, 8, 2), (1, 64, 60, 60)),
     ("11", (64, 128, 5, 1, 1, 8, 8), (2, 64, 12, 12)),
     ("11", (64, 128, 5, 1, 1, 8, 2), (1, 64, 40, 40)),

@@ -191,33 +191,73 @@ def model_input(dtype=torch.float32, size=(13, 21)):
     return torch.randn(2, 64, *size, generator=generator).to(dtype)
 
 
+def models(shelf, emulated, name):
+    """(Model, ModelNew) with parameters of either sign, and a BatchNorm weight of zero."""
+    pair = []
+    for factory in (shelf.reference(name)["Model"], emulated.solution["ModelNew"]):
+        torch.manual_seed(0)
+        pair.append(factory(*shelf.reference(name)["get_init_inputs"]()))
+    model, new = pair
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_()
+        if name == "11":
+            model.batch_norm.weight[3] = 0.0
+    new.load_state_dict(model.state_dict())
+    return model, new
+
+
+def check_model(emulated, model, new, x, bound: float) -> None:
+    """Output and buffers of copies in the dtype of x, against the reference in float64."""
+    exact_model = copy.deepcopy(model).to(x.dtype).double()
+    candidate = copy.deepcopy(new).to(x.dtype)
+    with torch.no_grad():
+        error = relative_error(candidate(x), exact_model(x.double()))
+    assert error <= bound
+    for key, value in candidate.state_dict().items():
+        wanted = exact_model.state_dict()[key].double()
+        torch.testing.assert_close(value.double(), wanted, rtol=0.04, atol=5e-3)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("name", "training"), [("19", True), ("11", True), ("11", False)])
 def test_models(shelf, solutions, name, training, kernel):
-    """Also where windows do not tile the image, and with a BatchNorm weight of every sign."""
+    """Also where windows do not tile the image, and with groups in every kernel of GroupNorm."""
     emulated = solutions[name]
-    torch.manual_seed(0)
-    model = shelf.reference(name)["Model"](*shelf.reference(name)["get_init_inputs"]())
-    torch.manual_seed(0)
-    new = emulated.solution["ModelNew"](*shelf.reference(name)["get_init_inputs"]())
-    with torch.no_grad():
-        for of_model, of_new in zip(model.parameters(), new.parameters(), strict=True):
-            of_model.copy_(torch.randn_like(of_model) if of_model.dim() == 1 else of_model)
-            of_new.copy_(of_model)
-        if name == "11":
-            for norm in (model.batch_norm, new.batch_norm):
-                norm.weight[3] = 0.0
-    for dtype in (torch.float32, *LOW):
-        for size in ((13, 21), (12, 20)):
-            exact_model = copy.deepcopy(model).to(dtype).double().train(training)
-            candidate = copy.deepcopy(new).to(dtype).train(training)
-            x = model_input(dtype, size)
-            with emulated.on(), forced(kernel), tf32(True), torch.no_grad():
-                error = relative_error(candidate(x), exact_model(x.double()))
-            assert error <= {torch.float32: 3e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-            for key, value in candidate.state_dict().items():
-                wanted = exact_model.state_dict()[key].double()
-                torch.testing.assert_close(value.double(), wanted, rtol=0.04, atol=5e-3)
+    model, new = models(shelf, emulated, name)
+    model.train(training), new.train(training)
+    for dtype, bound in ((torch.float32, 3e-3), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
+        sizes = ((13, 21), (12, 20))
+        if kernel == "auto":
+            sizes = ((10, 11), (20, 24), (32, 32), (40, 50))
+        for size in sizes:
+            with emulated.on(), forced(kernel), tf32(True):
+                check_model(emulated, model, new, model_input(dtype, size), bound)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("size", [(13, 21), (12, 20), (30, 52), (6, 5)])
+def test_pooled_model_whose_inputs_fp16_containers_cannot_hold(shelf, solutions, size, training):
+    emulated = solutions["11"]
+    model, new = models(shelf, emulated, "11")
+    model.train(training), new.train(training)
+    with torch.no_grad():  # or tanh is a step
+        model.conv_transpose.weight.mul_(1e-4)
+        new.load_state_dict(model.state_dict())
+    with emulated.on(seed=1), forced("hopper"), tf32(True):
+        check_model(emulated, model, new, model_input(size=size) * 1e4, 3e-3)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+def test_pooled_model_spreads_what_is_not_finite_as_pytorch_does(shelf, solutions, special):
+    emulated = solutions["11"]
+    model, new = models(shelf, emulated, "11")
+    model.eval(), new.eval()
+    x = model_input()
+    x[1, 3, 4, 5] = special
+    with emulated.on(), forced("hopper"), tf32(True), torch.no_grad():
+        assert torch.equal(new(x).isfinite(), model(x).isfinite())
 
 
 # Synchronisation --------------------------------------------------------------------------------

@@ -25,10 +25,11 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     if not (norm.training and norm.track_running_stats) or norm.running_mean is None or count == 0:
         return
     with torch.no_grad():
-        unbiased = batch_var * (count / (count - 1))
-        for running, batch in ((norm.running_mean, batch_mean), (norm.running_var, unbiased)):
-            batch = batch.to(running.dtype)
-            if norm.momentum is None:
-                running.lerp_(batch, 1.0 / norm.num_batches_tracked.to(running.dtype))
-            else:
-                running.lerp_(batch, norm.momentum)
+        running = [norm.running_mean, norm.running_var]
+        batch = [batch_mean, batch_var * (count / (count - 1))]
+        batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
+        if norm.momentum is not None:
+            torch._foreach_lerp_(running, batch, norm.momentum)  # one launch for both
+            return
+        for old, new in zip(running, batch, strict=True):
+            old.lerp_(new, 1.0 / norm.num_batches_tracked.to(old.dtype))

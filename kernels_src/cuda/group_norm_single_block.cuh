@@ -7,7 +7,7 @@
 #pragma once
 
 #include "fast_divisor.h"
-#include "group_norm_finalise.cuh"
+#include "group_norm_channel_warps.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -165,6 +165,12 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 template <typename S, typename Transform = AsTheyAre>
 int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
                                        cudaStream_t stream, const Transform& transform = {}) {
+  if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
+    if (GroupNormChannelWarpsConfig<10>::fits(shape))
+      return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);
+    if (GroupNormChannelWarpsConfig<5>::fits(shape))
+      return launch_group_norm_channel_warps<5>(in, out, shape, affine, stream, transform);
+  }
   return launch(group_norm_single_block_kernel<S, Transform>, shape.batch * shape.num_groups,
                 GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape,
                 FastDivisor::make(static_cast<uint32_t>(shape.plane)), affine, transform);

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: ff573eb03471746c2338e0677b597a35626d3de7832001b276146f04e67559b5
+sha256 of CUDA_SOURCE: f16f21b520af0a4a52bb744609063c133b05bd725761a90a7516f7c9d48cedce
 sha256 of CPU_SOURCE:  e9d4ab6eee30fd456a6bb79a9f417ce6f8dc3e9a790142b0342f50b92bb445f0
 """
 
@@ -886,6 +886,10 @@ struct FastDivisor64 {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/group_norm_channel_warps.cuh
+// GroupNorm of groups small enough for one block's registers, a warp for each channel: no element is asked which channel it
+// belongs to. `channels` are a group's. Planes that fill most of a warp's registers; others take group_norm_single_block.cuh, which says the rest.
+
 // ---- kernels_src/cuda/group_norm_finalise.cuh
 // GroupNorm statistics: partial moments of each channel -> one affine map per (sample, channel).
 //   mean, var over the group's channels and pixels (biased), rstd = 1 / sqrt(var + eps)
@@ -955,6 +959,91 @@ int64_t launch_group_norm_finalise(const PartialOf<S>* partials, int64_t num_par
   const int threads = GroupNormFinaliseConfig::threads(num_partials * shape.channels_per_group());
   return launch(group_norm_finalise_kernel<S>, shape.batch * shape.num_groups, threads, stream, partials, num_partials,
                 shape, affine, table);
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+template <>
+struct RawVector<2> {
+  using type = unsigned short;
+};
+
+template <int kItemsOfLane>
+struct GroupNormChannelWarpsConfig {
+  static constexpr int kItems = kItemsOfLane;  // values a lane holds
+  static constexpr int kMaxChannels = 16;      // warps of the largest block
+  static constexpr int kMinBlocks = 3;         // of that size, that a multiprocessor should have room for
+
+  // At most a third of the lanes' registers would be empty.
+  static bool fits(const GroupNormShape& shape) {
+    return shape.channels_per_group() <= kMaxChannels && shape.plane <= kItems * kWarp && shape.plane * 3 >= kItems * kWarp * 2;
+  }
+};
+
+template <typename S, int kItems, typename Transform>
+__global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChannels* kWarp, GroupNormChannelWarpsConfig<kItems>::kMinBlocks)
+    group_norm_channel_warps_kernel(const S* in, S* out, int plane, int channels, unsigned num_groups, GroupNormAffine<S> affine,
+                                    Transform transform) {
+  using Acc = AccOf<S>;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t channel = blockIdx.x % num_groups * channels + warp;
+  const int64_t first = (int64_t{blockIdx.x} * channels + warp) * plane + lane;
+  in += first;
+  out += first;
+  asm volatile("" : "+l"(in), "+l"(out));  // worked out once, not for every load that may be left out
+  const auto inside = [&](int i) { return i * kWarp + lane < plane; };
+
+  S loaded[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i)
+    if (inside(i)) loaded[i] = load_streaming<S, sizeof(S)>(in + i * kWarp).values[0];
+  Acc values[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) values[i] = inside(i) ? to_acc(loaded[i]) : Acc(0);
+  if constexpr (!Transform::kIdentity) {
+    const auto of_channel = transform.of_channel(channel);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) values[i] = of_channel.apply(values[i]);
+  }
+
+  const double weight = parameter_or(affine.weight, channel, 1.0), bias = parameter_or(affine.bias, channel, 0.0);
+
+  // Every channel has the same count, so that the group's mean is the mean of theirs.
+  __shared__ double means[GroupNormChannelWarpsConfig<kItems>::kMaxChannels], m2s[GroupNormChannelWarpsConfig<kItems>::kMaxChannels];
+  __shared__ double mean, rstd;
+  const auto moments = warp_moments<PartialOf<S>>(values, plane, lane);
+  if (lane == 0) means[warp] = moments.mean, m2s[warp] = moments.m2;
+  __syncthreads();
+  if (warp == 0) {
+    const bool real = lane < channels;
+    const double group_mean = warp_sum(real ? means[lane] : 0.0) / channels;
+    const double deviation = real ? means[lane] - group_mean : 0.0;
+    const double m2 = warp_sum(real ? m2s[lane] + plane * deviation * deviation : 0.0);
+    if (lane == 0) mean = group_mean, rstd = 1.0 / sqrt(m2 / (static_cast<double>(channels) * plane) + affine.eps);
+  }
+  __syncthreads();
+  const ChannelAffine<Acc> map = make_channel_affine<Acc>(mean, rstd, weight, bias);
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (!inside(i)) continue;
+    Vector<S, sizeof(S)> result;
+    result.values[0] = to_storage<S>(map.apply(values[i]));
+    store_streaming(out + i * kWarp, result);
+  }
+}
+
+template <int kItems, typename S, typename Transform>
+int64_t launch_group_norm_channel_warps(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
+                                        cudaStream_t stream, const Transform& transform) {
+  const int channels = static_cast<int>(shape.channels_per_group());
+  return launch(group_norm_channel_warps_kernel<S, kItems, Transform>, shape.batch * shape.num_groups, channels * kWarp, stream, in, out,
+                static_cast<int>(shape.plane), channels, static_cast<unsigned>(shape.num_groups), affine, transform);
 }
 
 }  // namespace norm
@@ -1117,6 +1206,12 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 template <typename S, typename Transform = AsTheyAre>
 int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
                                        cudaStream_t stream, const Transform& transform = {}) {
+  if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
+    if (GroupNormChannelWarpsConfig<10>::fits(shape))
+      return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);
+    if (GroupNormChannelWarpsConfig<5>::fits(shape))
+      return launch_group_norm_channel_warps<5>(in, out, shape, affine, stream, transform);
+  }
   return launch(group_norm_single_block_kernel<S, Transform>, shape.batch * shape.num_groups,
                 GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape,
                 FastDivisor::make(static_cast<uint32_t>(shape.plane)), affine, transform);
@@ -1257,8 +1352,7 @@ class BatchNormPlan {
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_pooled.cuh
 // The transposed convolution whose output is never written: the Hopper kernel pools 2 x 2 windows in its epilogue.
-// fp32 operands that fp16 containers cannot hold are computed again behind the guard: some samples at a time, by the strict
-// kernel into scratch memory, then pooled from there.
+// fp32 operands that fp16 containers cannot hold are computed again behind the guard (conv_transpose_pooled_wide.cuh).
 
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
@@ -5035,60 +5129,227 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/pool_signed.cuh
-// Max-pooling of 2 x 2 windows before BatchNorm, as the Hopper convolution's epilogue does it (conv_transpose_sm90_pool.cuh):
-// the largest value where the channel's weight is positive, the smallest where it is negative, the largest magnitude where
-// it is zero. in [samples][channels][h][w] -> out [samples][channels][h / 2][w / 2].
+// ---- kernels_src/cuda/conv_transpose_pooled_wide.cuh
+// The pooled convolution for any fp32 operands: TF32 numbers, whose range is fp32's, where the Hopper kernel's fp16 containers
+// cannot hold them. Launched behind that kernel over the same outputs and moments, it does nothing while the guard is down;
+// so it is one launch without scratch memory, and simple rather than fast: weights through shared memory, inputs from the cache.
+//
+// out [batch][out_channels][out_h / 2][out_w / 2] of a stride-1 convolution: the largest value of a 2 x 2 window where the
+// channel's BatchNorm weight is positive, the smallest where it is negative, the largest magnitude where it is zero.
+// partials [batch][num_partials][out_channels]: moments of the unpooled outputs, all in the first entry, the rest empty.
+//
+// A block computes 16 channels of a sample, a warp two rows x 8 kColumnTiles columns at a time: mma's fragments hold both
+// rows and both columns of a window in one thread.
 
 
 namespace tconv {
 namespace cuda {
 
-struct PoolSignedParams {
-  const float* in;
+struct PooledWideConfig {
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kChannels = 16;    // of the output, a block's
+  static constexpr int kInChannels = 8;   // of a product
+  static constexpr int kColumnTiles = 5;  // of 8 columns, a warp's
+  static constexpr int kTaps = 32;        // staged at a time
+};
+
+struct PooledWideParams {
+  ConvTransposeProblem problem;  // stride 1
+  const float* x;
+  const float* weight;
+  const float* pool_weight;  // [out_channels] or null: all ones
+  EpilogueArgs<float> epilogue;
   float* out;
-  const float* weight;  // [channels] or null: all ones
-  int64_t outputs, channels;
-  int in_h, in_w;
+  Moments* partials;  // or null
+  int64_t num_partials;
   const int* only_if;  // where this holds 0, nothing is done
 };
 
-struct PoolSignedConfig {
-  static constexpr int kThreads = 256;
-  static constexpr int64_t kMaxBlocks = 1024;
+// 8 input channels x 16 output channels x some taps of the weights, rounded, zero where there is no channel.
+struct WeightStage {
+  static constexpr int kRow = PooledWideConfig::kTaps + 1;  // odd: neighbouring channels fall into different banks
+  float values[PooledWideConfig::kInChannels][PooledWideConfig::kChannels][kRow];
+
+  // All threads of the block.
+  __device__ __forceinline__ void load(const PooledWideParams& params, int64_t group, int channel0, int in0, int tap0, int taps) {
+    const ConvTransposeProblem& p = params.problem;
+    const int num_in = static_cast<int>(p.in_channels / p.groups), num_out = static_cast<int>(p.out_channels / p.groups);
+    const int64_t plane = p.kernel_h * p.kernel_w;
+    const int count = PooledWideConfig::kInChannels * PooledWideConfig::kChannels * taps;
+    for (int i = threadIdx.x; i < count; i += PooledWideConfig::kThreads) {
+      const int tap = i % taps, channel = i / taps % PooledWideConfig::kChannels, in = i / taps / PooledWideConfig::kChannels;
+      float value = 0.0f;
+      if (in0 + in < num_in && channel0 + channel < num_out)
+        value = params.weight[((group * num_in + in0 + in) * num_out + channel0 + channel) * plane + tap0 + tap];
+      values[in][channel][tap] = __uint_as_float(round_to_tf32(value));
+    }
+  }
+
+  // This lane's part of a tap's m16 x k8 fragment: channels lane / 4 and 8 behind, input channels lane % 4 and 4 behind.
+  __device__ __forceinline__ uint4 fragment(int tap, int lane) const {
+    const int channel = lane / 4, in = lane % 4;
+    return make_uint4(__float_as_uint(values[in][channel][tap]), __float_as_uint(values[in][channel + 8][tap]),
+                      __float_as_uint(values[in + 4][channel][tap]), __float_as_uint(values[in + 4][channel + 8][tap]));
+  }
 };
 
-__global__ void __launch_bounds__(PoolSignedConfig::kThreads) pool_signed_kernel(PoolSignedParams p) {
-  if (*p.only_if == 0) return;
-  const int out_w = p.in_w / 2, out_h = p.in_h / 2;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * PoolSignedConfig::kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * PoolSignedConfig::kThreads + threadIdx.x; i < p.outputs; i += stride) {
-    const int64_t row_idx = i / out_w, plane_idx = row_idx / out_h;
-    const int col = static_cast<int>(i - row_idx * out_w), row = static_cast<int>(row_idx - plane_idx * out_h);
-    const float* in = p.in + plane_idx * p.in_h * p.in_w + static_cast<int64_t>(2 * row) * p.in_w + 2 * col;
-    const float weight = p.weight != nullptr ? p.weight[plane_idx % p.channels] : 1.0f;
-    const float sign = weight < 0.0f ? -1.0f : 1.0f;
-    const auto value = [&](int64_t offset) { return weight == 0.0f ? fabsf(in[offset]) : in[offset] * sign; };
-    p.out[i] = sign * norm::max_or_nan(norm::max_or_nan(value(0), value(1)),
-                                       norm::max_or_nan(value(p.in_w), value(p.in_w + 1)));
+// acc[row][tile]: rows row0 and row0 + 1, columns col0 + 8 tile.. of the outputs, 16 channels each.
+using PooledWideSums = float[2][PooledWideConfig::kColumnTiles][4];
+
+// Adds the products of the staged taps. `in_plane`: this lane's input channel lane % 4 of the stage; `num_in` real ones from there.
+__device__ __forceinline__ void multiply_staged(PooledWideSums& acc, const PooledWideParams& params, const WeightStage& stage,
+                                                const float* in_plane, int num_in, int row0, int col0, int tap0, int taps, int lane) {
+  const ConvTransposeProblem& p = params.problem;
+  const int kernel_w = static_cast<int>(p.kernel_w), in_h = static_cast<int>(p.in_h), in_w = static_cast<int>(p.in_w);
+  const int row_stride = static_cast<int>(p.x_stride_h), col_stride = static_cast<int>(p.x_stride_w);
+  const float* const planes[2] = {in_plane, in_plane + 4 * p.x_stride_c};
+  for (int i = 0; i < taps; ++i) {
+    const int tap_h = (tap0 + i) / kernel_w, tap_w = tap0 + i - tap_h * kernel_w;
+    const uint4 a = stage.fragment(i, lane);
+    const int first_row = row0 + static_cast<int>(p.padding_h - tap_h * p.dilation_h);
+    const int first_col = col0 + lane / 4 + static_cast<int>(p.padding_w - tap_w * p.dilation_w);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int in_row = first_row + row;
+      if (in_row < 0 || in_row >= in_h) continue;  // the same for the warp
+      uint32_t b[PooledWideConfig::kColumnTiles][2];
+#pragma unroll
+      for (int tile = 0; tile < PooledWideConfig::kColumnTiles; ++tile)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int col = first_col + 8 * tile;
+          const bool exists = col >= 0 && col < in_w && lane % 4 + 4 * half < num_in;
+          b[tile][half] = exists ? round_to_tf32(__ldg(planes[half] + in_row * row_stride + col * col_stride)) : 0u;
+        }
+#pragma unroll
+      for (int tile = 0; tile < PooledWideConfig::kColumnTiles; ++tile) mma_m16n8k8_tf32(acc[row][tile], a, b[tile][0], b[tile][1]);
+    }
   }
 }
 
-// `problem`: of the samples in `in`, which hold its outputs.
-inline int64_t launch_pool_signed(const float* in, float* out, const float* weight, const ConvTransposeProblem& problem,
-                                  const int* only_if, void* stream) {
-  PoolSignedParams params;
-  params.in = in;
+// Moments of what a quad of lanes holds of one channel; `exists(row, tile, e)` for this lane's values. In every lane of the quad.
+template <typename Value, typename Exists>
+__device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) {
+  const auto quad_sum = [](float v) {
+    v += __shfl_xor_sync(0xFFFFFFFFu, v, 1);
+    return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2);
+  };
+  const auto over_all = [&](auto&& term) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+#pragma unroll
+      for (int tile = 0; tile < PooledWideConfig::kColumnTiles; ++tile)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (exists(row, tile, e)) sum += term(value(row, tile, e));
+    return quad_sum(sum);
+  };
+  const float count = over_all([](float) { return 1.0f; });
+  const float mean = over_all([](float v) { return v; }) / (count > 0.0f ? count : 1.0f);
+  return Moments{count, mean, over_all([mean](float v) { return (v - mean) * (v - mean); })};
+}
+
+__global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_pooled_wide(const __grid_constant__ PooledWideParams params) {
+  using Config = PooledWideConfig;
+  if (*params.only_if == 0) return;
+  __shared__ WeightStage stage;
+  __shared__ Moments shared_moments[Config::kWarps][Config::kChannels];
+  const ConvTransposeProblem& p = params.problem;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int num_in = static_cast<int>(p.in_channels / p.groups), num_out = static_cast<int>(p.out_channels / p.groups);
+  const int taps = static_cast<int>(p.kernel_h * p.kernel_w);
+  const int out_h = static_cast<int>(p.out_h), out_w = static_cast<int>(p.out_w);
+  const int channel_blocks = (num_out + Config::kChannels - 1) / Config::kChannels;
+  const int64_t items = p.batch * p.groups * channel_blocks;
+  constexpr int kRows = 2 * Config::kWarps, kCols = 8 * Config::kColumnTiles;
+
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const int channel0 = static_cast<int>(item % channel_blocks) * Config::kChannels;
+    const int64_t group = item / channel_blocks % p.groups, sample = item / channel_blocks / p.groups;
+    const float* x = params.x + sample * p.x_stride_n + (group * num_in + lane % 4) * p.x_stride_c;
+    MomentsF64 moments[2];  // of channels lane / 4 and 8 behind
+    for (int block_row = 0; block_row < out_h; block_row += kRows) {
+      const int row0 = block_row + 2 * warp;
+      for (int col0 = 0; col0 < out_w; col0 += kCols) {
+        PooledWideSums acc = {};
+        for (int in0 = 0; in0 < num_in; in0 += Config::kInChannels) {
+          for (int tap0 = 0; tap0 < taps; tap0 += Config::kTaps) {
+            const int staged = min(Config::kTaps, taps - tap0);
+            __syncthreads();  // the stage before is done with
+            stage.load(params, group, channel0, in0, tap0, staged);
+            __syncthreads();
+            if (row0 < out_h)
+              multiply_staged(acc, params, stage, x + in0 * p.x_stride_c, num_in - in0, row0, col0, tap0, staged, lane);
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int channel_of_group = channel0 + lane / 4 + 8 * half;
+          const bool real = channel_of_group < num_out;
+          const int64_t channel = group * num_out + (real ? channel_of_group : 0);
+          const auto col_of = [&](int tile, int e) { return col0 + 8 * tile + 2 * (lane % 4) + e; };
+          const auto value = [&](int row, int tile, int e) -> float& { return acc[row][tile][2 * half + e]; };
+#pragma unroll
+          for (int row = 0; row < 2; ++row)
+#pragma unroll
+            for (int tile = 0; tile < Config::kColumnTiles; ++tile)
+#pragma unroll
+              for (int e = 0; e < 2; ++e) value(row, tile, e) = apply_epilogue<float, float>(value(row, tile, e), params.epilogue, channel);
+          const Moments here = quad_moments(
+              value, [&](int row, int tile, int e) { return real && row0 + row < out_h && col_of(tile, e) < out_w; });
+          moments[half].combine(here.count, here.mean, here.m2);
+
+          const float weight = params.pool_weight != nullptr ? params.pool_weight[channel] : 1.0f;
+          const float sign = weight < 0.0f ? -1.0f : 1.0f;
+          const auto turned = [&](float v) { return weight == 0.0f ? fabsf(v) : v * sign; };
+          if (!real || row0 + 1 >= out_h) continue;
+          float* const out_row = params.out + ((sample * p.out_channels + channel) * (out_h / 2) + row0 / 2) * (out_w / 2);
+#pragma unroll
+          for (int tile = 0; tile < Config::kColumnTiles; ++tile) {
+            if (col_of(tile, 1) >= out_w) continue;
+            const float upper = norm::max_or_nan(turned(value(0, tile, 0)), turned(value(0, tile, 1)));
+            const float lower = norm::max_or_nan(turned(value(1, tile, 0)), turned(value(1, tile, 1)));
+            out_row[col_of(tile, 0) / 2] = sign * norm::max_or_nan(upper, lower);
+          }
+        }
+      }
+    }
+    if (params.partials == nullptr) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (lane % 4 == 0)
+        shared_moments[warp][lane / 4 + 8 * half] = Moments{static_cast<float>(moments[half].count), static_cast<float>(moments[half].mean),
+                                                            static_cast<float>(moments[half].m2)};
+    __syncthreads();
+    const int channel = channel0 + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < Config::kChannels && channel < num_out) {
+      MomentsF64 sum;
+      for (const auto& of_warp : shared_moments) sum.combine(of_warp[threadIdx.x].count, of_warp[threadIdx.x].mean, of_warp[threadIdx.x].m2);
+      Moments* to = params.partials + sample * params.num_partials * p.out_channels + group * num_out + channel;
+      *to = Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
+      for (int64_t k = 1; k < params.num_partials; ++k) to[k * p.out_channels] = Moments{0.0f, 0.0f, 0.0f};
+    }
+    __syncthreads();
+  }
+}
+
+// `blocks`: as many as run at once. Other arguments as in the parameters.
+inline int64_t launch_pooled_wide(const ConvCall& call, float* out, const float* pool_weight, Moments* partials, int64_t num_partials,
+                                  const int* only_if, int blocks) {
+  PooledWideParams params;
+  params.problem = call.problem;
+  params.x = static_cast<const float*>(call.x);
+  params.weight = static_cast<const float*>(call.weight);
+  params.pool_weight = pool_weight;
+  params.epilogue = make_epilogue_args<float>(call);
   params.out = out;
-  params.weight = weight;
-  params.channels = problem.out_channels;
-  params.in_h = static_cast<int>(problem.out_h), params.in_w = static_cast<int>(problem.out_w);
-  params.outputs = problem.batch * problem.out_channels * (problem.out_h / 2) * (problem.out_w / 2);
+  params.partials = partials;
+  params.num_partials = num_partials;
   params.only_if = only_if;
-  const int64_t blocks = norm::ceil_div(params.outputs, PoolSignedConfig::kThreads);
-  return launch_kernel(pool_signed_kernel,
-                       dim3(static_cast<unsigned>(blocks < PoolSignedConfig::kMaxBlocks ? blocks : PoolSignedConfig::kMaxBlocks)),
-                       dim3(PoolSignedConfig::kThreads), 0, stream, params);
+  return launch_kernel(conv_transpose_pooled_wide, dim3(static_cast<unsigned>(blocks)), dim3(PooledWideConfig::kThreads), 0, call.stream,
+                       params);
 }
 
 }  // namespace cuda
@@ -5102,10 +5363,6 @@ struct PooledPlan {
   const char* reason;  // why not
   sm90::Plan hopper;
   int64_t num_partials, workspace_bytes;
-  bool has_fallback;
-  TileGeometry fallback;
-  int64_t fallback_samples;                                // at a time
-  int64_t fallback_workspace, fallback_partials, scratch;  // offsets into the workspace
 };
 
 inline PooledPlan no_pooled_plan(int64_t status, const char* reason) {
@@ -5114,9 +5371,6 @@ inline PooledPlan no_pooled_plan(int64_t status, const char* reason) {
   plan.reason = reason;
   return plan;
 }
-
-// Scratch memory for the fallback's outputs, as a share of input and pooled output.
-constexpr double kFallbackMemoryShare = 0.33;
 
 inline PooledPlan plan_pooled_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -5133,20 +5387,6 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
   if (!plan.hopper.usable) return no_pooled_plan(kUnsupportedKernel, plan.hopper.reason);
   plan.num_partials = plan.hopper.partials_per_sample();
   plan.workspace_bytes = sm90::Sm90Workspace(plan.hopper).total_bytes;
-  plan.has_fallback = call.dtype == kFloat32;
-  if (!plan.has_fallback) return plan;
-
-  const int64_t sample_bytes = p.out_channels * p.out_h * p.out_w * static_cast<int64_t>(sizeof(float));
-  const int64_t tensors = p.batch * (p.in_channels * p.in_h * p.in_w * static_cast<int64_t>(sizeof(float)) + sample_bytes / 4);
-  const int64_t rounds = ceil_div(p.batch * sample_bytes, static_cast<int64_t>(kFallbackMemoryShare * tensors) + 1);
-  plan.fallback_samples = ceil_div(p.batch, rounds);
-  if (!choose_geometry<Fallback>(p, mma_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback))
-    return no_pooled_plan(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
-  plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
-  plan.fallback_partials = round_up(plan.fallback_workspace + MmaWorkspace<Fallback>(p).total_bytes, 256);
-  plan.scratch = round_up(plan.fallback_partials + p.batch * mma_num_partials(p, plan.fallback) * p.out_channels *
-                                                       static_cast<int64_t>(sizeof(Moments)), 256);
-  plan.workspace_bytes = plan.scratch + plan.fallback_samples * sample_bytes;
   return plan;
 }
 
@@ -5161,27 +5401,9 @@ inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(sm90::launch<true>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
-  if (!plan.has_fallback) return kOk;
-
-  char* const base = static_cast<char*>(workspace);
-  const int* guard = &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range;
-  Moments* partials = reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  const int64_t num_partials = mma_num_partials(p, plan.fallback);
-  float* scratch = reinterpret_cast<float*>(base + plan.scratch);
-  for (int64_t first = 0; first < p.batch; first += plan.fallback_samples) {
-    ConvCall part = call;
-    part.problem.batch = first + plan.fallback_samples < p.batch ? plan.fallback_samples : p.batch - first;
-    part.x = static_cast<const float*>(call.x) + first * p.x_stride_n;
-    Moments* part_partials = outputs.partials == nullptr ? nullptr : partials + first * num_partials * p.out_channels;
-    TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(part, plan.fallback, scratch, part_partials, base + plan.fallback_workspace,
-                                               guard, first > 0));
-    TCONV_RETURN_IF_ERROR(launch_pool_signed(
-        scratch, static_cast<float*>(outputs.out) + first * p.out_channels * (p.out_h / 2) * (p.out_w / 2),
-        static_cast<const float*>(pool_weight), part.problem, guard, call.stream));
-  }
-  if (outputs.partials == nullptr) return kOk;
-  return launch_merge_moments(partials, num_partials, outputs.partials, plan.num_partials, p.batch, p.out_channels, guard,
-                              call.stream);
+  if (call.dtype != kFloat32) return kOk;
+  return launch_pooled_wide(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight), outputs.partials,
+                            plan.num_partials, &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);
 }
 
 }  // namespace cuda
@@ -7470,13 +7692,14 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     if not (norm.training and norm.track_running_stats) or norm.running_mean is None or count == 0:
         return
     with torch.no_grad():
-        unbiased = batch_var * (count / (count - 1))
-        for running, batch in ((norm.running_mean, batch_mean), (norm.running_var, unbiased)):
-            batch = batch.to(running.dtype)
-            if norm.momentum is None:
-                running.lerp_(batch, 1.0 / norm.num_batches_tracked.to(running.dtype))
-            else:
-                running.lerp_(batch, norm.momentum)
+        running = [norm.running_mean, norm.running_var]
+        batch = [batch_mean, batch_var * (count / (count - 1))]
+        batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
+        if norm.momentum is not None:
+            torch._foreach_lerp_(running, batch, norm.momentum)  # one launch for both
+            return
+        for old, new in zip(running, batch, strict=True):
+            old.lerp_(new, 1.0 / norm.num_batches_tracked.to(old.dtype))
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:

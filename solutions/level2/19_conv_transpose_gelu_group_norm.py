@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 9e352f34f594298a6844b0ff24b703be0d35df2cf1708002a50d215d9b916199
+sha256 of CUDA_SOURCE: 6992230cf1cda080c028551d0386a4e3afa76b6e481258cfc534bfa3176bd15e
 sha256 of CPU_SOURCE:  bfe2578cea5ddc0dee7d9d8473ddf0a0f9adc7c0677b94195fde790572cfb5e3
 """
 
@@ -4567,6 +4567,10 @@ int64_t launch_group_norm_plane_moments(const S* in, PartialOf<S>* partials, int
 // A group is one contiguous range; each thread holds vectors of it, aligned to 16 bytes; the first and the
 // last may be partial.
 
+// ---- kernels_src/cuda/group_norm_channel_warps.cuh
+// GroupNorm of groups small enough for one block's registers, a warp for each channel: no element is asked which channel it
+// belongs to. `channels` are a group's. Planes that fill most of a warp's registers; others take group_norm_single_block.cuh, which says the rest.
+
 // ---- kernels_src/cuda/group_norm_finalise.cuh
 // GroupNorm statistics: partial moments of each channel -> one affine map per (sample, channel).
 //   mean, var over the group's channels and pixels (biased), rstd = 1 / sqrt(var + eps)
@@ -4636,6 +4640,91 @@ int64_t launch_group_norm_finalise(const PartialOf<S>* partials, int64_t num_par
   const int threads = GroupNormFinaliseConfig::threads(num_partials * shape.channels_per_group());
   return launch(group_norm_finalise_kernel<S>, shape.batch * shape.num_groups, threads, stream, partials, num_partials,
                 shape, affine, table);
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+template <>
+struct RawVector<2> {
+  using type = unsigned short;
+};
+
+template <int kItemsOfLane>
+struct GroupNormChannelWarpsConfig {
+  static constexpr int kItems = kItemsOfLane;  // values a lane holds
+  static constexpr int kMaxChannels = 16;      // warps of the largest block
+  static constexpr int kMinBlocks = 3;         // of that size, that a multiprocessor should have room for
+
+  // At most a third of the lanes' registers would be empty.
+  static bool fits(const GroupNormShape& shape) {
+    return shape.channels_per_group() <= kMaxChannels && shape.plane <= kItems * kWarp && shape.plane * 3 >= kItems * kWarp * 2;
+  }
+};
+
+template <typename S, int kItems, typename Transform>
+__global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChannels* kWarp, GroupNormChannelWarpsConfig<kItems>::kMinBlocks)
+    group_norm_channel_warps_kernel(const S* in, S* out, int plane, int channels, unsigned num_groups, GroupNormAffine<S> affine,
+                                    Transform transform) {
+  using Acc = AccOf<S>;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t channel = blockIdx.x % num_groups * channels + warp;
+  const int64_t first = (int64_t{blockIdx.x} * channels + warp) * plane + lane;
+  in += first;
+  out += first;
+  asm volatile("" : "+l"(in), "+l"(out));  // worked out once, not for every load that may be left out
+  const auto inside = [&](int i) { return i * kWarp + lane < plane; };
+
+  S loaded[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i)
+    if (inside(i)) loaded[i] = load_streaming<S, sizeof(S)>(in + i * kWarp).values[0];
+  Acc values[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) values[i] = inside(i) ? to_acc(loaded[i]) : Acc(0);
+  if constexpr (!Transform::kIdentity) {
+    const auto of_channel = transform.of_channel(channel);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) values[i] = of_channel.apply(values[i]);
+  }
+
+  const double weight = parameter_or(affine.weight, channel, 1.0), bias = parameter_or(affine.bias, channel, 0.0);
+
+  // Every channel has the same count, so that the group's mean is the mean of theirs.
+  __shared__ double means[GroupNormChannelWarpsConfig<kItems>::kMaxChannels], m2s[GroupNormChannelWarpsConfig<kItems>::kMaxChannels];
+  __shared__ double mean, rstd;
+  const auto moments = warp_moments<PartialOf<S>>(values, plane, lane);
+  if (lane == 0) means[warp] = moments.mean, m2s[warp] = moments.m2;
+  __syncthreads();
+  if (warp == 0) {
+    const bool real = lane < channels;
+    const double group_mean = warp_sum(real ? means[lane] : 0.0) / channels;
+    const double deviation = real ? means[lane] - group_mean : 0.0;
+    const double m2 = warp_sum(real ? m2s[lane] + plane * deviation * deviation : 0.0);
+    if (lane == 0) mean = group_mean, rstd = 1.0 / sqrt(m2 / (static_cast<double>(channels) * plane) + affine.eps);
+  }
+  __syncthreads();
+  const ChannelAffine<Acc> map = make_channel_affine<Acc>(mean, rstd, weight, bias);
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (!inside(i)) continue;
+    Vector<S, sizeof(S)> result;
+    result.values[0] = to_storage<S>(map.apply(values[i]));
+    store_streaming(out + i * kWarp, result);
+  }
+}
+
+template <int kItems, typename S, typename Transform>
+int64_t launch_group_norm_channel_warps(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
+                                        cudaStream_t stream, const Transform& transform) {
+  const int channels = static_cast<int>(shape.channels_per_group());
+  return launch(group_norm_channel_warps_kernel<S, kItems, Transform>, shape.batch * shape.num_groups, channels * kWarp, stream, in, out,
+                static_cast<int>(shape.plane), channels, static_cast<unsigned>(shape.num_groups), affine, transform);
 }
 
 }  // namespace norm
@@ -4798,6 +4887,12 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 template <typename S, typename Transform = AsTheyAre>
 int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
                                        cudaStream_t stream, const Transform& transform = {}) {
+  if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
+    if (GroupNormChannelWarpsConfig<10>::fits(shape))
+      return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);
+    if (GroupNormChannelWarpsConfig<5>::fits(shape))
+      return launch_group_norm_channel_warps<5>(in, out, shape, affine, stream, transform);
+  }
   return launch(group_norm_single_block_kernel<S, Transform>, shape.batch * shape.num_groups,
                 GroupNormSingleBlockConfig<S>::threads(shape), stream, in, out, shape,
                 FastDivisor::make(static_cast<uint32_t>(shape.plane)), affine, transform);
