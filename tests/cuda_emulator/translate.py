@@ -61,6 +61,8 @@ def translate(source: str) -> str:
         source,
         flags=re.DOTALL,
     )
+    # The functions of the device, not those that the host would take; __umul64hi is there too.
+    source = re.sub(r"defined\(__CUDA(?:CC__|_ARCH__)\)", "1", source)
     source = re.sub(
         r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
         r"\1* const \2 = reinterpret_cast<\1*>(emu::shared_memory);",
