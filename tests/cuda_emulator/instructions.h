@@ -104,6 +104,13 @@ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at
 
 // ---- wgmma --------------------------------------------------------------------------------------------------------
 
+// fp16 numbers by their bits: the header's own conversion takes dozens of instructions on a host.
+inline const std::vector<float> half_values = [] {
+  std::vector<float> values(1 << 16);
+  for (int bits = 0; bits < 1 << 16; ++bits) values[bits] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  return values;
+}();
+
 // Address of 16-byte chunk `chunk` of row `row` of a 128-byte-swizzled operand: bits 4 to 6 turn with bits 7 to 9.
 inline uint32_t swizzled(uint64_t descriptor, int row, int chunk) {
   const uint32_t at = (static_cast<uint32_t>(descriptor & 0x3FFF) << 4) + row * 128 + chunk * 16;
@@ -119,9 +126,7 @@ void operand_row(uint64_t descriptor, int row, float (&values)[16]) {
       if constexpr (kBFloat16) {
         values[chunk * 8 + k] = __uint_as_float(static_cast<uint32_t>(bits[k]) << 16);
       } else {
-        _Float16 v;
-        std::memcpy(&v, &bits[k], 2);
-        values[chunk * 8 + k] = static_cast<float>(v);
+        values[chunk * 8 + k] = half_values[bits[k]];
       }
     }
   }
@@ -199,10 +204,7 @@ inline void mma_tf32(float& d0, float& d1, float& d2, float& d3, uint32_t a0, ui
 inline void mma_f16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                     uint32_t b1) {
   multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}}, [](uint32_t bits, int k) {
-    const uint16_t half = static_cast<uint16_t>(bits >> 16 * k);
-    _Float16 v;
-    std::memcpy(&v, &half, 2);
-    return static_cast<float>(v);
+    return half_values[static_cast<uint16_t>(bits >> 16 * k)];
   });
 }
 inline void mma_bf16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
