@@ -3,7 +3,8 @@
 //
 // Terms. A *strip* is one phase of one sample and group, cut across its columns into equal parts (one, where the window
 // fits). Its outputs, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is its input at the same pitch: a tap is a shift along the line. A *tile* is the next num_segments x N pixels of the
+// so is its input at the same pitch: a tap is a shift along the line. Small images of one strip lie behind each other in one
+// line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a sample's. A *tile* is the next num_segments x N pixels of the
 // line, whatever rows they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped.
 // A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
 // output channels by num_segments segments, a warpgroup each.
@@ -49,7 +50,7 @@ struct Phase {
   int out_count_h, out_count_w;   // outputs of this phase
   int taps_h, taps_w;
   int row_offset;                 // input row of the line's row 0
-  int col_offset;                 // input column of the line's column 0 in strip 0, a multiple of kVectorPixels
+  int col_offset;                 // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
   int col_shift;                  // column of the leftmost tap of output column 0
   int weight_base;                // first weight tile of this phase, in tiles of one sweep
 };
@@ -60,6 +61,8 @@ struct Plan {
   int num_consumers;   // warpgroups that multiply
   int n;               // columns of a segment's wgmma
   int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int line_samples;    // images behind each other in a line
+  int image_rows;      // of the line, from one to the next
   int num_segments;
   int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
   int tile_pixels;
@@ -121,7 +124,7 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
       phase.taps_w = w.tap_count;
       phase.row_offset = h.offset_first - (h.tap_count - 1) * h.offset_step;
       const int leftmost = w.offset_first - (w.tap_count - 1) * w.offset_step;
-      phase.col_offset = round_down(leftmost, kVectorPixels);
+      phase.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
       phase.col_shift = leftmost - phase.col_offset;
       plan.tap_step_h = h.offset_step;
       plan.tap_step_w = w.offset_step;
@@ -132,10 +135,12 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
 }
 
 // Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase.
+// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
+// images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, int smem_limit, int num_sms) {
   const int n = shape.n;
+  if (stacked && (num_strips > 1 || pooled || p.batch < 2)) return false;
   if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
   int max_w = 0, needed_pitch = 8, all_taps = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
@@ -174,10 +179,26 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
+  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  plan.image_rows = 0;
+  for (int i = 0; i < plan.num_phases; ++i) {
+    const Phase& phase = plan.phases[i];
+    const int below = phase.out_count_h + (phase.taps_h - 1) * plan.tap_step_h;  // rows read, from the line's row 0
+    int rows = below + phase.row_offset;
+    if (rows < p.in_h - phase.row_offset) rows = static_cast<int>(p.in_h) - phase.row_offset;
+    if (rows < phase.out_count_h) rows = phase.out_count_h;
+    if (rows > below) rows = below;
+    plan.image_rows = rows > plan.image_rows ? rows : plan.image_rows;
+  }
+  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
+  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
+  if (plan.line_samples < 1) return false;
   int64_t longest = 0, reach = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
-    const int64_t pixels = static_cast<int64_t>(phase.out_count_h - 1) * plan.pitch + plan.tile_w;
+    const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + phase.out_count_h;
+    const int64_t pixels = (line_rows - 1) * plan.pitch + plan.tile_w;
     const int64_t needs = static_cast<int64_t>(phase.taps_h - 1) * plan.tap_step_h * plan.pitch + phase.col_shift +
                           (phase.taps_w - 1) * plan.tap_step_w;
     longest = pixels > longest ? pixels : longest;
@@ -186,7 +207,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
   plan.reach = static_cast<int>(reach);
   plan.num_tiles = ceil_div(longest, plan.tile_pixels);
-  const int64_t lines = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips * plan.num_phases;
   if (lines * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
   plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
   int base = 0;
@@ -266,8 +287,10 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why. `only` restricts it to one kernel (measurements).
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, int smem_limit, int num_sms, const Shape* only = nullptr) {
+// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted. `only` restricts
+// it to one kernel (measurements).
+inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms,
+                      const Shape* only = nullptr) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
@@ -278,9 +301,11 @@ inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, int smem_limit
     for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        for (int single = 0; single < 2; ++single) {
+        for (int kind = 0; kind < 4; ++kind) {
+          const bool single = kind & 1, stacked = kind & 2;
+          if (moments && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single != 0, pooled, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";

@@ -77,11 +77,12 @@ struct BatchSource {
     const Phase& phase = plan.phases[walk.at.phase];
     const int position = walk.at.first_tile * plan.tile_pixels + walk.batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
     const int line_row = static_cast<int>(args.by_pitch.quotient(position));
-    const int row = line_row + phase.row_offset;
+    const int image = static_cast<int>(args.by_image_rows.quotient(line_row));
+    const int row = line_row - image * plan.image_rows + phase.row_offset;
     column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + phase.col_offset;
     channels_left = plan.in_channels_per_group - walk.ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
-    from = walk.channels;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    from = walk.channels + image * args.x_stride_n;
     if (plan.num_ic_blocks > 1) from += walk.ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
