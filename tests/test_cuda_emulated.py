@@ -47,8 +47,8 @@ BROKEN = {
         "if (lane == 32) mbarrier_arrive(shared.unit_full",
     ),
     "outputs are read before all lanes have stored them": (
-        "__syncwarp();\n      float2 rows",
-        "float2 rows",
+        "__syncwarp();\n      if (whole) {",
+        "if (whole) {",
     ),
 }
 RESIDENT = Case(batch=1, in_channels=64, out_channels=64, kernel=(3, 3), size=(60, 60))
