@@ -146,6 +146,23 @@ def test_hopper_with_any_channels(conv, in_channels):
             check(conv, case, case.tensors(), True)
 
 
+MANY_CHANNELS = [
+    Case(batch=3, in_channels=128, out_channels=128, kernel=(3, 3), size=(14, 14), padding=(1, 1)),
+    Case(batch=2, in_channels=100, out_channels=64, kernel=(1, 1), size=(32, 32)),
+    Case(batch=2, in_channels=96, out_channels=200, kernel=(3, 3), size=(9, 20)),
+    Case(batch=2, in_channels=192, out_channels=64, kernel=(2, 2), stride=(2, 2), size=(8, 16)),
+    Case(batch=5, in_channels=256, out_channels=130, kernel=(3, 3), size=(7, 7), padding=(1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", MANY_CHANNELS, ids=str)
+def test_blocks_of_inputs_side_by_side(conv, case):
+    for dtype in (torch.float32, *LOW):
+        with conv.on(seed=3, detect_races=True), forced("hopper"), tf32(True):
+            check(conv, case, case.tensors(dtype), True)
+            assert conv.races() == []
+
+
 SMALL_IMAGES = [
     Case(batch=9, in_channels=64, out_channels=64, kernel=(3, 3), size=(7, 7), padding=(1, 1)),
     Case(batch=5, in_channels=130, out_channels=96, kernel=(3, 3), size=(5, 6), padding=(1, 1)),

@@ -29,7 +29,7 @@ static_assert(kMaxRingUnits == 32 && kMaxWeightStages == 32, "");
 void show(const Plan& q) {
   std::printf("{\"usable\": %d, \"reason\": \"%s\"", q.usable, q.reason ? q.reason : "");
 #define SHOW(field) std::printf(", \"" #field "\": %lld", static_cast<long long>(q.field));
-  SHOW(line_samples) SHOW(image_rows)
+  SHOW(line_samples) SHOW(image_rows) SHOW(ring_ic_blocks) SHOW(ring_block_pixels)
   SHOW(num_consumers) SHOW(n) SHOW(tile_w) SHOW(pitch) SHOW(num_segments) SHOW(segment_pixels)
   SHOW(tile_pixels) SHOW(pooled) SHOW(reach) SHOW(tap_step_h) SHOW(tap_step_w) SHOW(num_phases)
   SHOW(num_strips) SHOW(num_tiles) SHOW(chunk_tiles) SHOW(num_tile_chunks) SHOW(num_chunks)
@@ -66,11 +66,11 @@ int main() {
       for (int blocks = 1; blocks <= shape.consumers && geometry.usable; ++blocks)
         for (int strips = 1; strips <= 3; ++strips)
           for (int single = 0; single < 2; ++single)
-            for (int kind = 0; kind < 3; ++kind) {
+            for (int kind = 0; kind < 6; ++kind) {
+              const bool pooled = kind % 3 == 1, stacked = kind % 3 == 2, side_by_side = kind >= 3;
               Plan plan = geometry;
-              const bool pooled = kind == 1, stacked = kind == 2;
-              if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, smem,
-                             sms))
+              if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked,
+                             side_by_side, smem, sms))
                 show(plan);
             }
     std::printf("\n");
@@ -195,7 +195,9 @@ def check_resources(plan, problem):
     assert plan.ring_units <= MAX_RING_UNITS
     assert plan.mirror_pixels <= plan.ring_units * UNIT
     assert plan.mirror_pixels % 32 == 0  # whole batches
-    assert plan.ring_bytes == (plan.ring_units * UNIT + plan.mirror_pixels) * PIXEL_BYTES
+    assert plan.ring_ic_blocks in (1, plan.num_ic_blocks)
+    assert plan.ring_block_pixels == plan.ring_units * UNIT + plan.mirror_pixels
+    assert plan.ring_bytes == plan.ring_ic_blocks * plan.ring_block_pixels * PIXEL_BYTES
     # Weights.
     count = 0
     for phase in plan.phases:
@@ -325,7 +327,10 @@ def check_ring(plan, chunk_tiles):
         for phase in plan.phases:
             for first in range(0, enough, chunk_tiles):
                 tiles = min(chunk_tiles, plan.num_tiles - first, enough)
-                for _ in range(min(2, plan.num_ic_blocks)):
+                again = (
+                    plan.num_ic_blocks > plan.ring_ic_blocks
+                )  # another ic block of the same tile
+                for _ in range(2 if again else 1):
                     follow_chunk(plan, phase, segment, base, tiles, wrapped, readable)
                     base += line_units(tiles * plan.tile_pixels + plan.reach)
                     base %= plan.ring_units
@@ -351,7 +356,8 @@ def follow_chunk(plan, phase, segment, base, tiles, wrapped, readable):
                 start = needed + phase.col_shift + tap_w * plan.tap_step_w  # of the line
                 assert 0 <= pixel < ring and (base * UNIT + start - pixel) % ring == 0
                 assert pixel + plan.segment_pixels <= readable
-                assert (pixel + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped columns
+                last = (plan.ring_ic_blocks - 1) * plan.ring_block_pixels + pixel
+                assert (last + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped columns
                 assert free * UNIT <= start and start + plan.segment_pixels <= ready * UNIT
                 pixel = wrapped(pixel + plan.tap_step_w)
             free = max(free, min(needed, tile_end) // UNIT)  # from the first tap on
@@ -395,9 +401,8 @@ def probe(tmp_path_factory):
 
 def check_all(probe, problems) -> dict[str, int]:
     """Checks every plan and cut of these; how many of each kind there were."""
-    kinds = dict.fromkeys(
-        ["pooled", "stacked", "single", "strips", "resident", "streamed", "wrapping"], 0
-    )
+    names = "pooled stacked single strips resident streamed wrapping".split()
+    kinds = dict.fromkeys([*names, "side by side"], 0)
     for problem, (plan, pooled, cuts) in zip(problems, probe(problems), strict=True):
         for one in (plan, pooled, *cuts):
             if not one.usable:
@@ -408,6 +413,7 @@ def check_all(probe, problems) -> dict[str, int]:
                 raise AssertionError(f"{problem}: {vars(one)}") from error
             kinds["pooled"] += one.pooled
             kinds["stacked"] += one.line_samples > 1
+            kinds["side by side"] += one.ring_ic_blocks > 1
             kinds["single"] += one.mirror_pixels == 0
             kinds["strips"] += one.num_strips > 1
             kinds["resident"] += one.resident_weights

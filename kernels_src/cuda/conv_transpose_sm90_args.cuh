@@ -43,6 +43,7 @@ template <typename Storage>
 struct Sm90Args {
   Plan plan;
   FastDivisor by_pitch, by_pooled_w;
+  FastDivisor by_ring_ic_blocks;
   FastDivisor by_image_rows;  // one image to a line: by more than it has
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;

@@ -99,6 +99,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.by_ring_ic_blocks = FastDivisor::make(static_cast<uint32_t>(plan.ring_ic_blocks));
   args.by_image_rows = FastDivisor::make(plan.line_samples > 1 ? plan.image_rows : INT32_MAX);
   args.batch = static_cast<int>(p.batch);
   args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));

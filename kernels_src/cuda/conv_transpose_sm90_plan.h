@@ -11,7 +11,8 @@
 // The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
 // *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
 // ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror.
+// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
+// there is no room for all, a ring of one window takes one after the other, again for every sweep.
 #pragma once
 
 #include "../call.h"
@@ -74,6 +75,8 @@ struct Plan {
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
+  int ring_ic_blocks;  // side by side: all, or one
+  int ring_block_pixels;  // of one of them, the mirror included
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
@@ -138,8 +141,9 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
 // start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
 // images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
   const int n = shape.n;
+  if (side_by_side && plan.num_ic_blocks == 1) return false;
   if (stacked && (num_strips > 1 || pooled || p.batch < 2)) return false;
   if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
   int max_w = 0, needed_pitch = 8, all_taps = 0;
@@ -218,7 +222,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
 
   // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
   // ring deep enough for one warpgroup to run ahead while another stores its outputs.
-  if (plan.num_ic_blocks > 1) single = true;
+  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
+  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
@@ -234,7 +239,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
     for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
-      plan.ring_bytes = (units * kUnitPixels + plan.mirror_pixels) * kPixelBytes;
+      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
+      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
@@ -254,7 +260,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const double taps_mean = static_cast<double>(all_taps) / plan.num_phases;
   const double multiply = 1.0 * shape.consumers * plan.num_sweeps * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
   const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.num_ic_blocks * (plan.num_ic_blocks > 1 ? plan.num_sweeps : 1);
+  const int loads = plan.num_ic_blocks * (plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_sweeps : 1);
   const double outputs = static_cast<double>(plan.tile_pixels) * plan.out_channels_per_group * 4.0;
   const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_sweeps * blocks_per_sweep * kTapBytes;
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
@@ -272,7 +278,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
 
   // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
   // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes / 24.0 + 1500.0;
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
   for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
     const int chunks = ceil_div(plan.num_tiles, tiles);
@@ -301,11 +307,11 @@ inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, 
     for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        for (int kind = 0; kind < 4; ++kind) {
-          const bool single = kind & 1, stacked = kind & 2;
+        for (int kind = 0; kind < 8; ++kind) {
+          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (moments && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";
