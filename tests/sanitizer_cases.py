@@ -140,7 +140,7 @@ int main() {
     p.batch = batch, p.in_channels = ci, p.out_channels = co, p.groups = 1;
     p.in_h = h, p.in_w = w, p.out_h = h + k - 1, p.out_w = w + k - 1;
     p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
-    const sm90::Plan q = sm90::make_plan(p, false, SMEM_LIMIT, NUM_SMS);
+    const sm90::Plan q = sm90::make_plan(p, false, false, SMEM_LIMIT, NUM_SMS);
     const long long outputs = p.batch * co * p.out_h * p.out_w;
     std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.num_consumers, q.n, outputs);
   }

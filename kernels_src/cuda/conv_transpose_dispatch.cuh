@@ -100,11 +100,11 @@ inline KernelPlan portable_plan(const ConvCall& call) {
 }
 
 // The Hopper kernel's plan, or one whose status and reason say why not.
-inline KernelPlan hopper_plan(const ConvCall& call) {
+inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, false, device);
+  const sm90::Plan hopper = sm90::plan_call(call, false, moments, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !mma_can_index(call.problem))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
@@ -125,7 +125,8 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4;
 }
 
-inline KernelPlan choose_kernel_anew(const ConvCall& call) {
+template <bool kMoments>
+KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
   if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
@@ -135,7 +136,7 @@ inline KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan(call);
+    case kHopper: return hopper_plan(call, kMoments);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
   }
@@ -145,7 +146,7 @@ inline KernelPlan choose_kernel_anew(const ConvCall& call) {
       with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
   if (useful < kMinUsefulFraction) return plain_plan(call, "too few channels per group to fill a tensor-core tile");
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan(call);
+    const KernelPlan plan = hopper_plan(call, kMoments);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -176,11 +177,14 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-inline const KernelPlan& choose_kernel(const ConvCall& call) { return remembered_plan<KernelPlan, choose_kernel_anew>(call); }
+inline const KernelPlan& choose_kernel(const ConvCall& call, bool moments) {
+  return moments ? remembered_plan<KernelPlan, choose_kernel_anew<true>>(call)
+                 : remembered_plan<KernelPlan, choose_kernel_anew<false>>(call);
+}
 
-int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num_partials; }
+int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call, true).num_partials; }
 
-int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).workspace_bytes; }
+int64_t conv_workspace_bytes(const ConvCall& call, bool moments) { return choose_kernel(call, moments).workspace_bytes; }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
 inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
@@ -210,8 +214,8 @@ inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, con
   });
 }
 
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel(call);
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments) {
+  const KernelPlan plan = choose_kernel(call, moments);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
