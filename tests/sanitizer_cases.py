@@ -6,7 +6,7 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
-Names of kernels (plain, portable, hopper) after the command restrict it to these.
+Names of kernels (plain, direct, portable, hopper) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
 statistics are computed on the host and copied, because the filter hides what other kernels write,
@@ -27,7 +27,7 @@ import torch
 
 from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
 
-KERNELS = ("plain", "portable", "hopper")
+KERNELS = ("plain", "direct", "portable", "hopper")
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 

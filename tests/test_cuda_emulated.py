@@ -3,6 +3,7 @@ synchronisation orders what their threads do to shared memory, without a GPU.
 """
 
 import copy
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -126,7 +127,7 @@ def test_grid(conv, case, kernel):
                         conv.operator(*operands, *case.parameters)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "portable", "hopper"])
+@pytest.mark.parametrize("kernel", ["plain", "direct", "portable", "hopper"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(conv, layout, kernel):
     case = Case(in_channels=64, out_channels=64, size=(8, 32), kernel=(3, 3), padding=(1, 1))
@@ -215,6 +216,26 @@ def test_another_gpu_takes_the_portable_kernel(conv):
             check(conv, case, operands, True)
         with forced("hopper"), pytest.raises(RuntimeError, match="forced by TCONV_KERNEL"):
             conv.operator(*operands, *case.parameters)
+
+
+DEPTHWISE = Case(in_channels=24, out_channels=24, groups=24, kernel=(4, 4), stride=(2, 2))
+FEW_CHANNELS = [
+    Case(in_channels=64, out_channels=3, kernel=(4, 4), stride=(2, 2), padding=(1, 1)),
+    DEPTHWISE,
+    dataclasses.replace(DEPTHWISE, kernel=(5, 3), stride=(1, 1), size=(20, 70)),
+]
+
+
+@pytest.mark.parametrize("case", FEW_CHANNELS, ids=str)
+def test_few_channels_take_the_direct_kernel(conv, case):
+    for dtype in (torch.float32, *LOW):
+        x, weight, bias = case.tensors(dtype)
+        with conv.on(), tf32(True):
+            with forced("auto"):
+                check(conv, case, (x, weight, bias), True)
+                chosen = conv.operator(x, weight, bias, *case.parameters)
+            with forced("direct"):
+                assert torch.equal(chosen, conv.operator(x, weight, bias, *case.parameters))
 
 
 @pytest.mark.parametrize("kernel", ["portable", "hopper"])
