@@ -9,7 +9,7 @@ import torch
 
 from tests.solution_tools import Case, assert_within, conv_bound, environment
 
-KERNELS = ["plain", "direct", "portable", "hopper", "auto"]
+KERNELS = ["plain", "portable", "hopper", "auto"]
 LOW = [torch.float16, torch.bfloat16]
 DTYPES = [torch.float32, torch.float64, *LOW]
 NAN = float("nan")
@@ -43,8 +43,6 @@ def can_force(kernel: str, case: Case, dtype: torch.dtype, allowed: bool) -> boo
         return True
     if dtype == torch.float64:
         return False
-    if kernel == "direct":
-        return max(case.stride) <= 8
     strict = dtype == torch.float32 and not allowed
     return kernel == "portable" or not strict and _phases_fit(case)
 

@@ -6,7 +6,7 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
-Names of kernels (plain, direct, portable, hopper) after the command restrict it to these.
+Names of kernels (plain, portable, hopper) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
 statistics are computed on the host and copied, because the filter hides what other kernels write,
@@ -27,7 +27,7 @@ import torch
 
 from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
 
-KERNELS = ("plain", "direct", "portable", "hopper")
+KERNELS = ("plain", "portable", "hopper")
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
@@ -140,7 +140,7 @@ int main() {
     p.batch = batch, p.in_channels = ci, p.out_channels = co, p.groups = 1;
     p.in_h = h, p.in_w = w, p.out_h = h + k - 1, p.out_w = w + k - 1;
     p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
-    const sm90::Plan q = sm90::make_plan(p, false, false, SMEM_LIMIT, NUM_SMS);
+    const sm90::Plan q = sm90::make_plan(p, false, SMEM_LIMIT, NUM_SMS);
     const long long outputs = p.batch * co * p.out_h * p.out_w;
     std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.num_consumers, q.n, outputs);
   }

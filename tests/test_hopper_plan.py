@@ -29,7 +29,6 @@ static_assert(kMaxRingUnits == 32 && kMaxWeightStages == 32, "");
 void show(const Plan& q) {
   std::printf("{\"usable\": %d, \"reason\": \"%s\"", q.usable, q.reason ? q.reason : "");
 #define SHOW(field) std::printf(", \"" #field "\": %lld", static_cast<long long>(q.field));
-  SHOW(line_samples) SHOW(image_rows) SHOW(ring_ic_blocks) SHOW(ring_block_pixels)
   SHOW(num_consumers) SHOW(n) SHOW(tile_w) SHOW(pitch) SHOW(num_segments) SHOW(segment_pixels)
   SHOW(tile_pixels) SHOW(pooled) SHOW(reach) SHOW(tap_step_h) SHOW(tap_step_w) SHOW(num_phases)
   SHOW(num_strips) SHOW(num_tiles) SHOW(chunk_tiles) SHOW(num_tile_chunks) SHOW(num_chunks)
@@ -59,19 +58,16 @@ int main() {
     p.kernel_h = v[8], p.kernel_w = v[9], p.stride_h = v[10], p.stride_w = v[11];
     p.padding_h = v[12], p.padding_w = v[13], p.dilation_h = v[14], p.dilation_w = v[15];
     const int smem = static_cast<int>(v[16]), sms = static_cast<int>(v[17]);
-    show(make_plan(p, false, false, smem, sms));
-    show(make_plan(p, true, true, smem, sms));
+    show(make_plan(p, false, smem, sms));
+    show(make_plan(p, true, smem, sms));
     const Plan geometry = plan_geometry(p);
     for (const Shape& shape : kShapes)
       for (int blocks = 1; blocks <= shape.consumers && geometry.usable; ++blocks)
         for (int strips = 1; strips <= 3; ++strips)
           for (int single = 0; single < 2; ++single)
-            for (int kind = 0; kind < 6; ++kind) {
-              const bool pooled = kind % 3 == 1, stacked = kind % 3 == 2, side_by_side = kind >= 3;
+            for (int pooled = 0; pooled < 2; ++pooled) {
               Plan plan = geometry;
-              if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked,
-                             side_by_side, smem, sms))
-                show(plan);
+              if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, smem, sms)) show(plan);
             }
     std::printf("\n");
   }
@@ -183,9 +179,7 @@ def named_phase(values):
 def check_resources(plan, problem):
     assert plan.pitch % 4 == 0 and plan.pitch >= 8  # a quad of pixels lies in one row
     assert plan.tile_pixels % 4 == 0 and (plan.num_strips == 1 or plan.tile_w % 4 == 0)
-    assert all(phase.col_shift >= 0 for phase in plan.phases)
-    if problem.size[1] % 4 == 0:  # vectors of the line are vectors of the input
-        assert all(phase.col_offset % 4 == 0 for phase in plan.phases)
+    assert all(phase.col_offset % 4 == 0 and phase.col_shift >= 0 for phase in plan.phases)
     assert plan.segment_pixels <= plan.n
     assert plan.num_segments * plan.blocks_per_sweep == plan.num_consumers
     assert plan.tile_pixels == plan.num_segments * plan.segment_pixels
@@ -195,9 +189,7 @@ def check_resources(plan, problem):
     assert plan.ring_units <= MAX_RING_UNITS
     assert plan.mirror_pixels <= plan.ring_units * UNIT
     assert plan.mirror_pixels % 32 == 0  # whole batches
-    assert plan.ring_ic_blocks in (1, plan.num_ic_blocks)
-    assert plan.ring_block_pixels == plan.ring_units * UNIT + plan.mirror_pixels
-    assert plan.ring_bytes == plan.ring_ic_blocks * plan.ring_block_pixels * PIXEL_BYTES
+    assert plan.ring_bytes == (plan.ring_units * UNIT + plan.mirror_pixels) * PIXEL_BYTES
     # Weights.
     count = 0
     for phase in plan.phases:
@@ -224,31 +216,25 @@ def check_resources(plan, problem):
 def check_chunks(plan, problem):
     assert plan.num_tile_chunks * plan.chunk_tiles >= plan.num_tiles
     assert (plan.num_tile_chunks - 1) * plan.chunk_tiles < plan.num_tiles
-    lines = (
-        -(-problem.batch // plan.line_samples) * problem.groups * plan.num_strips * plan.num_phases
-    )
+    lines = problem.batch * problem.groups * plan.num_strips * plan.num_phases
     assert plan.num_chunks == lines * plan.num_tile_chunks
     assert plan.mirror_pixels > 0 or plan.chunk_tiles == 1  # nothing to wrap into
 
 
 def check_every_output_once(plan, problem):
-    images = min(plan.line_samples, 5)  # all lie alike
-    seen = np.zeros((images, *problem.out), dtype=np.int64)
+    seen = np.zeros(problem.out, dtype=np.int64)
     tiles = np.arange(plan.num_tiles)[:, None, None] * plan.tile_pixels
     segments = np.arange(plan.num_segments)[:, None] * plan.segment_pixels
     places = (tiles + segments + np.arange(plan.segment_pixels)).ravel()
     rows, cols = places // plan.pitch, places % plan.pitch
-    image = np.zeros_like(rows)
-    if plan.line_samples > 1:
-        image, rows = rows // plan.image_rows, rows % plan.image_rows
     for phase in plan.phases:
         for strip in range(plan.num_strips):
             first = strip * plan.tile_w
             width = min(plan.tile_w, phase.count_w - first)
-            real = (image < images) & (rows < phase.count_h) & (cols < width)
+            real = (rows < phase.count_h) & (cols < width)
             out_h = rows[real] * problem.stride[0] + phase.first_h
             out_w = (first + cols[real]) * problem.stride[1] + phase.first_w
-            np.add.at(seen, (image[real], out_h, out_w), 1)
+            np.add.at(seen, (out_h, out_w), 1)
     assert (seen == 1).all()
 
 
@@ -293,15 +279,10 @@ def check_taps(plan, problem):
                 shift += phase.col_shift + tap_w * plan.tap_step_w
                 assert shift <= plan.reach
                 row, col = np.divmod(position + shift, plan.pitch)
-                image = 0
-                if plan.line_samples > 1:
-                    image, row = np.divmod(row, plan.image_rows)
                 ih = row + phase.row_offset
                 iw = col + strips * plan.tile_w + phase.col_offset
                 want = pixel(want_h[:, tap_h, None], want_w[None, :, tap_w])
-                got = pixel(ih, iw)
-                assert (got == want).all(), (tap_h, tap_w)
-                assert ((image == 0) | (got == -1)).all(), "a pixel of the next image"
+                assert (pixel(ih, iw) == want).all(), (tap_h, tap_w)
 
 
 def line_units(pixels):
@@ -327,10 +308,7 @@ def check_ring(plan, chunk_tiles):
         for phase in plan.phases:
             for first in range(0, enough, chunk_tiles):
                 tiles = min(chunk_tiles, plan.num_tiles - first, enough)
-                again = (
-                    plan.num_ic_blocks > plan.ring_ic_blocks
-                )  # another ic block of the same tile
-                for _ in range(2 if again else 1):
+                for _ in range(min(2, plan.num_ic_blocks)):
                     follow_chunk(plan, phase, segment, base, tiles, wrapped, readable)
                     base += line_units(tiles * plan.tile_pixels + plan.reach)
                     base %= plan.ring_units
@@ -356,8 +334,7 @@ def follow_chunk(plan, phase, segment, base, tiles, wrapped, readable):
                 start = needed + phase.col_shift + tap_w * plan.tap_step_w  # of the line
                 assert 0 <= pixel < ring and (base * UNIT + start - pixel) % ring == 0
                 assert pixel + plan.segment_pixels <= readable
-                last = (plan.ring_ic_blocks - 1) * plan.ring_block_pixels + pixel
-                assert (last + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped columns
+                assert (pixel + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped columns
                 assert free * UNIT <= start and start + plan.segment_pixels <= ready * UNIT
                 pixel = wrapped(pixel + plan.tap_step_w)
             free = max(free, min(needed, tile_end) // UNIT)  # from the first tap on
@@ -401,8 +378,7 @@ def probe(tmp_path_factory):
 
 def check_all(probe, problems) -> dict[str, int]:
     """Checks every plan and cut of these; how many of each kind there were."""
-    names = "pooled stacked single strips resident streamed wrapping".split()
-    kinds = dict.fromkeys([*names, "side by side"], 0)
+    kinds = dict.fromkeys(["pooled", "single", "strips", "resident", "streamed", "wrapping"], 0)
     for problem, (plan, pooled, cuts) in zip(problems, probe(problems), strict=True):
         for one in (plan, pooled, *cuts):
             if not one.usable:
@@ -412,8 +388,6 @@ def check_all(probe, problems) -> dict[str, int]:
             except AssertionError as error:
                 raise AssertionError(f"{problem}: {vars(one)}") from error
             kinds["pooled"] += one.pooled
-            kinds["stacked"] += one.line_samples > 1
-            kinds["side by side"] += one.ring_ic_blocks > 1
             kinds["single"] += one.mirror_pixels == 0
             kinds["strips"] += one.num_strips > 1
             kinds["resident"] += one.resident_weights
@@ -433,14 +407,6 @@ def test_known_problems(probe, shape):
 def test_random_problems(probe, seed):
     kinds = check_all(probe, random_problems(60, seed))
     assert min(kinds.values()) >= 10, kinds  # the problems reach every kind of plan
-
-
-@pytest.mark.parametrize(("size", "share"), [(7, 0.7), (14, 0.75)])
-def test_small_images_fill_tiles(probe, size, share):
-    """Most pixels of the tiles are outputs."""
-    plan = probe([Problem((512, 128, 128, 1, (size, size), (3, 3), (1, 1), (1, 1), (1, 1)))])[0][0]
-    tiles = -(-512 // plan.line_samples) * plan.num_tiles
-    assert 512 * size * size >= share * tiles * plan.tile_pixels
 
 
 def test_the_cheapest_cut_is_taken(probe):
@@ -472,14 +438,6 @@ MISTAKES = {
         "n / plan.pitch * plan.pitch",
     ),
     "last tile missing": ("ceil_div(longest, plan.tile_pixels)", "longest / plan.tile_pixels + 0"),
-    "images too close": (
-        "    plan.image_rows = rows > plan.image_rows ? rows",
-        "    plan.image_rows = rows > plan.image_rows ? rows - 1",
-    ),
-    "taps of the next image": (
-        "int rows = below + phase.row_offset",
-        "int rows = below + 2 * phase.row_offset",
-    ),
     "taps the wrong way": ("h.offset_first - (h.tap_count - 1)", "h.offset_first - (h.tap_count)"),
 }
 

@@ -104,11 +104,8 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
       ChannelPair channels;
       int ic_block = 0;
       do {
-        const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
-        // Of what the ring holds: else every ic block is loaded anew in every sweep.
-        const bool last_use = !all_in_ring || (sweep == plan.num_sweeps - 1 && ic_block == plan.num_ic_blocks - 1);
-        const bool continues = all_in_ring && !at.last_of_chunk();
-        const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
+        const bool last_use = plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1;  // of the window
+        const bool continues = plan.num_ic_blocks == 1 && !at.last_of_chunk();
         // Past this the next tile of the line reads, or nobody.
         const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
         const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
@@ -122,7 +119,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         const auto multiply_next_tap = [&](auto steps, int pixel) {
           if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
           const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
-          const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
+          const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
           if constexpr (decltype(steps)::value > 0) {
             multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
           } else {
@@ -202,7 +199,7 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit * plan.ring_ic_blocks);
+      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < plan.weight_stages; ++i) {

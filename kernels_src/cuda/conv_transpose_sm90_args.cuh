@@ -43,11 +43,9 @@ template <typename Storage>
 struct Sm90Args {
   Plan plan;
   FastDivisor by_pitch, by_pooled_w;
-  FastDivisor by_ring_ic_blocks;
-  FastDivisor by_image_rows;  // one image to a line: by more than it has
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-  int batch, in_h, in_w;
+  int in_h, in_w;
   int channel_halves;    // of a block of input channels that are not empty
   int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
@@ -65,7 +63,7 @@ struct Sm90Args {
 // that blocks work side by side and memory sees long runs.
 struct TileCursor {
   int chunk, first_tile, tile, tile_end;
-  int phase, strip, group, sample;  // the line's first
+  int phase, strip, group, sample;
 
   __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
 
@@ -82,7 +80,7 @@ struct TileCursor {
     const int tile_chunk = next_digit(plan.num_tile_chunks);
     phase = next_digit(plan.num_phases);
     group = next_digit(plan.num_groups);
-    sample = rest * plan.line_samples;
+    sample = rest;
     first_tile = tile = tile_chunk * plan.chunk_tiles;
     tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
   }

@@ -22,17 +22,14 @@ __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
 
 // Where a position of a line lies, and what of it is output: the rest is between rows, or beyond the image.
 struct LineExtent {
-  int images, rows, cols;  // rows of an image
-  int image_rows;
-  FastDivisor by_pitch, by_image_rows;
+  int rows, cols;
+  FastDivisor by_pitch;
 
   // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. `position` is even, so is the pitch.
-  __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
-    const int line_row = static_cast<int>(by_pitch.quotient(position));
-    *col = position - line_row * static_cast<int>(by_pitch.divisor);
-    *image = static_cast<int>(by_image_rows.quotient(line_row));
-    *row = line_row - *image * image_rows;
-    if (*image >= images || *row >= rows || *col >= cols) return 0;
+  __device__ __forceinline__ int pair_at(int position, int* row, int* col) const {
+    *row = static_cast<int>(by_pitch.quotient(position));
+    *col = position - *row * static_cast<int>(by_pitch.divisor);
+    if (*row >= rows || *col >= cols) return 0;
     return *col + 1 < cols ? 3 : 1;
   }
 };
@@ -118,8 +115,7 @@ struct SegmentValues {
   __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
-    int image;  // moments are wanted of the only one
-    extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
+    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
   }
 
   // All blocks, in order.
@@ -221,29 +217,18 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
-    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
+    // A reading lane takes a pair of columns of one channel: a warp a row, or where few columns are left, half a warp.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
-    const int lane_channel = lane / row_lanes;
-    const int apart = args.stride_w == 1 ? 1 : row_lanes, lane_column = (args.stride_w == 1 ? 2 : 1) * (lane % row_lanes);
+    const int lane_channel = lane / row_lanes, lane_column = 2 * (lane % row_lanes);
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
-    int image, row, col;
+    int row, col;
     int position = values.first_position + block * kStoreColumns + lane_column;
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
-    int pair = extent.pair_at(position, &image, &row, &col);
+    int pair = extent.pair_at(position, &row, &col);
     if (lane_column >= columns) pair = 0;
-    bool second = pair == 3;
-    int64_t to_second = args.stride_w;
-    if (apart > 1) {
-      int other_image, other_row, other_col;
-      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
-      to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
-                  static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
-                  static_cast<int64_t>(other_col - col) * args.stride_w;
-    }
-    Storage* to = tile_out + (static_cast<int64_t>(image) * num_channels + lane_channel) * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(col) * args.stride_w;
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
@@ -254,31 +239,24 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-      if (whole) {
-        float2 rows[kStoreChannels];
+      float2 rows[kStoreChannels];
 #pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(rows[c].x), "=f"(rows[c].y)
-                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+      for (int c = 0; c < rounds; ++c)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(rows[c].x), "=f"(rows[c].y)
+                     : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+      if (whole) {
 #pragma unroll
         for (int c = 0; c < rounds; ++c)
           if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
       } else {
-        float columns_of[kStoreChannels][2];
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            asm volatile("ld.shared.f32 %0, [%1];"
-                         : "=f"(columns_of[c][e])
-                         : "r"(read_at + (c * channels_at_once * kStorePitch + e * apart) * 4));
         Storage* at_row = to;
 #pragma unroll
         for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
-          const bool real = half * kStoreChannels + lane_channel + c * channels_at_once < channels_left;
-          if (real && pair != 0) at_row[0] = static_cast<Storage>(columns_of[c][0]);
-          if (real && second) at_row[to_second] = static_cast<Storage>(columns_of[c][1]);
+          if (pair != 0 && half * kStoreChannels + lane_channel + c * channels_at_once < channels_left) {
+            at_row[0] = static_cast<Storage>(rows[c].x);
+            if (pair == 3) at_row[args.stride_w] = static_cast<Storage>(rows[c].y);
+          }
         }
       }
     }
@@ -293,9 +271,7 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   const Phase& phase = plan.phases[at.phase];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
-  const LineExtent extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
-                          args.by_image_rows};
+  const LineExtent extent{phase.out_count_h, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), args.by_pitch};
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {

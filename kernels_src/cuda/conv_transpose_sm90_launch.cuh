@@ -13,7 +13,7 @@ namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -25,7 +25,7 @@ inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const Dev
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, pooled, moments, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, pooled, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -99,9 +99,6 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
-  args.by_ring_ic_blocks = FastDivisor::make(static_cast<uint32_t>(plan.ring_ic_blocks));
-  args.by_image_rows = FastDivisor::make(plan.line_samples > 1 ? plan.image_rows : INT32_MAX);
-  args.batch = static_cast<int>(p.batch);
   args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
   args.pool_weight = static_cast<const Storage*>(pool_weight);
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;

@@ -3,16 +3,14 @@
 //
 // Terms. A *strip* is one phase of one sample and group, cut across its columns into equal parts (one, where the window
 // fits). Its outputs, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is its input at the same pitch: a tap is a shift along the line. Small images of one strip lie behind each other in one
-// line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a sample's. A *tile* is the next num_segments x N pixels of the
+// so is its input at the same pitch: a tap is a shift along the line. A *tile* is the next num_segments x N pixels of the
 // line, whatever rows they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped.
 // A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
 // output channels by num_segments segments, a warpgroup each.
 // The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
 // *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
 // ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
-// there is no room for all, a ring of one window takes one after the other, again for every sweep.
+// never wrapped and needs no mirror.
 #pragma once
 
 #include "../call.h"
@@ -51,7 +49,7 @@ struct Phase {
   int out_count_h, out_count_w;   // outputs of this phase
   int taps_h, taps_w;
   int row_offset;                 // input row of the line's row 0
-  int col_offset;                 // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
+  int col_offset;                 // input column of the line's column 0 in strip 0, a multiple of kVectorPixels
   int col_shift;                  // column of the leftmost tap of output column 0
   int weight_base;                // first weight tile of this phase, in tiles of one sweep
 };
@@ -62,8 +60,6 @@ struct Plan {
   int num_consumers;   // warpgroups that multiply
   int n;               // columns of a segment's wgmma
   int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
   int num_segments;
   int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
   int tile_pixels;
@@ -75,8 +71,6 @@ struct Plan {
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int ring_block_pixels;  // of one of them, the mirror included
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
@@ -127,7 +121,7 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
       phase.taps_w = w.tap_count;
       phase.row_offset = h.offset_first - (h.tap_count - 1) * h.offset_step;
       const int leftmost = w.offset_first - (w.tap_count - 1) * w.offset_step;
-      phase.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
+      phase.col_offset = round_down(leftmost, kVectorPixels);
       phase.col_shift = leftmost - phase.col_offset;
       plan.tap_step_h = h.offset_step;
       plan.tap_step_w = w.offset_step;
@@ -138,13 +132,10 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
 }
 
 // Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
-// images to a line as there are.
+// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
+                       bool single, bool pooled, int smem_limit, int num_sms) {
   const int n = shape.n;
-  if (side_by_side && plan.num_ic_blocks == 1) return false;
-  if (stacked && (num_strips > 1 || pooled || p.batch < 2)) return false;
   if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
   int max_w = 0, needed_pitch = 8, all_taps = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
@@ -183,26 +174,10 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
-  // outputs, and what taps of the last output row read beyond the next one's zeros.
-  plan.image_rows = 0;
-  for (int i = 0; i < plan.num_phases; ++i) {
-    const Phase& phase = plan.phases[i];
-    const int below = phase.out_count_h + (phase.taps_h - 1) * plan.tap_step_h;  // rows read, from the line's row 0
-    int rows = below + phase.row_offset;
-    if (rows < p.in_h - phase.row_offset) rows = static_cast<int>(p.in_h) - phase.row_offset;
-    if (rows < phase.out_count_h) rows = phase.out_count_h;
-    if (rows > below) rows = below;
-    plan.image_rows = rows > plan.image_rows ? rows : plan.image_rows;
-  }
-  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
-  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
-  if (plan.line_samples < 1) return false;
   int64_t longest = 0, reach = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
-    const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + phase.out_count_h;
-    const int64_t pixels = (line_rows - 1) * plan.pitch + plan.tile_w;
+    const int64_t pixels = static_cast<int64_t>(phase.out_count_h - 1) * plan.pitch + plan.tile_w;
     const int64_t needs = static_cast<int64_t>(phase.taps_h - 1) * plan.tap_step_h * plan.pitch + phase.col_shift +
                           (phase.taps_w - 1) * plan.tap_step_w;
     longest = pixels > longest ? pixels : longest;
@@ -211,7 +186,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
   plan.reach = static_cast<int>(reach);
   plan.num_tiles = ceil_div(longest, plan.tile_pixels);
-  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips * plan.num_phases;
+  const int64_t lines = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
   if (lines * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
   plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
   int base = 0;
@@ -222,8 +197,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
 
   // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
   // ring deep enough for one warpgroup to run ahead while another stores its outputs.
-  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
-  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
+  if (plan.num_ic_blocks > 1) single = true;
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
@@ -239,8 +213,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
     for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
-      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
-      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      plan.ring_bytes = (units * kUnitPixels + plan.mirror_pixels) * kPixelBytes;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
@@ -260,7 +233,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const double taps_mean = static_cast<double>(all_taps) / plan.num_phases;
   const double multiply = 1.0 * shape.consumers * plan.num_sweeps * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
   const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.num_ic_blocks * (plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_sweeps : 1);
+  const int loads = plan.num_ic_blocks * (plan.num_ic_blocks > 1 ? plan.num_sweeps : 1);
   const double outputs = static_cast<double>(plan.tile_pixels) * plan.out_channels_per_group * 4.0;
   const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_sweeps * blocks_per_sweep * kTapBytes;
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
@@ -278,7 +251,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
 
   // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
   // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes / 24.0 + 1500.0;
   plan.cost = 0;
   for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
     const int chunks = ceil_div(plan.num_tiles, tiles);
@@ -293,10 +266,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted. `only` restricts
-// it to one kernel (measurements).
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms,
-                      const Shape* only = nullptr) {
+// The cheapest plan, or one that is not usable and says why. `only` restricts it to one kernel (measurements).
+inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, int smem_limit, int num_sms, const Shape* only = nullptr) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
@@ -307,11 +278,9 @@ inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, 
     for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        for (int kind = 0; kind < 8; ++kind) {
-          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
-          if (moments && stacked) continue;
+        for (int single = 0; single < 2; ++single) {
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single != 0, pooled, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";
