@@ -227,17 +227,22 @@ def test_models(shelf, solutions, name, training, kernel):
     emulated = solutions[name]
     model, new = models(shelf, emulated, name)
     model.train(training), new.train(training)
-    for dtype, bound in ((torch.float32, 3e-3), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
-        sizes = ((13, 21), (12, 20))
-        if kernel == "auto":
-            sizes = ((10, 11), (20, 24), (32, 32), (40, 50))
-        for size in sizes:
-            with emulated.on(), forced(kernel), tf32(True):
-                check_model(emulated, model, new, model_input(dtype, size), bound)
+    cases = [
+        (torch.float32, (13, 21), 3e-3),
+        (torch.float32, (12, 20), 3e-3),
+        (torch.float16, (13, 21), 4e-3),
+        (torch.bfloat16, (13, 21), 3e-2),
+    ]
+    if kernel == "auto":
+        cases = [(torch.float32, size, 3e-3) for size in ((10, 11), (20, 24), (32, 32))]
+        cases += [(torch.float16, (32, 32), 4e-3)]
+    for dtype, size, bound in cases:
+        with emulated.on(), forced(kernel), tf32(True):
+            check_model(emulated, model, new, model_input(dtype, size), bound)
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("size", [(13, 21), (12, 20), (30, 52), (6, 5)])
+@pytest.mark.parametrize("size", [(13, 21), (12, 20), (18, 44), (6, 5)])
 def test_pooled_model_whose_inputs_fp16_containers_cannot_hold(shelf, solutions, size, training):
     emulated = solutions["11"]
     model, new = models(shelf, emulated, "11")
@@ -302,7 +307,7 @@ def broken(shelf, folder):
         place = folder / str(list(BROKEN).index(name))
         place.mkdir()
         text = text.replace(before, after)
-        return emulator.Emulated(text, emulator.build(text, place))
+        return emulator.Emulated(text, emulator.build(text, place, "-O1"))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(BROKEN, pool.map(build, BROKEN), strict=True))
