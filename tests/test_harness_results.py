@@ -30,15 +30,8 @@ def test_record_is_of_the_committed_solution(path):
     assert (ROOT / record["reference"]).is_file()
 
 
-# Wanted, and not there yet: 2/11 and 2/19 changed after the measurement on an H200 (README).
-INCOMPLETE = {"nvidia-h200": "the solutions of 2/11 and 2/19 changed after the measurement"}
-
-
 @pytest.mark.parametrize("folder", FOLDERS, ids=relative)
-def test_every_problem_has_its_record(folder, request):
-    if folder.name in INCOMPLETE:
-        mark = pytest.mark.xfail(reason=INCOMPLETE[folder.name], strict=True)
-        request.applymarker(mark)
+def test_every_problem_has_its_record(folder):
     expected = {problem.record_name for problem in list_problems()}
     assert expected <= {path.name for path in folder.glob("*.json")}
 
