@@ -34,6 +34,7 @@ SEED = 2026
 _CPU_FLOPS = 1e9
 _KERNELS = {
     "conv_transpose_sm90": "hopper",
+    "conv_transpose_direct": "direct",
     "conv_transpose_mma_kernel": "portable",
     "conv_transpose_plain_kernel": "plain",
 }
@@ -222,9 +223,10 @@ def measure(shape: Shape, solution: ModuleType, options: Options) -> dict:
 def kernels_of(shape: Shape, solution: ModuleType, options: Options) -> dict:
     """Which kernels one call of each variant runs, by the profiler, the longest first.
 
-    {"kernel": "hopper" | "portable" | "plain" | the kernel's name, "kernels": {variant: [[name,
-    microseconds], ...]}}. On a CPU, and where the profiler sees no device, there are none. To be
-    called after all timing: a profiler that once ran slows launches down.
+    {"kernel": "hopper" | "portable" | "direct" | "plain" | the kernel's name,
+    "kernels": {variant: [[name, microseconds], ...]}}. On a CPU, and where the profiler sees no
+    device, there are none. To be called after all timing: a profiler that once ran slows launches
+    down.
     """
     if options.device.type != "cuda":
         return {"kernel": "cpu", "kernels": {}}

@@ -6,7 +6,7 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
-Names of kernels (plain, portable, hopper) after the command restrict it to these.
+Names of kernels (plain, direct, portable, hopper) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
 statistics are computed on the host and copied, because the filter hides what other kernels write,
@@ -27,7 +27,7 @@ import torch
 
 from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
 
-KERNELS = ("plain", "portable", "hopper")
+KERNELS = ("plain", "direct", "portable", "hopper")
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
@@ -133,29 +133,31 @@ _PROBE = r"""
 #include "conv_transpose_sm90_plan.h"
 using namespace tconv;
 int main() {
-  for (const auto& s : sm90::kShapes) std::printf("[%d, %d]\n", s.consumers, s.n);
+  for (const auto& s : sm90::kShapes) std::printf("[%d, %d]\n", s.n, s.producer_warps);
   long long batch, ci, co, h, w, k;
   while (std::scanf("%lld %lld %lld %lld %lld %lld", &batch, &ci, &co, &h, &w, &k) == 6) {
     ConvTransposeProblem p{};
     p.batch = batch, p.in_channels = ci, p.out_channels = co, p.groups = 1;
     p.in_h = h, p.in_w = w, p.out_h = h + k - 1, p.out_w = w + k - 1;
+    p.x_stride_w = 1, p.x_stride_h = w, p.x_stride_c = h * w;
+    p.x_stride_n = ci * h * w;
     p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
-    const sm90::Plan q = sm90::make_plan(p, false, SMEM_LIMIT, NUM_SMS);
+    const sm90::Plan q = sm90::make_plan(p, false, false, SMEM_LIMIT, NUM_SMS);
     const long long outputs = p.batch * co * p.out_h * p.out_w;
-    std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.num_consumers, q.n, outputs);
+    std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.n, q.producer_warps, outputs);
   }
 }
 """
 
 
 def hopper_shapes() -> dict[tuple, tuple | None]:
-    """(consumers, n) of each compiled Hopper kernel -> (arguments, input shape) of the smallest
+    """(n, producer warps) of each compiled Hopper kernel -> (arguments, input shape) of the smallest
     candidate for which the plan takes it, or None.
     """
     candidates = [
         (batch, channels, out_channels, *size, kernel)
         for batch in (1, 2, 60, 133, 140, 200, 264)
-        for channels in (20, 70)
+        for channels in (20, 64)
         for out_channels in (64, 128, 192)
         for size in ((7, 7), (9, 24), (10, 12), (12, 20), (13, 13), (15, 16), (20, 20), (4, 130))
         for kernel in (1, 3, 5)
@@ -173,7 +175,7 @@ def hopper_shapes() -> dict[tuple, tuple | None]:
     found: dict[tuple, tuple | None] = dict.fromkeys(compiled)
     plans = [answer for answer in answers if len(answer) == 4]
     ordered = sorted(zip(plans, candidates, strict=True), key=lambda pair: pair[0][3])
-    for (usable, consumers, n, _), (
+    for (usable, n, producers, _), (
         batch,
         channels,
         out_channels,
@@ -181,9 +183,9 @@ def hopper_shapes() -> dict[tuple, tuple | None]:
         width,
         kernel,
     ) in ordered:
-        if usable and found[consumers, n] is None:
+        if usable and found[n, producers] is None:
             arguments = (channels, out_channels, (kernel, kernel))
-            found[consumers, n] = (arguments, (batch, channels, height, width))
+            found[n, producers] = (arguments, (batch, channels, height, width))
     return found
 
 

@@ -3,6 +3,7 @@ synchronisation orders what their threads do to shared memory, without a GPU.
 """
 
 import copy
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,7 +28,7 @@ NAMES = ["69", "19", "11"]
 # Sources with one synchronisation taken out or put too early: what the detector is there to see.
 BROKEN = {
     "a unit is written before it is free": (
-        "mbarrier_wait(shared.unit_empty + 8 * (place.slot / kBatchesPerUnit), place.parity ^ 1);",
+        "mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);",
         "",
     ),
     "a unit is read before it is full": (
@@ -47,8 +48,8 @@ BROKEN = {
         "if (lane == 32) mbarrier_arrive(shared.unit_full",
     ),
     "outputs are read before all lanes have stored them": (
-        "__syncwarp();\n      float2 rows",
-        "float2 rows",
+        "__syncwarp();\n      if (whole) {",
+        "if (whole) {",
     ),
 }
 RESIDENT = Case(batch=1, in_channels=64, out_channels=64, kernel=(3, 3), size=(60, 60))
@@ -126,7 +127,7 @@ def test_grid(conv, case, kernel):
                         conv.operator(*operands, *case.parameters)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "portable", "hopper"])
+@pytest.mark.parametrize("kernel", ["plain", "direct", "portable", "hopper"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(conv, layout, kernel):
     case = Case(in_channels=64, out_channels=64, size=(8, 32), kernel=(3, 3), padding=(1, 1))
@@ -146,6 +147,60 @@ def test_hopper_with_any_channels(conv, in_channels):
             check(conv, case, case.tensors(), True)
 
 
+MANY_CHANNELS = [
+    Case(batch=3, in_channels=128, out_channels=128, kernel=(3, 3), size=(14, 14), padding=(1, 1)),
+    Case(batch=2, in_channels=100, out_channels=64, kernel=(1, 1), size=(32, 32)),
+    Case(batch=2, in_channels=96, out_channels=200, kernel=(3, 3), size=(9, 20)),
+    Case(batch=2, in_channels=192, out_channels=64, kernel=(2, 2), stride=(2, 2), size=(8, 16)),
+    Case(batch=5, in_channels=256, out_channels=130, kernel=(3, 3), size=(7, 7), padding=(1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", MANY_CHANNELS, ids=str)
+def test_blocks_of_inputs_side_by_side(conv, case):
+    for dtype in (torch.float32, *LOW):
+        with conv.on(seed=3, detect_races=True), forced("hopper"), tf32(True):
+            check(conv, case, case.tensors(dtype), True)
+            assert conv.races() == []
+
+
+SMALL_IMAGES = [
+    Case(batch=9, in_channels=64, out_channels=64, kernel=(3, 3), size=(7, 7), padding=(1, 1)),
+    Case(batch=5, in_channels=130, out_channels=96, kernel=(3, 3), size=(5, 6), padding=(1, 1)),
+    Case(batch=7, in_channels=33, out_channels=70, kernel=(2, 5), size=(4, 8), padding=(1, 0)),
+    Case(batch=4, in_channels=20, out_channels=20, kernel=(3, 3), size=(3, 12), dilation=(3, 1)),
+    Case(
+        batch=6,
+        in_channels=64,
+        out_channels=40,
+        kernel=(4, 4),
+        stride=(2, 2),
+        size=(8, 8),
+        padding=(1, 1),
+    ),
+    Case(
+        batch=3,
+        in_channels=16,
+        out_channels=24,
+        kernel=(5, 3),
+        stride=(3, 1),
+        size=(4, 9),
+        padding=(2, 1),
+        output_padding=(2, 0),
+        groups=1,
+    ),
+    Case(batch=3, in_channels=64, out_channels=64, kernel=(3, 3), size=(9, 8), padding=(4, 4)),
+]
+
+
+@pytest.mark.parametrize("case", SMALL_IMAGES, ids=str)
+def test_small_images_share_tiles(conv, case):
+    for dtype in (torch.float32, *LOW):
+        with conv.on(seed=2, detect_races=True), forced("hopper"), tf32(True):
+            check(conv, case, case.tensors(dtype), True)
+            assert conv.races() == []
+
+
 def test_all_processors_at_once(conv):
     """As many blocks as an H200 has processors: most of them with nothing to do."""
     case = Case(in_channels=64, out_channels=128, kernel=(3, 5), size=(16, 40))
@@ -161,6 +216,26 @@ def test_another_gpu_takes_the_portable_kernel(conv):
             check(conv, case, operands, True)
         with forced("hopper"), pytest.raises(RuntimeError, match="forced by TCONV_KERNEL"):
             conv.operator(*operands, *case.parameters)
+
+
+DEPTHWISE = Case(in_channels=24, out_channels=24, groups=24, kernel=(4, 4), stride=(2, 2))
+FEW_CHANNELS = [
+    DEPTHWISE,
+    Case(in_channels=64, out_channels=1, kernel=(4, 4), stride=(2, 2), padding=(1, 1)),
+    dataclasses.replace(DEPTHWISE, kernel=(5, 3), stride=(1, 1), size=(20, 70)),
+]
+
+
+@pytest.mark.parametrize("case", FEW_CHANNELS, ids=str)
+def test_few_channels_take_the_direct_kernel(conv, case):
+    for dtype in (torch.float32, *LOW):
+        x, weight, bias = case.tensors(dtype)
+        with conv.on(), tf32(True):
+            with forced("auto"):
+                check(conv, case, (x, weight, bias), True)
+                chosen = conv.operator(x, weight, bias, *case.parameters)
+            with forced("direct"):
+                assert torch.equal(chosen, conv.operator(x, weight, bias, *case.parameters))
 
 
 @pytest.mark.parametrize("kernel", ["portable", "hopper"])

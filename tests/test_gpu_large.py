@@ -61,7 +61,7 @@ def assert_slabs(y, x, weight, bias, case, samples):
             assert_within(y[sample : sample + 1, :, first : first + 2], exact, bound)
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "portable", "plain"])
+@pytest.mark.parametrize("kernel", ["hopper", "portable", "direct", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_output_and_strides_over_2_31(operator, dtype, kernel):
     """The input's last samples begin beyond 2**31 elements, too: a window of such a tensor."""
@@ -77,7 +77,7 @@ def test_output_and_strides_over_2_31(operator, dtype, kernel):
     assert_slabs(y, x, weight, bias, CASE, (0, 15, 31, 32))
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "portable", "plain"])
+@pytest.mark.parametrize("kernel", ["hopper", "portable", "direct", "plain"])
 def test_one_sample_over_2_31(operator, kernel):
     """Channels of one sample lie more than 2**31 elements apart."""
     side = 5800

@@ -125,7 +125,7 @@ def test_layouts(operator, layout, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
-@pytest.mark.parametrize("kernel", ["plain", "portable", "hopper"])
+@pytest.mark.parametrize("kernel", ["plain", "direct", "portable", "hopper"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_by_kernel(operator, layout, kernel, dtype):
     x, weight, bias = WHOLE.tensors(dtype, "cuda")

@@ -29,7 +29,10 @@ static_assert(kMaxRingUnits == 32 && kMaxWeightStages == 32, "");
 void show(const Plan& q) {
   std::printf("{\"usable\": %d, \"reason\": \"%s\"", q.usable, q.reason ? q.reason : "");
 #define SHOW(field) std::printf(", \"" #field "\": %lld", static_cast<long long>(q.field));
-  SHOW(num_consumers) SHOW(n) SHOW(tile_w) SHOW(pitch) SHOW(num_segments) SHOW(segment_pixels)
+  SHOW(line_samples) SHOW(image_rows) SHOW(ring_ic_blocks) SHOW(ring_block_pixels)
+  SHOW(row_offset) SHOW(col_offset) SHOW(window_loads) SHOW(sweep_tiles) SHOW(alternate)
+  SHOW(producer_warps) SHOW(num_consumers) SHOW(n)
+  SHOW(tile_w) SHOW(pitch) SHOW(num_segments) SHOW(segment_pixels)
   SHOW(tile_pixels) SHOW(pooled) SHOW(reach) SHOW(tap_step_h) SHOW(tap_step_w) SHOW(num_phases)
   SHOW(num_strips) SHOW(num_tiles) SHOW(chunk_tiles) SHOW(num_tile_chunks) SHOW(num_chunks)
   SHOW(num_groups) SHOW(in_channels_per_group) SHOW(out_channels_per_group) SHOW(num_ic_blocks)
@@ -40,8 +43,8 @@ void show(const Plan& q) {
   for (int i = 0; i < q.num_phases && q.usable; ++i) {
     const Phase& f = q.phases[i];
     std::printf("%s[%d, %d, %d, %d, %d, %d, %d, %d, %d, %d]", i ? ", " : "", f.out_first_h,
-                f.out_first_w, f.out_count_h, f.out_count_w, f.taps_h, f.taps_w, f.row_offset,
-                f.col_offset, f.col_shift, f.weight_base);
+                f.out_first_w, f.out_count_h, f.out_count_w, f.taps_h, f.taps_w, f.row_shift,
+                f.col_shift, f.first_pixel, f.weight_base);
   }
   std::printf("]}\n");
 }
@@ -56,18 +59,23 @@ int main() {
     p.batch = v[0], p.in_channels = v[1], p.out_channels = v[2], p.groups = v[3];
     p.in_h = v[4], p.in_w = v[5], p.out_h = v[6], p.out_w = v[7];
     p.kernel_h = v[8], p.kernel_w = v[9], p.stride_h = v[10], p.stride_w = v[11];
+    p.x_stride_w = 1, p.x_stride_h = p.in_w, p.x_stride_c = p.in_h * p.in_w;
+    p.x_stride_n = p.in_channels * p.x_stride_c;
     p.padding_h = v[12], p.padding_w = v[13], p.dilation_h = v[14], p.dilation_w = v[15];
     const int smem = static_cast<int>(v[16]), sms = static_cast<int>(v[17]);
-    show(make_plan(p, false, smem, sms));
-    show(make_plan(p, true, smem, sms));
+    show(make_plan(p, false, false, smem, sms));
+    show(make_plan(p, true, true, smem, sms));
     const Plan geometry = plan_geometry(p);
     for (const Shape& shape : kShapes)
       for (int blocks = 1; blocks <= shape.consumers && geometry.usable; ++blocks)
         for (int strips = 1; strips <= 3; ++strips)
           for (int single = 0; single < 2; ++single)
-            for (int pooled = 0; pooled < 2; ++pooled) {
+            for (int kind = 0; kind < 6; ++kind) {
+              const bool pooled = kind % 3 == 1, stacked = kind % 3 == 2, side_by_side = kind >= 3;
               Plan plan = geometry;
-              if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, smem, sms)) show(plan);
+              if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked,
+                             side_by_side, smem, sms))
+                show(plan);
             }
     std::printf("\n");
   }
@@ -169,7 +177,7 @@ def build_probe(folder, header: str | None = None):
 
 
 def named_phase(values):
-    names = "first_h first_w count_h count_w taps_h taps_w row_offset col_offset col_shift"
+    names = "first_h first_w count_h count_w taps_h taps_w row_shift col_shift first_pixel"
     return dict(zip([*names.split(), "weight_base"], values, strict=True))
 
 
@@ -179,7 +187,15 @@ def named_phase(values):
 def check_resources(plan, problem):
     assert plan.pitch % 4 == 0 and plan.pitch >= 8  # a quad of pixels lies in one row
     assert plan.tile_pixels % 4 == 0 and (plan.num_strips == 1 or plan.tile_w % 4 == 0)
-    assert all(phase.col_offset % 4 == 0 and phase.col_shift >= 0 for phase in plan.phases)
+    for phase in plan.phases:
+        assert phase.row_shift >= 0 and phase.col_shift >= 0
+        assert phase.first_pixel == phase.row_shift * plan.pitch + phase.col_shift
+        assert (phase.taps_h == 0) == (phase.taps_w == 0)
+    # Phases without taps come first: the last gives a tile's window back.
+    with_taps = [phase.taps_h > 0 for phase in plan.phases]
+    assert with_taps == sorted(with_taps) and with_taps[-1]
+    if problem.size[1] % 4 == 0:  # vectors of the line are vectors of the input
+        assert plan.col_offset % 4 == 0
     assert plan.segment_pixels <= plan.n
     assert plan.num_segments * plan.blocks_per_sweep == plan.num_consumers
     assert plan.tile_pixels == plan.num_segments * plan.segment_pixels
@@ -189,14 +205,24 @@ def check_resources(plan, problem):
     assert plan.ring_units <= MAX_RING_UNITS
     assert plan.mirror_pixels <= plan.ring_units * UNIT
     assert plan.mirror_pixels % 32 == 0  # whole batches
-    assert plan.ring_bytes == (plan.ring_units * UNIT + plan.mirror_pixels) * PIXEL_BYTES
+    assert plan.ring_ic_blocks in (1, plan.num_ic_blocks)
+    assert plan.ring_block_pixels == plan.ring_units * UNIT + plan.mirror_pixels
+    assert plan.ring_bytes == plan.ring_ic_blocks * plan.ring_block_pixels * PIXEL_BYTES
     # Weights.
     count = 0
     for phase in plan.phases:
         assert phase.weight_base == count
-        taps = phase.taps_h * phase.taps_w
-        count += taps * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups
+        count += phase.taps_h * phase.taps_w * plan.num_ic_blocks
+    assert plan.sweep_tiles == count
+    count *= plan.num_sweeps * plan.num_groups
     assert plan.num_weight_tiles == count
+    loads = plan.num_sweeps * plan.num_ic_blocks * sum(with_taps)
+    assert plan.window_loads == (loads if plan.num_ic_blocks > plan.ring_ic_blocks else 1)
+    # In turns, nobody may wait for what only the other's turn gives back: stages that both
+    # multiply by, or the window's next block of channels.
+    if plan.alternate:
+        assert plan.resident_weights or plan.blocks_per_sweep == plan.num_consumers
+        assert plan.ring_ic_blocks == plan.num_ic_blocks
     assert plan.weight_stages <= MAX_WEIGHT_STAGES
     if plan.resident_weights:
         assert plan.weight_stages == count * plan.blocks_per_sweep
@@ -210,31 +236,36 @@ def check_resources(plan, problem):
     assert plan.store_bytes_per_warp == stores
     used = 1023 + plan.ring_bytes + plan.weight_stages * TAP_BYTES
     used += plan.num_consumers * 4 * stores + 2 * 8 * (MAX_RING_UNITS + MAX_WEIGHT_STAGES)
+    used += 8 * plan.num_consumers  # whose turn it is
     assert used <= plan.smem_bytes <= problem.smem_limit
 
 
 def check_chunks(plan, problem):
     assert plan.num_tile_chunks * plan.chunk_tiles >= plan.num_tiles
     assert (plan.num_tile_chunks - 1) * plan.chunk_tiles < plan.num_tiles
-    lines = problem.batch * problem.groups * plan.num_strips * plan.num_phases
+    lines = -(-problem.batch // plan.line_samples) * problem.groups * plan.num_strips
     assert plan.num_chunks == lines * plan.num_tile_chunks
     assert plan.mirror_pixels > 0 or plan.chunk_tiles == 1  # nothing to wrap into
 
 
 def check_every_output_once(plan, problem):
-    seen = np.zeros(problem.out, dtype=np.int64)
+    images = min(plan.line_samples, 5)  # all lie alike
+    seen = np.zeros((images, *problem.out), dtype=np.int64)
     tiles = np.arange(plan.num_tiles)[:, None, None] * plan.tile_pixels
     segments = np.arange(plan.num_segments)[:, None] * plan.segment_pixels
     places = (tiles + segments + np.arange(plan.segment_pixels)).ravel()
     rows, cols = places // plan.pitch, places % plan.pitch
+    image = np.zeros_like(rows)
+    if plan.line_samples > 1:
+        image, rows = rows // plan.image_rows, rows % plan.image_rows
     for phase in plan.phases:
         for strip in range(plan.num_strips):
             first = strip * plan.tile_w
             width = min(plan.tile_w, phase.count_w - first)
-            real = (rows < phase.count_h) & (cols < width)
+            real = (image < images) & (rows < phase.count_h) & (cols < width)
             out_h = rows[real] * problem.stride[0] + phase.first_h
             out_w = (first + cols[real]) * problem.stride[1] + phase.first_w
-            np.add.at(seen, (out_h, out_w), 1)
+            np.add.at(seen, (image[real], out_h, out_w), 1)
     assert (seen == 1).all()
 
 
@@ -263,6 +294,9 @@ def check_taps(plan, problem):
         return np.where(inside, ih * in_w + iw, -1)
 
     for phase in plan.phases:
+        if phase.taps_h == 0:
+            check_no_tap(problem, phase)
+            continue
         near_edges = {0, 1, 2, phase.count_h // 2, phase.count_h - 2, phase.count_h - 1}
         rows = np.array(sorted(near_edges & set(range(phase.count_h))), dtype=np.int64)
         if rows.size == 0 or phase.count_w == 0:
@@ -276,13 +310,25 @@ def check_taps(plan, problem):
         for tap_h in range(phase.taps_h):
             for tap_w in range(phase.taps_w):
                 shift = tap_h * plan.tap_step_h * plan.pitch
-                shift += phase.col_shift + tap_w * plan.tap_step_w
+                shift += phase.first_pixel + tap_w * plan.tap_step_w
                 assert shift <= plan.reach
                 row, col = np.divmod(position + shift, plan.pitch)
-                ih = row + phase.row_offset
-                iw = col + strips * plan.tile_w + phase.col_offset
+                image = 0
+                if plan.line_samples > 1:
+                    image, row = np.divmod(row, plan.image_rows)
+                ih = row + plan.row_offset
+                iw = col + strips * plan.tile_w + plan.col_offset
                 want = pixel(want_h[:, tap_h, None], want_w[None, :, tap_w])
-                assert (pixel(ih, iw) == want).all(), (tap_h, tap_w)
+                got = pixel(ih, iw)
+                assert (got == want).all(), (tap_h, tap_w)
+                assert ((image == 0) | (got == -1)).all(), "a pixel of the next image"
+
+
+def check_no_tap(problem, phase):
+    """No input reaches the outputs of this phase: along one axis or both no tap falls on one."""
+    taps_h = input_positions(problem, 0, [phase.first_h]).size
+    taps_w = input_positions(problem, 1, [phase.first_w]).size
+    assert taps_h * taps_w == 0
 
 
 def line_units(pixels):
@@ -290,7 +336,7 @@ def line_units(pixels):
 
 
 def check_ring(plan, chunk_tiles):
-    """Follows a warpgroup of each segment over all chunks of a line of each phase: each product
+    """Follows a warpgroup of each segment over all chunks of a line: each product
     reads units that are there and not yet given back, at the place where the ring has them, and
     never waits for a unit that cannot come before it gives one back.
     """
@@ -305,16 +351,20 @@ def check_ring(plan, chunk_tiles):
     enough = min(plan.num_tiles, 2 * plan.ring_units * UNIT // plan.tile_pixels + 3)
     for segment in range(plan.num_segments):
         base = 0  # unit of the ring where the chunk's line begins
-        for phase in plan.phases:
-            for first in range(0, enough, chunk_tiles):
-                tiles = min(chunk_tiles, plan.num_tiles - first, enough)
-                for _ in range(min(2, plan.num_ic_blocks)):
-                    follow_chunk(plan, phase, segment, base, tiles, wrapped, readable)
-                    base += line_units(tiles * plan.tile_pixels + plan.reach)
-                    base %= plan.ring_units
+        for first in range(0, enough, chunk_tiles):
+            tiles = min(chunk_tiles, plan.num_tiles - first, enough)
+            with_taps = [phase for phase in plan.phases if phase.taps_h > 0]
+            # Loaded anew for every phase, and twice for it: another ic block of the same tile.
+            again = plan.num_ic_blocks > plan.ring_ic_blocks
+            for phases in (
+                [[phase] for phase in with_taps for _ in range(2)] if again else [with_taps]
+            ):
+                follow_chunk(plan, phases, segment, base, tiles, wrapped, readable)
+                base += line_units(tiles * plan.tile_pixels + plan.reach)
+                base %= plan.ring_units
 
 
-def follow_chunk(plan, phase, segment, base, tiles, wrapped, readable):
+def follow_chunk(plan, phases, segment, base, tiles, wrapped, readable):
     ring = plan.ring_units * UNIT
     ready = free = 0  # units of the line awaited, and given back
     tile_pixel = base * UNIT
@@ -322,24 +372,29 @@ def follow_chunk(plan, phase, segment, base, tiles, wrapped, readable):
         origin = tile * plan.tile_pixels
         continues = tile + 1 < tiles
         tile_end = origin + plan.tile_pixels if continues else 1 << 40
-        needed = origin + segment * plan.segment_pixels
-        top = wrapped(tile_pixel + segment * plan.segment_pixels)
-        row_step = plan.tap_step_h * plan.pitch
-        extent = plan.segment_pixels + phase.col_shift + (phase.taps_w - 1) * plan.tap_step_w
-        for _ in range(phase.taps_h):
-            ready = max(ready, -(-(needed + extent) // UNIT))
-            assert ready - free <= plan.ring_units, "waits for a unit that has no room"
-            pixel = wrapped(top + phase.col_shift)
-            for tap_w in range(phase.taps_w):
-                start = needed + phase.col_shift + tap_w * plan.tap_step_w  # of the line
-                assert 0 <= pixel < ring and (base * UNIT + start - pixel) % ring == 0
-                assert pixel + plan.segment_pixels <= readable
-                assert (pixel + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped columns
-                assert free * UNIT <= start and start + plan.segment_pixels <= ready * UNIT
-                pixel = wrapped(pixel + plan.tap_step_w)
-            free = max(free, min(needed, tile_end) // UNIT)  # from the first tap on
-            assert free * UNIT <= needed
-            top, needed = wrapped(top + row_step), needed + row_step
+        for number, phase in enumerate(phases):
+            last_use = number == len(phases) - 1
+            first = segment * plan.segment_pixels + phase.first_pixel
+            needed = origin + first
+            top = wrapped(tile_pixel + first)
+            row_step = plan.tap_step_h * plan.pitch
+            extent = plan.segment_pixels + (phase.taps_w - 1) * plan.tap_step_w
+            for _ in range(phase.taps_h):
+                ready = max(ready, -(-(needed + extent) // UNIT))
+                assert ready - free <= plan.ring_units, "waits for a unit that has no room"
+                pixel = top
+                for tap_w in range(phase.taps_w):
+                    start = needed + tap_w * plan.tap_step_w  # of the line
+                    assert 0 <= pixel < ring and (base * UNIT + start - pixel) % ring == 0
+                    assert pixel + plan.segment_pixels <= readable
+                    last = (plan.ring_ic_blocks - 1) * plan.ring_block_pixels + pixel
+                    assert (last + plan.n) * PIXEL_BYTES <= plan.smem_bytes - 1024  # dropped
+                    assert free * UNIT <= start and start + plan.segment_pixels <= ready * UNIT
+                    pixel = wrapped(pixel + plan.tap_step_w)
+                if last_use:
+                    free = max(free, min(needed, tile_end) // UNIT)  # from the first tap on
+                    assert free * UNIT <= needed
+                top, needed = wrapped(top + row_step), needed + row_step
         if continues:
             end = tile_end // UNIT
             tile_pixel = wrapped(tile_pixel + plan.tile_pixels)
@@ -378,7 +433,8 @@ def probe(tmp_path_factory):
 
 def check_all(probe, problems) -> dict[str, int]:
     """Checks every plan and cut of these; how many of each kind there were."""
-    kinds = dict.fromkeys(["pooled", "single", "strips", "resident", "streamed", "wrapping"], 0)
+    names = "pooled stacked single strips resident streamed wrapping".split()
+    kinds = dict.fromkeys([*names, "side by side"], 0)
     for problem, (plan, pooled, cuts) in zip(problems, probe(problems), strict=True):
         for one in (plan, pooled, *cuts):
             if not one.usable:
@@ -388,6 +444,8 @@ def check_all(probe, problems) -> dict[str, int]:
             except AssertionError as error:
                 raise AssertionError(f"{problem}: {vars(one)}") from error
             kinds["pooled"] += one.pooled
+            kinds["stacked"] += one.line_samples > 1
+            kinds["side by side"] += one.ring_ic_blocks > 1
             kinds["single"] += one.mirror_pixels == 0
             kinds["strips"] += one.num_strips > 1
             kinds["resident"] += one.resident_weights
@@ -409,6 +467,14 @@ def test_random_problems(probe, seed):
     assert min(kinds.values()) >= 10, kinds  # the problems reach every kind of plan
 
 
+@pytest.mark.parametrize(("size", "share"), [(7, 0.7), (14, 0.75)])
+def test_small_images_fill_tiles(probe, size, share):
+    """Most pixels of the tiles are outputs."""
+    plan = probe([Problem((512, 128, 128, 1, (size, size), (3, 3), (1, 1), (1, 1), (1, 1)))])[0][0]
+    tiles = -(-512 // plan.line_samples) * plan.num_tiles
+    assert 512 * size * size >= share * tiles * plan.tile_pixels
+
+
 def test_the_cheapest_cut_is_taken(probe):
     compared = 0
     for plan, pooled, cuts in probe(random_problems(60, 11)):
@@ -427,9 +493,16 @@ def test_the_cheapest_cut_is_taken(probe):
 
 # Each a mistake in the header that the checks above must see.
 MISTAKES = {
-    "pitch too small": ("pitch = round_up(pitch, kVectorPixels);", "pitch = tile_pitch(pitch);"),
+    "pitch too small": ("round_up(pitch < 8 ? 8 : pitch, kVectorPixels)", "tile_pitch(pitch)"),
     "left zeros not shared": ("right > left ? right", "right > left + 8 ? right"),
-    "reach without columns": ("phase.col_shift +\n", "0 +\n"),
+    "reach without columns": ("beyond_h) * plan.pitch + beyond_w;", "beyond_h) * plan.pitch;"),
+    "reach of the last phase only": ("raise(beyond_h, rows);", "beyond_h = rows;"),
+    "first phase's place for all": ("= phase.row_shift * plan.pitch", "= 0 * plan.pitch"),
+    "phases without taps last": ("has_taps != (with_taps == 1)", "has_taps != (with_taps == 0)"),
+    "turns with shared stages": (
+        "blocks_per_sweep == shape.consumers &&",
+        "blocks_per_sweep > 0 &&",
+    ),
     "windows aligned to units": ("plan.reach + kUnitPixels - 1", "plan.reach"),
     "mirror too short": ("single ? 0 : round_up(n, kBatchPixels)", "single ? 0 : n / 64 * 32"),
     "store buffers forgotten": ("smem_limit - store_bytes - kBarrierBytes", "smem_limit"),
@@ -438,6 +511,11 @@ MISTAKES = {
         "n / plan.pitch * plan.pitch",
     ),
     "last tile missing": ("ceil_div(longest, plan.tile_pixels)", "longest / plan.tile_pixels + 0"),
+    "images too close": ("raise(plan.image_rows, max_h);", "plan.image_rows = max_h - 1;"),
+    "taps of the next image": (
+        "plan.image_rows = below + plan.row_offset;",
+        "plan.image_rows = below + 2 * plan.row_offset;",
+    ),
     "taps the wrong way": ("h.offset_first - (h.tap_count - 1)", "h.offset_first - (h.tap_count)"),
 }
 
@@ -447,7 +525,7 @@ def test_the_checks_can_fail(tmp_path, name):
     right, wrong = MISTAKES[name]
     text = (ROOT / "kernels_src" / "cuda" / HEADER).read_text()
     assert text.count(right) == 1
-    helper = "inline int tile_pitch(int pitch) { return (pitch - 4) / 4 * 4; }\n"
+    helper = "inline int tile_pitch(int pitch) { return pitch < 12 ? 8 : (pitch - 4) / 4 * 4; }\n"
     text = text.replace(right, wrong).replace("struct Phase {", helper + "struct Phase {", 1)
     probe = build_probe(tmp_path, text)
     with pytest.raises(AssertionError):
@@ -459,6 +537,14 @@ def test_too_many_phases_are_refused(probe):
     assert not plan.usable and "phases" in plan.reason
 
 
-def test_a_phase_without_taps_is_refused(probe):
+def test_phases_without_taps_come_first(probe):
     plan = probe([Problem((1, 64, 64, 1, (8, 8), (1, 1), (2, 2), (0, 0), (1, 1)))])[0][0]
-    assert not plan.usable and "without taps" in plan.reason
+    assert plan.usable and [phase.taps_h for phase in plan.phases] == [0, 0, 0, 1]
+
+
+def test_warpgroups_take_turns_with_weights_of_their_own(probe):
+    """1/69 and 2/11: two blocks of output channels. 2/19's weights are resident."""
+    (p69, _, _), (_, p11, _), (p19, _, _), (p65, _, _) = probe(
+        [Problem(SHAPES[i]) for i in (1, 2, 3, 0)]
+    )
+    assert [plan.alternate for plan in (p69, p11, p19, p65)] == [1, 1, 0, 0]

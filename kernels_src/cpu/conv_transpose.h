@@ -13,7 +13,7 @@ namespace cpu {
 // kOk, or why this call cannot run here. fp16 and bf16 arrive as fp32.
 inline int64_t check_call(const ConvCall& call) {
   if (call.dtype != kFloat32 && call.dtype != kFloat64) return kUnsupportedDType;
-  if (call.kernel_choice == kHopper) return kUnsupportedKernel;
+  if (call.kernel_choice == kHopper || call.kernel_choice == kDirect) return kUnsupportedKernel;
   return kOk;
 }
 

@@ -9,6 +9,8 @@
 namespace tconv {
 namespace cuda {
 
+// `moments` below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch.
+
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
 // call's dtype), laid out [batch][conv_num_partials(call)][out_channels]; every entry is written.
@@ -17,14 +19,14 @@ struct ConvOutputs {
   Moments* partials;
 };
 
-// Tiles per sample of the kernel that launch_conv_transpose will pick for this call.
+// Tiles per sample of the kernel that launch_conv_transpose will pick for this call with moments.
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-int64_t conv_workspace_bytes(const ConvCall& call);
+int64_t conv_workspace_bytes(const ConvCall& call, bool moments);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments);
 
 }  // namespace cuda
 }  // namespace tconv

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "conv_transpose.cuh"
+#include "conv_transpose_direct_launch.cuh"
 #include "conv_transpose_mma_launch.cuh"
 #include "conv_transpose_plain.cuh"
 #include "conv_transpose_sm90_launch.cuh"
@@ -18,6 +19,7 @@ struct KernelPlan {
   const char* reason;
   TileGeometry geometry;  // kPortable
   sm90::Plan hopper;      // kHopper
+  DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
   // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
   bool has_fallback;
@@ -76,6 +78,22 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
   return true;
 }
 
+// The direct kernel's plan, or one whose status and reason say why not.
+inline KernelPlan direct_plan(const ConvCall& call) {
+  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, "fp64 has the plain kernel");
+  DeviceLimits device;
+  const int64_t status = query_device_limits(&device);
+  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  KernelPlan plan{};
+  plan.direct = plan_direct(call.problem, mma_can_index(call.problem), device);
+  if (!plan.direct.usable)
+    return failed_plan(kUnsupportedKernel, "a stride over 8, weights that do not fit shared memory, or 64-bit indices");
+  plan.kernel = kDirect;
+  plan.reason = "few channels per group";
+  plan.num_partials = plan.direct.num_partials(call.problem);
+  return plan;
+}
+
 // The portable kernel's plan, or a plain one with the reason why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -100,11 +118,11 @@ inline KernelPlan portable_plan(const ConvCall& call) {
 }
 
 // The Hopper kernel's plan, or one whose status and reason say why not.
-inline KernelPlan hopper_plan(const ConvCall& call) {
+inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, false, device);
+  const sm90::Plan hopper = sm90::plan_call(call, false, moments, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !mma_can_index(call.problem))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
@@ -120,12 +138,14 @@ inline KernelPlan hopper_plan(const ConvCall& call) {
 }
 
 // The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
-// still ahead.
+// still ahead. Where phases are many or empty, storing every third column or nothing but zeros and bias, it is behind.
 inline bool hopper_pays(const ConvTransposeProblem& p) {
-  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4;
+  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4 && p.stride_w <= 2 &&
+         p.kernel_h >= p.stride_h && p.kernel_w >= p.stride_w;
 }
 
-inline KernelPlan choose_kernel_anew(const ConvCall& call) {
+template <bool kMoments>
+KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
   if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
@@ -135,17 +155,21 @@ inline KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan(call);
+    case kHopper: return hopper_plan(call, kMoments);
+    case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
   }
-  // Products on padding are wasted; below this share the plain kernel's few real ones are faster.
+  // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =
       with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
-  if (useful < kMinUsefulFraction) return plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  if (useful < kMinUsefulFraction) {
+    const KernelPlan plan = direct_plan(call);
+    return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan(call);
+    const KernelPlan plan = hopper_plan(call, kMoments);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -176,11 +200,14 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-inline const KernelPlan& choose_kernel(const ConvCall& call) { return remembered_plan<KernelPlan, choose_kernel_anew>(call); }
+inline const KernelPlan& choose_kernel(const ConvCall& call, bool moments) {
+  return moments ? remembered_plan<KernelPlan, choose_kernel_anew<true>>(call)
+                 : remembered_plan<KernelPlan, choose_kernel_anew<false>>(call);
+}
 
-int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num_partials; }
+int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call, true).num_partials; }
 
-int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).workspace_bytes; }
+int64_t conv_workspace_bytes(const ConvCall& call, bool moments) { return choose_kernel(call, moments).workspace_bytes; }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
 inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
@@ -210,12 +237,21 @@ inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, con
   });
 }
 
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel(call);
+inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const ConvOutputs& outputs) {
+  switch (call.dtype) {
+    case kFloat32: return launch_direct<float>(plan, call, outputs.out, outputs.partials);
+    case kFloat16: return launch_direct<__half>(plan, call, outputs.out, outputs.partials);
+    default: return launch_direct<__nv_bfloat16>(plan, call, outputs.out, outputs.partials);
+  }
+}
+
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments) {
+  const KernelPlan plan = choose_kernel(call, moments);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
+  if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);

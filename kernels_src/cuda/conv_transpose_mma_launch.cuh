@@ -78,11 +78,10 @@ int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& l
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
-// `transformed`: the workspace already holds the weights, from an earlier launch with other samples.
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
 int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr, bool transformed = false) {
+                   const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
   const MmaWorkspace<Config> layout(p);
@@ -104,11 +103,10 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
-  if (!transformed)
-    TCONV_RETURN_IF_ERROR(launch_kernel(
-        transform_weights_kernel<Config>,
-        dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
-        dim3(256), 0, call.stream, transform));
+  TCONV_RETURN_IF_ERROR(launch_kernel(
+      transform_weights_kernel<Config>,
+      dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
+      dim3(256), 0, call.stream, transform));
 
   MmaParams<Storage> params;
   params.x = static_cast<const Storage*>(call.x);

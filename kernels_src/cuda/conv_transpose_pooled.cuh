@@ -33,7 +33,7 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return no_pooled_plan(status, "the device cannot be queried");
   PooledPlan plan{};
-  plan.hopper = sm90::plan_call(call, true, device);
+  plan.hopper = sm90::plan_call(call, true, true, device);
   if (!plan.hopper.usable) return no_pooled_plan(kUnsupportedKernel, plan.hopper.reason);
   plan.num_partials = plan.hopper.partials_per_sample();
   plan.workspace_bytes = sm90::Sm90Workspace(plan.hopper).total_bytes;

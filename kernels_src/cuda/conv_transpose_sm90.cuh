@@ -5,7 +5,7 @@
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies. The warps after them load input values (kVectorPixels pixels x 8
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
 // Units of the ring and stages of the weights have full and empty barriers.
 #pragma once
@@ -86,40 +86,52 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   UnitCursor units;
   int tile_pixel = 0;  // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
-  const bool resident = plan.resident_weights != 0;
+  const bool resident = plan.resident_weights != 0, alternate = plan.alternate != 0;
+  uint32_t turn_parity = 0;
+  if (alternate && warpgroup == 1 && elected) mbarrier_arrive(shared.turn);  // the first turn is warpgroup 0's
   for (int i = 0; resident && i < plan.weight_stages; ++i) mbarrier_wait(shared.weight_full + 8 * i, 0);
 
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
-    const Phase& phase = plan.phases[at.phase];
     const int origin = (at.tile - at.first_tile) * plan.tile_pixels;  // of the tile, from the chunk's first pixel
-    if (plan.resident_weights) {
-      const int taps = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
-      stage.slot = first_stage + (phase.weight_base + at.group * taps) * plan.blocks_per_sweep;
-    }
-    for (int sweep = 0; sweep < plan.num_sweeps; ++sweep) {
+    if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
+    int sweep = 0, phase_index = 0;
+    do {
+      const Phase& phase = plan.phases[phase_index];
       float acc[N / 2];
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
       const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
       ChannelPair channels;
       int ic_block = 0;
-      do {
-        const bool last_use = plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1;  // of the window
-        const bool continues = plan.num_ic_blocks == 1 && !at.last_of_chunk();
+      if (phase.taps_h == 0) {  // bias alone
+        ic_block = plan.num_ic_blocks;
+        channels.load(args, at.group, channel0);
+      } else if (alternate) {
+        mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
+        turn_parity ^= 1;
+      }
+      while (ic_block < plan.num_ic_blocks) {
+        const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
+        // Of what the ring holds: else every ic block is loaded anew for every phase of every sweep.
+        const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index == plan.num_phases - 1;
+        const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
+        const bool continues = all_in_ring && !at.last_of_chunk();
+        const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
         // Past this the next tile of the line reads, or nobody.
         const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
         const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
         const int row_step = plan.tap_step_h * plan.pitch;
         const int taps_w = phase.taps_w;
         // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
-        int needed = origin + segment * plan.segment_pixels;
-        const int row_extent = plan.segment_pixels + phase.col_shift + (taps_w - 1) * plan.tap_step_w;
-        int top = wrapped(tile_pixel + segment * plan.segment_pixels);
+        const int first = segment * plan.segment_pixels + phase.first_pixel;
+        int needed = origin + first;
+        const int row_extent = plan.segment_pixels + (taps_w - 1) * plan.tap_step_w;
+        int top = wrapped(tile_pixel + first);
         int previous = -1;
         const auto multiply_next_tap = [&](auto steps, int pixel) {
           if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
           const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
-          const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
+          const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
           if constexpr (decltype(steps)::value > 0) {
             multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
           } else {
@@ -143,7 +155,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           int tap_h = 0;
           do {
             units.await(shared, units_below(needed + row_extent), plan.ring_units);
-            int pixel = wrapped(top + phase.col_shift);
+            int pixel = top;
             multiply_next_tap(steps, pixel);
             if (last_use) {
               if (resident) wgmma_wait<1>();
@@ -163,7 +175,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         } else {
           with_steps(in_channels, multiply_window);
         }
-        if (ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
+        if (ic_block == plan.num_ic_blocks - 1) {
+          if (alternate && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
+          channels.load(args, at.group, channel0);
+        }
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
         if (last_use) {
@@ -177,31 +192,37 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
             tile_pixel = units.next_free * kUnitPixels;
           }
         }
-      } while (++ic_block < plan.num_ic_blocks);
+        ++ic_block;
+      }
       pin_registers(acc);
       int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
-      finish_segment<N, kPooled, Storage>(args, shared, place, channel0, segment, channels, acc);
-    }
+      finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc);
+      if (++phase_index == plan.num_phases) {
+        phase_index = 0;
+        ++sweep;
+      }
+    } while (sweep < plan.num_sweeps);
   }
 }
 
-template <int kConsumers, int N, bool kPooled, typename Storage>
-__global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
+template <int kShapeIndex, bool kPooled, typename Storage>
+__global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = Sm90Config<kConsumers, N>;
+  using Config = Sm90Config<kShapeIndex>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit);
+      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
       mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);  // the warps that multiply by one block's weights
@@ -212,7 +233,7 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
-  if (warpgroup >= kConsumers) {
+  if (warpgroup >= Config::kConsumers) {
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     // The last warp streams weights. Where they are resident it soon has nothing to stream, and loads pixels too.
     const int producer = warp - Config::kConsumerWarps;
@@ -220,7 +241,9 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) produce_weights(args, shared, lane);
     if (producer >= data_warps) return;
     __syncwarp();
-    if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+    if constexpr (Config::kShape.scattered) {
+      produce_pixels<1, false>(args, shared, producer, data_warps, lane);
+    } else if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
       produce_pixels<2, true>(args, shared, producer, data_warps, lane);
     } else if (args.whole_batches) {
       produce_pixels<1, true>(args, shared, producer, data_warps, lane);
@@ -229,7 +252,7 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<N, kPooled, Storage>(args, shared, warpgroup);
+    consume<Config::kN, kPooled, Storage>(args, shared, warpgroup);
   }
 #endif
 }

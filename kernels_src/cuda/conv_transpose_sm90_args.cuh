@@ -12,17 +12,19 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
-// kConsumers warpgroups multiply, N columns each; one more warpgroup produces.
-template <int kConsumers, int N>
+// Warpgroups of consumers multiply, N columns each; one or two more produce.
+template <int kIndex>
 struct Sm90Config {
+  static constexpr Shape kShape = kShapes[kIndex];
+  static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
   static_assert(kConsumers == 2, "register shares are worked out for this");
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerWarps = 4;
+  static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
   // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
   // for N/2 accumulators.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = 184;
+  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
@@ -42,10 +44,11 @@ static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan 
 template <typename Storage>
 struct Sm90Args {
   Plan plan;
-  FastDivisor by_pitch, by_pooled_w;
+  FastDivisor by_pitch, by_pooled_w, by_image_rows;
+  FastDivisor by_ring_ic_blocks;
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-  int in_h, in_w;
+  int batch, in_h, in_w;
   int channel_halves;    // of a block of input channels that are not empty
   int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
@@ -63,7 +66,7 @@ struct Sm90Args {
 // that blocks work side by side and memory sees long runs.
 struct TileCursor {
   int chunk, first_tile, tile, tile_end;
-  int phase, strip, group, sample;
+  int strip, group, sample;  // the line's first
 
   __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
 
@@ -78,9 +81,8 @@ struct TileCursor {
     };
     strip = next_digit(plan.num_strips);
     const int tile_chunk = next_digit(plan.num_tile_chunks);
-    phase = next_digit(plan.num_phases);
     group = next_digit(plan.num_groups);
-    sample = rest;
+    sample = rest * plan.line_samples;
     first_tile = tile = tile_chunk * plan.chunk_tiles;
     tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
   }
@@ -112,6 +114,7 @@ __device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitP
 struct Shared {
   uint32_t ring, weights, stores;
   uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
+  uint32_t turn;                                              // one for each warpgroup
 };
 
 template <typename Storage>
@@ -124,6 +127,7 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   s.unit_empty = s.unit_full + 8 * kMaxRingUnits;
   s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
   s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
+  s.turn = s.weight_empty + 8 * kMaxWeightStages;
   return s;
 }
 

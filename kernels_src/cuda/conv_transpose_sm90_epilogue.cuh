@@ -21,14 +21,22 @@ __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
 }
 
 // Where a position of a line lies, and what of it is output: the rest is between rows, or beyond the image.
+template <bool kStacks>
 struct LineExtent {
-  int rows, cols;
-  FastDivisor by_pitch;
+  int images, rows, cols;  // rows of an image
+  int image_rows;
+  FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. `position` is even, so is the pitch.
-  __device__ __forceinline__ int pair_at(int position, int* row, int* col) const {
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
+  __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
+    *image = 0;
+    if constexpr (kStacks) {
+      *image = static_cast<int>(by_image_rows.quotient(*row));
+      *row -= *image * image_rows;
+      if (*image >= images) return 0;
+    }
     if (*row >= rows || *col >= cols) return 0;
     return *col + 1 < cols ? 3 : 1;
   }
@@ -105,17 +113,18 @@ struct SegmentValues {
   static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
 
   const Sm90Args<Storage>& args;
-  const LineExtent& extent;
+  const LineExtent<stacks(N)>& extent;
   const ChannelPair& channels;
   int group, first_position, lane;
   int row, col;  // of this lane's first pair of columns in the next block
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent& e, const ChannelPair& c, int of_group,
+  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
-    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
+    int image;  // moments are wanted of the only one
+    extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
   }
 
   // All blocks, in order.
@@ -179,9 +188,9 @@ struct SegmentValues {
   }
 
   // After all blocks. The plan keeps entries below 2^31.
-  __device__ __forceinline__ void store_moments(const TileCursor& at, int segment) const {
+  __device__ __forceinline__ void store_moments(const TileCursor& at, int phase, int segment) const {
     const Plan& plan = args.plan;
-    const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
+    const int tile = (at.strip * plan.num_phases + phase) * plan.num_tiles + at.tile;
     const int row = at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -196,11 +205,11 @@ struct SegmentValues {
 // that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              int channel0, int thread, SegmentValues<N, false, Storage>& values,
-                                              float (&acc)[N / 2]) {
+                                              const Phase& phase, int channel0, int thread,
+                                              SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
+  constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
   const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[at.phase];
-  const LineExtent& extent = values.extent;
+  const LineExtent<stacks(N)>& extent = values.extent;
   const int lane = thread % 32, warp = thread / 32 % 4;
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
@@ -217,19 +226,31 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes a pair of columns of one channel: a warp a row, or where few columns are left, half a warp.
+    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
+    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
-    const int lane_channel = lane / row_lanes, lane_column = 2 * (lane % row_lanes);
+    const int lane_channel = lane / row_lanes;
+    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
-    int row, col;
+    int image, row, col;
     int position = values.first_position + block * kStoreColumns + lane_column;
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
-    int pair = extent.pair_at(position, &row, &col);
+    int pair = extent.pair_at(position, &image, &row, &col);
     if (lane_column >= columns) pair = 0;
+    bool second = pair == 3;
+    int64_t to_second = args.stride_w;
+    if (kSpreads && apart > 1) {
+      int other_image, other_row, other_col;
+      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+      to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
+                  static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(other_col - col) * args.stride_w;
+    }
     Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(col) * args.stride_w;
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
       __syncwarp();
@@ -239,24 +260,31 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-      float2 rows[kStoreChannels];
-#pragma unroll
-      for (int c = 0; c < rounds; ++c)
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(rows[c].x), "=f"(rows[c].y)
-                     : "r"(read_at + c * channels_at_once * kStorePitch * 4));
       if (whole) {
+        float2 rows[kStoreChannels];
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(rows[c].x), "=f"(rows[c].y)
+                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
 #pragma unroll
         for (int c = 0; c < rounds; ++c)
           if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
       } else {
+        float columns_of[kStoreChannels][2];
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(columns_of[c][e])
+                         : "r"(read_at + (c * channels_at_once * kStorePitch + e * apart) * 4));
         Storage* at_row = to;
 #pragma unroll
         for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
-          if (pair != 0 && half * kStoreChannels + lane_channel + c * channels_at_once < channels_left) {
-            at_row[0] = static_cast<Storage>(rows[c].x);
-            if (pair == 3) at_row[args.stride_w] = static_cast<Storage>(rows[c].y);
-          }
+          const bool real = half * kStoreChannels + lane_channel + c * channels_at_once < channels_left;
+          if (real && pair != 0) at_row[0] = static_cast<Storage>(columns_of[c][0]);
+          if (real && second) at_row[to_second] = static_cast<Storage>(columns_of[c][1]);
         }
       }
     }
@@ -266,12 +294,15 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int channel0, int segment, const ChannelPair& channels, float (&acc)[N / 2]) {
+                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
+                                               float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[at.phase];
+  const Phase& phase = plan.phases[phase_index];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
-  const LineExtent extent{phase.out_count_h, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), args.by_pitch};
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
+                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
+                          args.by_image_rows};
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
@@ -281,9 +312,9 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
     for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
     store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, weights, acc);
   } else {
-    store_segment<N>(args, shared, at, channel0, thread, values, acc);
+    store_segment<N>(args, shared, at, phase, channel0, thread, values, acc);
   }
-  if (args.partials != nullptr) values.store_moments(at, segment);
+  if (args.partials != nullptr) values.store_moments(at, phase_index, segment);
 }
 
 }  // namespace sm90

@@ -13,7 +13,7 @@ namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -25,7 +25,7 @@ inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& dev
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, pooled, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, pooled, moments, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -45,12 +45,12 @@ struct Sm90Workspace {
   }
 };
 
-template <int kConsumers, int N, bool kPooled, typename Storage>
+template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, plan.smem_bytes));
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_kernel(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(Sm90Config<kConsumers, N>::kThreads), plan.smem_bytes, stream, args);
+  return launch_kernel(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes.
@@ -59,8 +59,8 @@ int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (!kPooled || kShape.pools)
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
-        return launch_shape<kShape.consumers, kShape.n, kPooled>(plan, args, num_sms, stream);
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps)
+        return launch_shape<kIndex, kPooled>(plan, args, num_sms, stream);
     return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
   return kUnsupportedKernel;
@@ -99,13 +99,14 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.by_ring_ic_blocks = FastDivisor::make(static_cast<uint32_t>(plan.ring_ic_blocks));
+  args.by_image_rows = FastDivisor::make(static_cast<uint32_t>(plan.image_rows));
+  args.batch = static_cast<int>(p.batch);
   args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
   args.pool_weight = static_cast<const Storage*>(pool_weight);
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
-  const int64_t quad = kVectorPixels;
-  args.whole_batches = plan.in_channels_per_group % kHalfChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
-                       (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
-                      p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
+  args.whole_batches = loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+                       reinterpret_cast<uintptr_t>(call.x) % (kVectorPixels * sizeof(Storage)) == 0;
   args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);

@@ -20,9 +20,9 @@ template <typename Storage>
 struct BatchWalk {
   const Sm90Args<Storage>& args;
   TileCursor at;
-  int batches;      // of a load: a chunk's line, or with several ic blocks the window of its only tile
-  int loads, load;  // of this chunk: one, or one per sweep and ic block
-  int ic_block;
+  int batches;      // of a load: a chunk's line, or where ic blocks follow each other the window of its only tile
+  int load;         // of this chunk's window_loads
+  int ic_block;     // of the load's first batch; those side by side in the ring take turns
   int batch;        // of the load
   RingCursor ring;  // the batch's place, in batches
   const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
@@ -37,8 +37,7 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit;
-    loads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
     channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
@@ -47,15 +46,15 @@ struct BatchWalk {
   __device__ __forceinline__ void step(int count) {
     batch += count;
     ring.slot += count;
-    const int ring_batches = args.plan.ring_units * kBatchesPerUnit;
+    const int ring_batches = args.plan.ring_units * kBatchesPerUnit * args.plan.ring_ic_blocks;
     if (ring.slot >= ring_batches) {
       ring.slot -= ring_batches;
       ring.parity ^= 1;
     }
     while (batch >= batches && !done()) {
       batch -= batches;
-      if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
-      if (++load == loads) {
+      if (args.plan.ring_ic_blocks == 1 && ++ic_block == args.plan.num_ic_blocks) ic_block = 0;
+      if (++load == args.plan.window_loads) {
         at.enter(args.plan, at.chunk + gridDim.x);
         enter_chunk();
       }
@@ -74,15 +73,24 @@ struct BatchSource {
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
     const Sm90Args<Storage>& args = walk.args;
     const Plan& plan = args.plan;
-    const Phase& phase = plan.phases[walk.at.phase];
-    const int position = walk.at.first_tile * plan.tile_pixels + walk.batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
+    int batch = walk.batch, ic_block = walk.ic_block;
+    if (plan.ring_ic_blocks > 1) {
+      batch = static_cast<int>(args.by_ring_ic_blocks.quotient(batch));
+      ic_block = walk.batch - batch * plan.ring_ic_blocks;
+    }
+    const int position = walk.at.first_tile * plan.tile_pixels + batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
     const int line_row = static_cast<int>(args.by_pitch.quotient(position));
-    const int row = line_row + phase.row_offset;
-    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + phase.col_offset;
-    channels_left = plan.in_channels_per_group - walk.ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    int row = line_row + plan.row_offset, image = 0;
     from = walk.channels;
-    if (plan.num_ic_blocks > 1) from += walk.ic_block * (kBlockIC * args.x_stride_c);
+    if (plan.line_samples > 1) {
+      image = static_cast<int>(args.by_image_rows.quotient(line_row));
+      row -= image * plan.image_rows;
+      from += image * args.x_stride_n;
+    }
+    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
+    channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
     } else {
@@ -163,27 +171,43 @@ __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, 
                  : "memory");
 }
 
+// A batch's place in the ring: pixels from the start of its ic block's part, and that part.
+struct BatchPlace {
+  int pixel, part;
+
+  template <typename Storage>
+  __device__ __forceinline__ BatchPlace(const Sm90Args<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+    if (args.plan.ring_ic_blocks > 1) {
+      pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
+      part = place.slot - pixel * args.plan.ring_ic_blocks;
+    }
+    pixel *= kBatchPixels;
+  }
+
+  __device__ __forceinline__ int unit() const { return pixel / kUnitPixels; }
+};
+
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const RingCursor& place, int half,
+__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
                                            int lane, const uint4 (&pixels)[kVectorPixels]) {
-  const int first = place.slot * kBatchPixels;
+  const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
   // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
   const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
   store_pixels(at, chunk, pixels);
-  if (first < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
+  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-__device__ __forceinline__ void await_free(const Shared& shared, const RingCursor& place) {
-  mbarrier_wait(shared.unit_empty + 8 * (place.slot / kBatchesPerUnit), place.parity ^ 1);
+__device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
+  mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
 }
 
 // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
 // loads under way.
-__device__ __forceinline__ void report_full(const Shared& shared, const RingCursor& place, int lane) {
+__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place, int lane) {
   __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * (place.slot / kBatchesPerUnit));
+  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
 // kSets halves are under way at a time.
@@ -197,14 +221,15 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
   if constexpr (kSets == 1) {
     for (; !walk.done(); walk.step(data_warps)) {
       const BatchSource<Storage> source(walk, lane);
+      const BatchPlace place(args, walk.ring);
 #pragma unroll 1
       for (int half = 0; half < args.channel_halves; ++half) {
         load_half<kWhole>(args, source, half, values[0]);
-        if (half == 0) await_free(shared, walk.ring);
+        if (half == 0) await_free(shared, place, walk.ring.parity);
         convert_half(args, values[0], pixels);
-        store_half(args, shared, walk.ring, half, lane, pixels);
+        store_half(args, shared, place, half, lane, pixels);
       }
-      report_full(shared, walk.ring, lane);
+      report_full(shared, place, lane);
     }
   } else {
     const bool both = args.channel_halves == 2;
@@ -215,13 +240,14 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
     }
     for (;;) {
       // The loads that reuse the registers of what is stored here are under way meanwhile.
-      const RingCursor place = walk.ring;
+      const BatchPlace place(args, walk.ring);
+      const uint32_t parity = walk.ring.parity;
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
       convert_half(args, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
-      await_free(shared, place);
+      await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
         convert_half(args, values[1], pixels);
@@ -253,9 +279,8 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
   const int64_t step = plan.blocks_per_sweep * kTapBytes;
   RingCursor stage;
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
-    const Phase& phase = plan.phases[at.phase];
-    const int count = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
-    const char* from = tiles + (phase.weight_base + static_cast<int64_t>(at.group) * count) * step;
+    const int count = plan.num_sweeps * plan.sweep_tiles;
+    const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
     for (int i = 0; i < count; ++i, from += step) {
       const int slot = first_stage + stage.slot;
       mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);

@@ -1,7 +1,7 @@
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [phase][group][sweep][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
@@ -82,9 +82,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
           }
         }
       }
-      const int64_t tile =
-          phase.weight_base +
-          ((static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.num_ic_blocks + ic_block) * num_taps + tap;
+      const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
+                           ic_block * num_taps + tap;
       args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
           make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }

@@ -20,8 +20,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE: 1d6a9e9c40f060adea0b1cfe08de093039cc05888f6245ffb680539fb92b69d9
-sha256 of CPU_SOURCE:  3f2305e9c26b93afac2f60a375dd8ca9994d19aa9999115a19c00e0446e68070
+sha256 of CUDA_SOURCE: eb807cc05cca34d950a8f2e7ff4c5be6aef58f96b4e5f84f1221a27f13a76c42
+sha256 of CPU_SOURCE:  25d7f0859aa947b9c41e14a5bb03a006cb4ae673370237a19811710597f48d0a
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -86,7 +86,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -428,6 +428,8 @@ struct MomentsF64 {
 namespace tconv {
 namespace cuda {
 
+// `moments` below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch.
+
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
 // call's dtype), laid out [batch][conv_num_partials(call)][out_channels]; every entry is written.
@@ -436,14 +438,14 @@ struct ConvOutputs {
   Moments* partials;
 };
 
-// Tiles per sample of the kernel that launch_conv_transpose will pick for this call.
+// Tiles per sample of the kernel that launch_conv_transpose will pick for this call with moments.
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-int64_t conv_workspace_bytes(const ConvCall& call);
+int64_t conv_workspace_bytes(const ConvCall& call, bool moments);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments);
 
 }  // namespace cuda
 }  // namespace tconv
@@ -452,8 +454,11 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 
 #include <cstring>
 
-// ---- kernels_src/cuda/conv_transpose_mma_launch.cuh
-// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its launches.
+// ---- kernels_src/cuda/conv_transpose_direct_launch.cuh
+// Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
+
+#include <algorithm>
+#include <type_traits>
 
 // ---- kernels_src/cuda/check.h
 // Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
@@ -509,17 +514,362 @@ inline const char* error_string(int64_t code) {
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_mma.cuh
-// Transposed convolution as an implicit GEMM on tensor cores (mma.sync, sm_80 and later), all parameters.
+// ---- kernels_src/cuda/conv_transpose_direct.cuh
+// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise layers, the
+// last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16 tensors need no other
+// kernel behind.
 //
-//   out[oc, pixel] = sum over taps and input channels of  W_tap[oc, ic] * x[ic, pixel shifted by the tap]
-//
-// Output channels are the rows (A: weights), pixels the columns (B: input). Outputs are split by phase (problem.h):
-// within one, a tap is a constant shift. A block keeps the input window of its tile in shared memory as one 64-byte
-// row of channels per pixel, converted once, in 16-byte chunks at position chunk ^ (pixel / 2 % 4): any 8 consecutive
-// pixels then cover all banks, so ldmatrix reads a tap's operand from a row shift without conflicts. The next
-// window is loaded, converted and stored during the products of this one; weights stream through a cp.async ring.
+// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for that
+// phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and all kPhases column
+// phases of a position, so that what it stores is contiguous.
 
+#include <cstring>
+#include <type_traits>
+
+// ---- kernels_src/cuda/mma_sync.cuh
+// The instructions the tensor-core kernel is made of, one thin function each (PTX ISA, sm_80 and later).
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+
+// The block's dynamic shared memory, 128-byte aligned.
+__device__ __forceinline__ unsigned char* dynamic_smem() {
+  extern __shared__ __align__(128) unsigned char tconv_dynamic_smem[];
+  return tconv_dynamic_smem;
+}
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes global -> shared without touching registers; both sides 16-byte aligned.
+__device__ __forceinline__ void cp_async_16(uint32_t smem_dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(smem_dst), "l"(src) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most kPending of this thread's committed groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t smem_src) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(smem_src));
+  return v;
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t smem_dst, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem_dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// *pointer = value where wanted, as one predicated store: a branch around each would cost more than the store.
+template <typename Storage>
+__device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
+  static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
+  if constexpr (sizeof(Storage) == 4)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
+                 : "memory");
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
+                 : "memory");
+}
+
+// Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
+// matrix, the 4 bytes at row l / 4, byte 4 * (l % 4).
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(smem_row));
+}
+
+// To nearest, ties away from zero, as cvt.rna.tf32; every NaN stays one (the sum makes it quiet, so that it does not
+// hang on the bits that are dropped), infinities stay what they are.
+__device__ __forceinline__ uint32_t round_to_tf32(float v) {
+  const bool finite = fabsf(v) < __uint_as_float(0x7f800000u);
+  return (finite ? __float_as_uint(v) + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
+}
+
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/storage.cuh
+// Tensor element types on CUDA: the C++ type of each DType, what it accumulates in, conversions.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+struct StorageTraits {
+  using Acc = float;
+};
+template <>
+struct StorageTraits<double> {
+  using Acc = double;
+};
+
+// Rounds an accumulator to the tensor's type, to nearest even.
+template <typename Storage, typename Acc>
+__device__ __forceinline__ Storage to_storage(Acc v) {
+  return static_cast<Storage>(v);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct DirectConfig {
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRows = 2 * kWarps;
+  static constexpr int kPositions = 2;  // of a lane, 32 columns apart
+  static constexpr int kMaxStride = 8;
+  static constexpr int kMinBlocks = 5;  // of a multiprocessor; asked for none, the compiler spills to make room for more
+};
+
+template <typename Storage>
+struct DirectParams {
+  const Storage* x;
+  const Storage* weight;
+  Storage* out;
+  Moments* partials;  // or null
+  EpilogueArgs<Storage> epilogue;
+  int64_t x_stride_n, x_stride_c;
+  int x_stride_h, x_stride_w;
+  int in_h, in_w, out_h, out_w, kernel_h, kernel_w, stride_h, stride_w;
+  int in_channels, out_channels, groups;  // channels of a group
+  int channel_blocks, row_blocks, column_parts;  // of a group; of a row phase; of the column phases
+  int first_offset, last_offset;  // of a column from its position, the least and the most over all taps
+  AxisPhase rows[DirectConfig::kMaxStride], columns[DirectConfig::kMaxStride];
+};
+
+// One lane's values of a channel as deviations from the first of them.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+struct LaneMoments {
+  float count = 0.0f, shift = 0.0f, sum = 0.0f, squares = 0.0f;
+
+  __device__ __forceinline__ void add(float value) {
+    if (count == 0.0f) shift = value;
+    const float d = value - shift;
+    count += 1.0f;
+    sum += d;
+    squares = fmaf(d, d, squares);
+  }
+
+  // Of the whole warp, in every lane.
+  __device__ __forceinline__ Moments of_warp() const {
+    const float own = count > 0.0f ? sum / count : 0.0f, within = squares - sum * own;
+    Moments m{count, shift + own, within < 0.0f ? 0.0f : within};  // NaN stays
+#pragma unroll 1
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other_count = __shfl_xor_sync(0xFFFFFFFFu, m.count, distance);
+      const float other_mean = __shfl_xor_sync(0xFFFFFFFFu, m.mean, distance);
+      const float other_m2 = __shfl_xor_sync(0xFFFFFFFFu, m.m2, distance);
+      const float total = m.count + other_count, share = total > 0.0f ? other_count / total : 0.0f;
+      if (m.count == 0.0f) {
+        m.mean = other_mean, m.m2 = other_m2;
+      } else if (other_count > 0.0f) {
+        const float delta = other_mean - m.mean;
+        m.mean += delta * share;
+        m.m2 += other_m2 + delta * delta * m.count * share;
+      }
+      m.count = total;
+    }
+    return m;
+  }
+};
+
+template <typename Storage>
+__device__ __forceinline__ void store_neighbours(Storage* at, const float (&values)[1]) {
+  *at = to_storage<Storage>(values[0]);
+}
+template <typename Storage>
+__device__ __forceinline__ void store_neighbours(Storage* at, const float (&values)[2]) {
+  const Storage pair[2] = {to_storage<Storage>(values[0]), to_storage<Storage>(values[1])};
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(pair) == 0) {  // the same for a whole row
+    using Whole = typename std::conditional<sizeof(Storage) == 4, uint2, unsigned>::type;
+    Whole whole;
+    memcpy(&whole, pair, sizeof(pair));
+    *reinterpret_cast<Whole*>(at) = whole;
+  } else {
+    at[0] = pair[0];
+    at[1] = pair[1];
+  }
+}
+
+// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants is one
+// of the input's. `x`: the group's first channel; `weights` as staged.
+template <bool kInside, typename Storage, int kPositions, int kPhases, int kChannels>
+__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectParams<Storage>& params,
+                                               const AxisPhase& tap_rows, const AxisPhase* columns, const Storage* x,
+                                               const float* weights, int row, int position) {
+  for (int in = 0; in < params.in_channels; ++in, x += params.x_stride_c) {
+    for (int j = 0; j < tap_rows.tap_count; ++j, weights += params.kernel_w * kChannels) {
+      const int in_row = row + tap_rows.offset_first - j * tap_rows.offset_step;
+      if (in_row < 0 || in_row >= params.in_h) continue;  // the same for the warp
+      const Storage* const source = x + in_row * params.x_stride_h;
+#pragma unroll
+      for (int phase = 0; phase < kPhases; ++phase) {
+        const AxisPhase& taps = columns[phase];
+        int column = position + taps.offset_first;
+        const float* tap_weights = weights + taps.tap_first * kChannels;
+        for (int k = 0; k < taps.tap_count; ++k, column -= taps.offset_step, tap_weights += taps.tap_step * kChannels) {
+          alignas(4 * kChannels) float weight[kChannels];
+          if constexpr (kChannels == 4) {
+            *reinterpret_cast<float4*>(weight) = *reinterpret_cast<const float4*>(tap_weights);
+          } else {
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) weight[c] = tap_weights[c];
+          }
+#pragma unroll
+          for (int i = 0; i < kPositions; ++i) {
+            const int at = column + 32 * i;
+            if (!kInside && (at < 0 || at >= params.in_w)) continue;
+            const float value = static_cast<float>(source[at * params.x_stride_w]);
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) acc[i][phase][c] = fmaf(value, weight[c], acc[i][phase][c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// kPhases: neighbouring column phases that a lane computes: all of them, or one.
+template <typename Storage, int kChannels, int kPhases>
+__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct(const __grid_constant__ DirectParams<Storage> params) {
+  using Config = DirectConfig;
+  constexpr int kPositions = Config::kPositions;
+  __shared__ Moments warp_moments[Config::kWarps][kChannels];
+  float* const weights = reinterpret_cast<float*>(dynamic_smem());  // [in channel][tap row][kernel_w][kChannels]
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  int rest = blockIdx.x;
+  const auto next_digit = [&rest](int radix) {
+    const int quotient = rest / radix, digit = rest - quotient * radix;
+    rest = quotient;
+    return digit;
+  };
+  const int row_block = next_digit(params.row_blocks), row_phase = next_digit(params.stride_h), part = next_digit(params.column_parts);
+  const int channel0 = next_digit(params.channel_blocks) * kChannels, group = next_digit(params.groups), sample = rest;
+  const AxisPhase& tap_rows = params.rows[row_phase];
+  const int row_taps = tap_rows.tap_count;
+
+  const int staged = params.in_channels * row_taps * params.kernel_w * kChannels;
+  for (int i = threadIdx.x; i < staged; i += Config::kThreads) {
+    const int channel = i % kChannels, tap_w = i / kChannels % params.kernel_w, row = i / kChannels / params.kernel_w;
+    const int in = row / row_taps, tap_h = tap_rows.tap_first + (row - in * row_taps) * tap_rows.tap_step;
+    float value = 0.0f;
+    if (channel0 + channel < params.out_channels) {
+      const int64_t plane = (int64_t{group} * params.in_channels + in) * params.out_channels + channel0 + channel;
+      value = static_cast<float>(params.weight[(plane * params.kernel_h + tap_h) * params.kernel_w + tap_w]);
+    }
+    weights[i] = value;
+  }
+  __syncthreads();
+
+  const int first_channel = group * params.out_channels + channel0;  // of all
+  const int64_t out_plane = int64_t{params.out_h} * params.out_w;
+  const Storage* const x = params.x + sample * params.x_stride_n + int64_t{group} * params.in_channels * params.x_stride_c;
+  Storage* const out = params.out + (int64_t{sample} * params.groups * params.out_channels + first_channel) * out_plane;
+  const AxisPhase* const columns = params.columns + part * kPhases;
+  const int positions = static_cast<int>(columns[0].out_count);  // at least as many as of the phases after it
+  const int end_row = min((row_block + 1) * Config::kRows, static_cast<int>(tap_rows.out_count));
+  LaneMoments moments[kChannels];
+
+  for (int row = row_block * Config::kRows + warp; row < end_row; row += Config::kWarps) {
+    Storage* const out_row = out + int64_t{tap_rows.out_first + row * tap_rows.out_step} * params.out_w;
+    for (int begin = 0; begin < positions; begin += 32 * kPositions) {
+      float acc[kPositions][kPhases][kChannels] = {};
+      if (begin + params.first_offset >= 0 && begin + 32 * kPositions - 1 + params.last_offset < params.in_w) {
+        accumulate_row<true>(acc, params, tap_rows, columns, x, weights, row, begin + lane);
+      } else {
+        accumulate_row<false>(acc, params, tap_rows, columns, x, weights, row, begin + lane);
+      }
+
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        if (channel0 + c >= params.out_channels) continue;
+#pragma unroll
+        for (int i = 0; i < kPositions; ++i) {
+          const int position = begin + lane + 32 * i;
+          float values[kPhases];
+#pragma unroll
+          for (int phase = 0; phase < kPhases; ++phase)
+            values[phase] = apply_epilogue<float, Storage>(acc[i][phase][c], params.epilogue, first_channel + c);
+          Storage* const at = out_row + c * out_plane + int64_t{position} * params.stride_w + columns[0].out_first;
+          if (position < static_cast<int>(columns[kPhases - 1].out_count)) {
+            store_neighbours<Storage>(at, values);
+          } else if (position < positions) {
+            *at = to_storage<Storage>(values[0]);
+          }
+          if (params.partials == nullptr) continue;
+#pragma unroll
+          for (int phase = 0; phase < kPhases; ++phase)
+            if (position < static_cast<int>(columns[phase].out_count)) moments[c].add(values[phase]);
+        }
+      }
+    }
+  }
+
+  if (params.partials == nullptr) return;
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    const Moments m = moments[c].of_warp();
+    if (lane == 0) warp_moments[warp][c] = m;
+  }
+  __syncthreads();
+  const int c = threadIdx.x;
+  if (c >= kChannels || channel0 + c >= params.out_channels) return;
+  MomentsF64 sum;
+  for (const auto& of_warp : warp_moments) sum.combine(of_warp[c].count, of_warp[c].mean, of_warp[c].m2);
+  const int num_partials = params.row_blocks * params.stride_h * params.column_parts;
+  const int64_t partial = (part * params.stride_h + row_phase) * params.row_blocks + row_block;
+  params.partials[(int64_t{sample} * num_partials + partial) * (params.groups * params.out_channels) + first_channel + c] =
+      Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
+}
+
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_mma_plan.h
 // Tile geometry of the portable tensor-core kernel and the rule that picks it. Plain C++, no device calls.
 //
@@ -785,6 +1135,144 @@ bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, con
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/device_limits.h
+// What the launchers need to know about the current device, asked once per device and host thread.
+
+
+namespace tconv {
+namespace cuda {
+
+struct DeviceLimits {
+  int compute_major, compute_minor, sm_count;
+  int smem_per_sm, smem_per_block, smem_reserved_per_block;  // bytes; per_block is the opt-in maximum
+};
+
+inline int64_t query_device_limits(DeviceLimits* limits) {
+  thread_local int cached_device = -1;
+  thread_local DeviceLimits cached;
+  int device = 0;
+  TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
+  if (device != cached_device) {
+    DeviceLimits fresh = {};
+    const std::pair<int*, cudaDeviceAttr> wanted[] = {
+        {&fresh.compute_major, cudaDevAttrComputeCapabilityMajor},
+        {&fresh.compute_minor, cudaDevAttrComputeCapabilityMinor},
+        {&fresh.sm_count, cudaDevAttrMultiProcessorCount},
+        {&fresh.smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+        {&fresh.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+        {&fresh.smem_reserved_per_block, cudaDevAttrReservedSharedMemoryPerBlock},
+    };
+    for (const auto& item : wanted)
+      TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
+    cached = fresh;
+    cached_device = device;
+  }
+  *limits = cached;
+  return kOk;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct DirectPlan {
+  bool usable;
+  int channels;  // of a block
+  int phases;    // of the columns that a lane computes
+  int row_blocks, column_parts, channel_blocks;
+  int64_t smem_bytes, blocks;
+
+  int64_t num_partials(const ConvTransposeProblem& p) const { return row_blocks * p.stride_h * column_parts; }
+};
+
+// `indexable`: offsets within a sample's plane fit 32 bits.
+inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, const DeviceLimits& device) {
+  using Config = DirectConfig;
+  DirectPlan plan{};
+  if (!indexable || p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return plan;
+  const int64_t oc = p.out_channels / p.groups;
+  plan.channels = oc == 1 ? 1 : 4;
+  plan.phases = p.stride_w == 2 ? 2 : 1;
+  plan.channel_blocks = static_cast<int>(ceil_div(oc, plan.channels));
+  plan.row_blocks = static_cast<int>(ceil_div(ceil_div(p.out_h, p.stride_h), Config::kRows));
+  plan.column_parts = static_cast<int>(p.stride_w) / plan.phases;
+  int64_t row_taps = 0;
+  for (int residue = 0; residue < p.stride_h; ++residue)
+    row_taps = std::max<int64_t>(row_taps, phase_h(p, residue).tap_count);
+  plan.smem_bytes = p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
+  plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
+  // Two blocks to a multiprocessor, or latencies show.
+  plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
+                plan.smem_bytes <= device.smem_per_block - 1024 && plan.blocks <= INT32_MAX;
+  return plan;
+}
+
+template <typename Storage>
+int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
+  const ConvTransposeProblem& p = call.problem;
+  DirectParams<Storage> params;
+  params.x = static_cast<const Storage*>(call.x);
+  params.weight = static_cast<const Storage*>(call.weight);
+  params.out = static_cast<Storage*>(out);
+  params.partials = partials;
+  params.epilogue = make_epilogue_args<Storage>(call);
+  params.x_stride_n = p.x_stride_n;
+  params.x_stride_c = p.x_stride_c;
+  params.x_stride_h = static_cast<int>(p.x_stride_h);
+  params.x_stride_w = static_cast<int>(p.x_stride_w);
+  params.in_h = static_cast<int>(p.in_h);
+  params.in_w = static_cast<int>(p.in_w);
+  params.out_h = static_cast<int>(p.out_h);
+  params.out_w = static_cast<int>(p.out_w);
+  params.kernel_h = static_cast<int>(p.kernel_h);
+  params.kernel_w = static_cast<int>(p.kernel_w);
+  params.stride_h = static_cast<int>(p.stride_h);
+  params.stride_w = static_cast<int>(p.stride_w);
+  params.in_channels = static_cast<int>(p.in_channels / p.groups);
+  params.out_channels = static_cast<int>(p.out_channels / p.groups);
+  params.groups = static_cast<int>(p.groups);
+  params.channel_blocks = plan.channel_blocks;
+  params.row_blocks = plan.row_blocks;
+  params.column_parts = plan.column_parts;
+  params.first_offset = params.last_offset = 0;
+  for (int residue = 0; residue < p.stride_h; ++residue) params.rows[residue] = phase_h(p, residue);
+  for (int residue = 0; residue < p.stride_w; ++residue) {
+    const AxisPhase phase = phase_w(p, residue);
+    params.columns[residue] = phase;
+    if (phase.tap_count == 0) continue;
+    params.first_offset = std::min(params.first_offset, phase.offset_first - (phase.tap_count - 1) * phase.offset_step);
+    params.last_offset = std::max(params.last_offset, phase.offset_first);
+  }
+  const auto start = [&](auto channels, auto phases) -> int64_t {
+    const auto kernel = conv_transpose_direct<Storage, decltype(channels)::value, decltype(phases)::value>;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
+                         params);
+  };
+  const auto with_phases = [&](auto channels) {
+    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());
+  };
+  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>()) : with_phases(std::integral_constant<int, 4>());
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_mma_launch.cuh
+// Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its launches.
+
+// ---- kernels_src/cuda/conv_transpose_mma.cuh
+// Transposed convolution as an implicit GEMM on tensor cores (mma.sync, sm_80 and later), all parameters.
+//
+//   out[oc, pixel] = sum over taps and input channels of  W_tap[oc, ic] * x[ic, pixel shifted by the tap]
+//
+// Output channels are the rows (A: weights), pixels the columns (B: input). Outputs are split by phase (problem.h):
+// within one, a tap is a constant shift. A block keeps the input window of its tile in shared memory as one 64-byte
+// row of channels per pixel, converted once, in 16-byte chunks at position chunk ^ (pixel / 2 % 4): any 8 consecutive
+// pixels then cover all banks, so ldmatrix reads a tap's operand from a row shift without conflicts. The next
+// window is loaded, converted and stored during the products of this one; weights stream through a cp.async ring.
+
 // ---- kernels_src/cuda/fast_divisor.h
 // Division of non-negative integers by an invariant positive one: a multiplication and a shift.
 // Source: Granlund, Montgomery, "Division by invariant integers using multiplication", 1994.
@@ -840,133 +1328,6 @@ struct FastDivisor64 {
 // Accumulator fragments -> outputs: staged through shared memory so that a warp stores consecutive pixels of one
 // channel, with the element-wise epilogue and the channel's moments on the way.
 
-// ---- kernels_src/cuda/mma_sync.cuh
-// The instructions the tensor-core kernel is made of, one thin function each (PTX ISA, sm_80 and later).
-
-#include <cuda_runtime.h>
-
-#include <cstdint>
-
-namespace tconv {
-namespace cuda {
-
-// The block's dynamic shared memory, 128-byte aligned.
-__device__ __forceinline__ unsigned char* dynamic_smem() {
-  extern __shared__ __align__(128) unsigned char tconv_dynamic_smem[];
-  return tconv_dynamic_smem;
-}
-
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// Copies 16 bytes global -> shared without touching registers; both sides 16-byte aligned.
-__device__ __forceinline__ void cp_async_16(uint32_t smem_dst, const void* src) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(smem_dst), "l"(src) : "memory");
-}
-
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-
-// Waits until at most kPending of this thread's committed groups are unfinished.
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-
-__device__ __forceinline__ uint4 load_shared_16(uint32_t smem_src) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(smem_src));
-  return v;
-}
-
-__device__ __forceinline__ void store_shared_16(uint32_t smem_dst, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem_dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
-}
-
-// *pointer = value where wanted, as one predicated store: a branch around each would cost more than the store.
-template <typename Storage>
-__device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
-  static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
-  if constexpr (sizeof(Storage) == 4)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
-                 : "memory");
-  else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
-                 : "memory");
-}
-
-// Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
-// matrix, the 4 bytes at row l / 4, byte 4 * (l % 4).
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(smem_row));
-}
-
-// To nearest, ties away from zero, as cvt.rna.tf32; every NaN stays one (the sum makes it quiet, so that it does not
-// hang on the bits that are dropped), infinities stay what they are.
-__device__ __forceinline__ uint32_t round_to_tf32(float v) {
-  const bool finite = fabsf(v) < __uint_as_float(0x7f800000u);
-  return (finite ? __float_as_uint(v) + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
-}
-
-__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/storage.cuh
-// Tensor element types on CUDA: the C++ type of each DType, what it accumulates in, conversions.
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-
-namespace tconv {
-namespace cuda {
-
-template <typename Storage>
-struct StorageTraits {
-  using Acc = float;
-};
-template <>
-struct StorageTraits<double> {
-  using Acc = double;
-};
-
-// Rounds an accumulator to the tensor's type, to nearest even.
-template <typename Storage, typename Acc>
-__device__ __forceinline__ Storage to_storage(Acc v) {
-  return static_cast<Storage>(v);
-}
-
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -1814,44 +2175,6 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/device_limits.h
-// What the launchers need to know about the current device, asked once per device and host thread.
-
-
-namespace tconv {
-namespace cuda {
-
-struct DeviceLimits {
-  int compute_major, compute_minor, sm_count;
-  int smem_per_sm, smem_per_block, smem_reserved_per_block;  // bytes; per_block is the opt-in maximum
-};
-
-inline int64_t query_device_limits(DeviceLimits* limits) {
-  thread_local int cached_device = -1;
-  thread_local DeviceLimits cached;
-  int device = 0;
-  TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
-  if (device != cached_device) {
-    DeviceLimits fresh = {};
-    const std::pair<int*, cudaDeviceAttr> wanted[] = {
-        {&fresh.compute_major, cudaDevAttrComputeCapabilityMajor},
-        {&fresh.compute_minor, cudaDevAttrComputeCapabilityMinor},
-        {&fresh.sm_count, cudaDevAttrMultiProcessorCount},
-        {&fresh.smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
-        {&fresh.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin},
-        {&fresh.smem_reserved_per_block, cudaDevAttrReservedSharedMemoryPerBlock},
-    };
-    for (const auto& item : wanted)
-      TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
-    cached = fresh;
-    cached_device = device;
-  }
-  *limits = cached;
-  return kOk;
-}
-
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -1926,11 +2249,10 @@ int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& l
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
-// `transformed`: the workspace already holds the weights, from an earlier launch with other samples.
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
 int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr, bool transformed = false) {
+                   const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeProblem& p = call.problem;
   const MmaWorkspace<Config> layout(p);
@@ -1952,11 +2274,10 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
-  if (!transformed)
-    TCONV_RETURN_IF_ERROR(launch_kernel(
-        transform_weights_kernel<Config>,
-        dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
-        dim3(256), 0, call.stream, transform));
+  TCONV_RETURN_IF_ERROR(launch_kernel(
+      transform_weights_kernel<Config>,
+      dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
+      dim3(256), 0, call.stream, transform));
 
   MmaParams<Storage> params;
   params.x = static_cast<const Storage*>(call.x);
@@ -2169,7 +2490,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue. The warps after them load input values (kVectorPixels pixels x 8
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies. The warps after them load input values (kVectorPixels pixels x 8
 // channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
 // Units of the ring and stages of the weights have full and empty barriers.
 
@@ -2185,16 +2506,19 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
-// Terms. A *strip* is one phase of one sample and group, cut across its columns into equal parts (one, where the window
-// fits). Its outputs, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is its input at the same pitch: a tap is a shift along the line. A *tile* is the next num_segments x N pixels of the
-// line, whatever rows they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped.
+// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
+// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
+// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
+// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
+// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
+// wgmma wide. Pixels between rows are computed and dropped.
 // A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each.
+// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
 // The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
 // *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
 // ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror.
+// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
+// there is no room for all, a ring of one window takes one after the other, again for every sweep.
 
 
 namespace tconv {
@@ -2211,9 +2535,14 @@ constexpr int kMaxRingUnits = 32;
 constexpr int kMaxWeightStages = 32;
 struct Shape {
   int consumers, n;
-  bool pools;  // compiled with the pooling epilogue too
+  int producer_warps;
+  bool pools;      // compiled with the pooling epilogue too
+  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
 };
-constexpr Shape kShapes[] = {{2, 216, true}, {2, 128, false}};  // the compiled kernels
+// The compiled kernels. Of two that cost the same the first is taken.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false}, {2, 128, 8, false, true}, {2, 128, 4, false, false}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
@@ -2223,42 +2552,51 @@ constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
 // With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
-constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages);
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
 constexpr int kAlignmentSlack = 1024;
 
 struct Phase {
   int out_first_h, out_first_w;   // residues
   int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;
-  int row_offset;                 // input row of the line's row 0
-  int col_offset;                 // input column of the line's column 0 in strip 0, a multiple of kVectorPixels
-  int col_shift;                  // column of the leftmost tap of output column 0
-  int weight_base;                // first weight tile of this phase, in tiles of one sweep
+  int taps_h, taps_w;             // both 0 where either is
+  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                // the same as pixels along the line
+  int weight_base;                // first weight tile of this phase, from the sweep's first
 };
 
 struct Plan {
   bool usable;
   const char* reason;  // why not usable
   int num_consumers;   // warpgroups that multiply
+  int producer_warps;
   int n;               // columns of a segment's wgmma
   int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int line_samples;    // images behind each other in a line
+  int image_rows;      // of the line, from one to the next
   int num_segments;
   int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
   int tile_pixels;
   int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
   int reach;           // pixels of a window beyond its tile's, the most over phases
+  int row_offset;      // input row of the line's row 0
+  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
   int tap_step_h, tap_step_w;  // rows / columns between neighbouring taps
-  int num_phases, num_strips, num_tiles;
+  int num_phases, num_strips, num_tiles;  // phases that have outputs; those without taps come first
   int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
+  int ring_ic_blocks;  // side by side: all, or one
+  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_block_pixels;  // of one of them, the mirror included
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
   int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
   int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int64_t num_weight_tiles;  // weight tiles of one sweep: blocks_per_sweep * kTapBytes each
+  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
+  int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
@@ -2271,6 +2609,13 @@ struct Plan {
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
+
+// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
+inline bool loads_vectors(const ConvTransposeProblem& p) {
+  const int64_t quad = kVectorPixels;
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
+         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
+}
 
 // The parts of a plan that do not depend on the tile shape. Sets usable.
 inline Plan plan_geometry(const ConvTransposeProblem& p) {
@@ -2288,65 +2633,88 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
   plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
   plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
   plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
-  plan.num_phases = static_cast<int>(p.stride_h * p.stride_w);
-  int index = 0;
-  for (int rh = 0; rh < p.stride_h; ++rh) {
-    for (int rw = 0; rw < p.stride_w; ++rw) {
-      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
-      if (h.tap_count == 0 || w.tap_count == 0) return refuse("a phase without taps");
-      Phase& phase = plan.phases[index++];
-      phase.out_first_h = rh;
-      phase.out_first_w = rw;
-      phase.out_count_h = static_cast<int>(h.out_count);
-      phase.out_count_w = static_cast<int>(w.out_count);
-      phase.taps_h = h.tap_count;
-      phase.taps_w = w.tap_count;
-      phase.row_offset = h.offset_first - (h.tap_count - 1) * h.offset_step;
-      const int leftmost = w.offset_first - (w.tap_count - 1) * w.offset_step;
-      phase.col_offset = round_down(leftmost, kVectorPixels);
-      phase.col_shift = leftmost - phase.col_offset;
-      plan.tap_step_h = h.offset_step;
-      plan.tap_step_w = w.offset_step;
+  // First the phases without taps: a tile's last products, and with them its window's last use, are then those of its last phase.
+  int tapless = 0, leftmost = INT32_MAX;
+  plan.row_offset = INT32_MAX;
+  for (int with_taps = 0; with_taps < 2; ++with_taps) {
+    for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
+      for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
+        const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
+        const bool has_taps = h.tap_count > 0 && w.tap_count > 0;
+        if (has_taps != (with_taps == 1)) continue;
+        Phase& phase = plan.phases[plan.num_phases++];
+        phase.out_first_h = rh;
+        phase.out_first_w = rw;
+        phase.out_count_h = static_cast<int>(h.out_count);
+        phase.out_count_w = static_cast<int>(w.out_count);
+        if (!has_taps) {
+          ++tapless;
+          continue;
+        }
+        phase.taps_h = h.tap_count;
+        phase.taps_w = w.tap_count;
+        phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
+        phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
+        plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
+        leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
+        plan.tap_step_h = h.offset_step;
+        plan.tap_step_w = w.offset_step;
+      }
     }
+  }
+  if (tapless == plan.num_phases) return refuse("no phase has taps");
+  plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
+  for (int i = tapless; i < plan.num_phases; ++i) {
+    plan.phases[i].row_shift -= plan.row_offset;
+    plan.phases[i].col_shift -= plan.col_offset;
   }
   plan.usable = true;
   return plan;
 }
 
 // Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase.
+// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
+// images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
   const int n = shape.n;
+  if (shape.scattered && loads_vectors(p)) return false;
+  if (side_by_side && plan.num_ic_blocks == 1) return false;
+  if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
   if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
-  int max_w = 0, needed_pitch = 8, all_taps = 0;
+  // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
+  int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
+  const auto raise = [](int& most, int value) { most = value > most ? value : most; };
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
-    max_w = phase.out_count_w > max_w ? phase.out_count_w : max_w;
+    raise(max_h, phase.out_count_h);
+    raise(max_w, phase.out_count_w);
+    raise(below, phase.out_count_h);
+    if (phase.taps_h == 0) continue;
+    const int rows = phase.row_shift + (phase.taps_h - 1) * plan.tap_step_h;
+    raise(beyond_h, rows);
+    raise(beyond_w, phase.col_shift + (phase.taps_w - 1) * plan.tap_step_w);
+    raise(below, phase.out_count_h + rows);  // rows read, from the line's row 0
+    all_taps += phase.taps_h * phase.taps_w;
+    ++with_taps;
   }
   plan.num_strips = num_strips;
   plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 4);
   if (num_strips > 1) plan.num_strips = ceil_div(max_w, plan.tile_w);
-  for (int i = 0; i < plan.num_phases; ++i) {
-    const Phase& phase = plan.phases[i];
-    const int span_w = (phase.taps_w - 1) * plan.tap_step_w;
-    int pitch = plan.tile_w + phase.col_shift + span_w;
-    if (plan.num_strips == 1) {
-      // One strip: the zeros left of a row serve as the zeros right of the row before it, so the pitch need only
-      // cover the image and the larger reach; column_offset <= 0 zeros lie left, and reads beyond wrap into them.
-      const int left = -phase.col_offset;
-      const int right = pitch - left - static_cast<int>(p.in_w);  // columns read beyond the image's right edge
-      const int shared = left + static_cast<int>(p.in_w) + (right > left ? right - left : 0);
-      if (left >= 0 && shared < pitch) pitch = shared;
-      if (pitch < plan.tile_w) pitch = plan.tile_w;
-    }
-    pitch = round_up(pitch, kVectorPixels);
-    needed_pitch = pitch > needed_pitch ? pitch : needed_pitch;
-    all_taps += phase.taps_h * phase.taps_w;
+  int pitch = plan.tile_w + beyond_w;
+  if (plan.num_strips == 1) {
+    // One strip: the zeros left of a row serve as the zeros right of the row before it, so the pitch need only
+    // cover the image and the larger reach; column_offset <= 0 zeros lie left, and reads beyond wrap into them.
+    const int left = -plan.col_offset;
+    const int right = pitch - left - static_cast<int>(p.in_w);  // columns read beyond the image's right edge
+    const int shared = left + static_cast<int>(p.in_w) + (right > left ? right - left : 0);
+    if (left >= 0 && shared < pitch) pitch = shared;
+    if (pitch < plan.tile_w) pitch = plan.tile_w;
   }
   plan.n = n;
-  plan.pitch = needed_pitch;
+  plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
   plan.num_consumers = shape.consumers;
+  plan.producer_warps = shape.producer_warps;
   plan.blocks_per_sweep = blocks_per_sweep;
   plan.num_segments = shape.consumers / blocks_per_sweep;
   plan.pooled = pooled ? 1 : 0;
@@ -2356,30 +2724,37 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  int64_t longest = 0, reach = 0;
-  for (int i = 0; i < plan.num_phases; ++i) {
-    const Phase& phase = plan.phases[i];
-    const int64_t pixels = static_cast<int64_t>(phase.out_count_h - 1) * plan.pitch + plan.tile_w;
-    const int64_t needs = static_cast<int64_t>(phase.taps_h - 1) * plan.tap_step_h * plan.pitch + phase.col_shift +
-                          (phase.taps_w - 1) * plan.tap_step_w;
-    longest = pixels > longest ? pixels : longest;
-    reach = needs > reach ? needs : reach;
-  }
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
+  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  plan.image_rows = below + plan.row_offset;
+  raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
+  raise(plan.image_rows, max_h);
+  if (plan.image_rows > below) plan.image_rows = below;
+  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
+  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
+  if (plan.line_samples < 1) return false;
+  const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + max_h;
+  const int64_t longest = (line_rows - 1) * plan.pitch + plan.tile_w;
+  const int64_t reach = static_cast<int64_t>(beyond_h) * plan.pitch + beyond_w;
   if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
   plan.reach = static_cast<int>(reach);
   plan.num_tiles = ceil_div(longest, plan.tile_pixels);
-  const int64_t lines = p.batch * plan.num_groups * plan.num_strips * plan.num_phases;
-  if (lines * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
-  plan.num_weight_tiles = static_cast<int64_t>(all_taps) * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
-  int base = 0;
-  for (int i = 0; i < plan.num_phases; ++i) {
-    plan.phases[i].weight_base = base;
-    base += plan.phases[i].taps_h * plan.phases[i].taps_w * plan.num_ic_blocks * plan.num_sweeps * plan.num_groups;
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
+  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  plan.sweep_tiles = all_taps * plan.num_ic_blocks;
+  plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
+  for (int i = 0, base = 0; i < plan.num_phases; ++i) {
+    Phase& phase = plan.phases[i];
+    phase.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
+    phase.weight_base = base;
+    base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
   }
 
   // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
   // ring deep enough for one warpgroup to run ahead while another stores its outputs.
-  if (plan.num_ic_blocks > 1) single = true;
+  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
+  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
+  plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
   const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
@@ -2395,7 +2770,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
     for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
-      plan.ring_bytes = (units * kUnitPixels + plan.mirror_pixels) * kPixelBytes;
+      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
+      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
@@ -2405,6 +2781,9 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.resident_weights = all_stages <= stages ? 1 : 0;
   plan.ring_stages = stages / blocks_per_sweep;
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
+  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
+  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
 
   // Cost in cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
@@ -2412,12 +2791,11 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double taps_mean = static_cast<double>(all_taps) / plan.num_phases;
-  const double multiply = 1.0 * shape.consumers * plan.num_sweeps * taps_mean * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double multiply = 1.0 * shape.consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
   const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.num_ic_blocks * (plan.num_ic_blocks > 1 ? plan.num_sweeps : 1);
-  const double outputs = static_cast<double>(plan.tile_pixels) * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : taps_mean * plan.num_ic_blocks * plan.num_sweeps * blocks_per_sweep * kTapBytes;
+  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
+  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
+  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * blocks_per_sweep * kTapBytes;
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
   const double runs = 1.0 + 100.0 / plan.tile_w;
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
@@ -2425,15 +2803,27 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
   // Measured: with few bytes to many products a data warp had better load one batch at a time.
-  plan.batches_in_flight = plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  const double sum = multiply + dram + l2;
-  double slowest = multiply > dram ? multiply : dram;
+  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
+  // does so while the other multiplies.
+  const int passes = plan.num_sweeps * plan.num_phases;
+  const double stores = 2000.0 + shape.consumers * kBlockOC * 4.0 * n / 32.0;
+  double compute = multiply + passes * stores;
+  if (plan.alternate) {
+    const double one = multiply / shape.consumers + passes * stores;
+    compute = one > multiply ? one : multiply;
+  }
+  const double sum = compute + dram + l2;
+  double slowest = compute > dram ? compute : dram;
   slowest = l2 > slowest ? l2 : slowest;
-  const double tile_cost = slowest + 0.3 * (sum - slowest);
+  // Measured: turns overlap better.
+  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
+  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
+  if (single && side_by_side) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
 
   // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
   // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes / 24.0 + 1500.0;
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
   for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
     const int chunks = ceil_div(plan.num_tiles, tiles);
@@ -2448,21 +2838,26 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why. `only` restricts it to one kernel (measurements).
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, int smem_limit, int num_sms, const Shape* only = nullptr) {
+// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted. `only` restricts
+// it to one kernel (measurements).
+inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms,
+                      const Shape* only = nullptr) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
-    if (only != nullptr && (only->consumers != shape.consumers || only->n != shape.n)) continue;
+    if (only != nullptr && (only->consumers != shape.consumers || only->n != shape.n || only->producer_warps != shape.producer_warps))
+      continue;
     for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        for (int single = 0; single < 2; ++single) {
+        for (int kind = 0; kind < 8; ++kind) {
+          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
+          if (moments && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single != 0, pooled, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";
@@ -2479,7 +2874,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, int smem_limit
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [phase][group][sweep][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
@@ -2557,9 +2952,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
           }
         }
       }
-      const int64_t tile =
-          phase.weight_base +
-          ((static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.num_ic_blocks + ic_block) * num_taps + tap;
+      const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
+                           ic_block * num_taps + tap;
       args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
           make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
@@ -2687,17 +3081,19 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
-// kConsumers warpgroups multiply, N columns each; one more warpgroup produces.
-template <int kConsumers, int N>
+// Warpgroups of consumers multiply, N columns each; one or two more produce.
+template <int kIndex>
 struct Sm90Config {
+  static constexpr Shape kShape = kShapes[kIndex];
+  static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
   static_assert(kConsumers == 2, "register shares are worked out for this");
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerWarps = 4;
+  static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
   // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
   // for N/2 accumulators.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = 184;
+  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
@@ -2717,10 +3113,11 @@ static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan 
 template <typename Storage>
 struct Sm90Args {
   Plan plan;
-  FastDivisor by_pitch, by_pooled_w;
+  FastDivisor by_pitch, by_pooled_w, by_image_rows;
+  FastDivisor by_ring_ic_blocks;
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-  int in_h, in_w;
+  int batch, in_h, in_w;
   int channel_halves;    // of a block of input channels that are not empty
   int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
   int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
@@ -2738,7 +3135,7 @@ struct Sm90Args {
 // that blocks work side by side and memory sees long runs.
 struct TileCursor {
   int chunk, first_tile, tile, tile_end;
-  int phase, strip, group, sample;
+  int strip, group, sample;  // the line's first
 
   __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
 
@@ -2753,9 +3150,8 @@ struct TileCursor {
     };
     strip = next_digit(plan.num_strips);
     const int tile_chunk = next_digit(plan.num_tile_chunks);
-    phase = next_digit(plan.num_phases);
     group = next_digit(plan.num_groups);
-    sample = rest;
+    sample = rest * plan.line_samples;
     first_tile = tile = tile_chunk * plan.chunk_tiles;
     tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
   }
@@ -2787,6 +3183,7 @@ __device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitP
 struct Shared {
   uint32_t ring, weights, stores;
   uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
+  uint32_t turn;                                              // one for each warpgroup
 };
 
 template <typename Storage>
@@ -2799,6 +3196,7 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   s.unit_empty = s.unit_full + 8 * kMaxRingUnits;
   s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
   s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
+  s.turn = s.weight_empty + 8 * kMaxWeightStages;
   return s;
 }
 
@@ -3065,14 +3463,22 @@ __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
 }
 
 // Where a position of a line lies, and what of it is output: the rest is between rows, or beyond the image.
+template <bool kStacks>
 struct LineExtent {
-  int rows, cols;
-  FastDivisor by_pitch;
+  int images, rows, cols;  // rows of an image
+  int image_rows;
+  FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. `position` is even, so is the pitch.
-  __device__ __forceinline__ int pair_at(int position, int* row, int* col) const {
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
+  __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
+    *image = 0;
+    if constexpr (kStacks) {
+      *image = static_cast<int>(by_image_rows.quotient(*row));
+      *row -= *image * image_rows;
+      if (*image >= images) return 0;
+    }
     if (*row >= rows || *col >= cols) return 0;
     return *col + 1 < cols ? 3 : 1;
   }
@@ -3149,17 +3555,18 @@ struct SegmentValues {
   static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
 
   const Sm90Args<Storage>& args;
-  const LineExtent& extent;
+  const LineExtent<stacks(N)>& extent;
   const ChannelPair& channels;
   int group, first_position, lane;
   int row, col;  // of this lane's first pair of columns in the next block
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent& e, const ChannelPair& c, int of_group,
+  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
-    extent.pair_at(first_position + 2 * (lane % 4), &row, &col);
+    int image;  // moments are wanted of the only one
+    extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
   }
 
   // All blocks, in order.
@@ -3223,9 +3630,9 @@ struct SegmentValues {
   }
 
   // After all blocks. The plan keeps entries below 2^31.
-  __device__ __forceinline__ void store_moments(const TileCursor& at, int segment) const {
+  __device__ __forceinline__ void store_moments(const TileCursor& at, int phase, int segment) const {
     const Plan& plan = args.plan;
-    const int tile = (at.strip * plan.num_phases + at.phase) * plan.num_tiles + at.tile;
+    const int tile = (at.strip * plan.num_phases + phase) * plan.num_tiles + at.tile;
     const int row = at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -3240,11 +3647,11 @@ struct SegmentValues {
 // that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              int channel0, int thread, SegmentValues<N, false, Storage>& values,
-                                              float (&acc)[N / 2]) {
+                                              const Phase& phase, int channel0, int thread,
+                                              SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
+  constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
   const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[at.phase];
-  const LineExtent& extent = values.extent;
+  const LineExtent<stacks(N)>& extent = values.extent;
   const int lane = thread % 32, warp = thread / 32 % 4;
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
@@ -3261,19 +3668,31 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes a pair of columns of one channel: a warp a row, or where few columns are left, half a warp.
+    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
+    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
-    const int lane_channel = lane / row_lanes, lane_column = 2 * (lane % row_lanes);
+    const int lane_channel = lane / row_lanes;
+    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
-    int row, col;
+    int image, row, col;
     int position = values.first_position + block * kStoreColumns + lane_column;
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
-    int pair = extent.pair_at(position, &row, &col);
+    int pair = extent.pair_at(position, &image, &row, &col);
     if (lane_column >= columns) pair = 0;
+    bool second = pair == 3;
+    int64_t to_second = args.stride_w;
+    if (kSpreads && apart > 1) {
+      int other_image, other_row, other_col;
+      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+      to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
+                  static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(other_col - col) * args.stride_w;
+    }
     Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(col) * args.stride_w;
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
       __syncwarp();
@@ -3283,24 +3702,31 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-      float2 rows[kStoreChannels];
-#pragma unroll
-      for (int c = 0; c < rounds; ++c)
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(rows[c].x), "=f"(rows[c].y)
-                     : "r"(read_at + c * channels_at_once * kStorePitch * 4));
       if (whole) {
+        float2 rows[kStoreChannels];
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(rows[c].x), "=f"(rows[c].y)
+                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
 #pragma unroll
         for (int c = 0; c < rounds; ++c)
           if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
       } else {
+        float columns_of[kStoreChannels][2];
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(columns_of[c][e])
+                         : "r"(read_at + (c * channels_at_once * kStorePitch + e * apart) * 4));
         Storage* at_row = to;
 #pragma unroll
         for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
-          if (pair != 0 && half * kStoreChannels + lane_channel + c * channels_at_once < channels_left) {
-            at_row[0] = static_cast<Storage>(rows[c].x);
-            if (pair == 3) at_row[args.stride_w] = static_cast<Storage>(rows[c].y);
-          }
+          const bool real = half * kStoreChannels + lane_channel + c * channels_at_once < channels_left;
+          if (real && pair != 0) at_row[0] = static_cast<Storage>(columns_of[c][0]);
+          if (real && second) at_row[to_second] = static_cast<Storage>(columns_of[c][1]);
         }
       }
     }
@@ -3310,12 +3736,15 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
 __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int channel0, int segment, const ChannelPair& channels, float (&acc)[N / 2]) {
+                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
+                                               float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[at.phase];
+  const Phase& phase = plan.phases[phase_index];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
-  const LineExtent extent{phase.out_count_h, min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), args.by_pitch};
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
+                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
+                          args.by_image_rows};
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
@@ -3325,9 +3754,9 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
     for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
     store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, weights, acc);
   } else {
-    store_segment<N>(args, shared, at, channel0, thread, values, acc);
+    store_segment<N>(args, shared, at, phase, channel0, thread, values, acc);
   }
-  if (args.partials != nullptr) values.store_moments(at, segment);
+  if (args.partials != nullptr) values.store_moments(at, phase_index, segment);
 }
 
 }  // namespace sm90
@@ -3354,9 +3783,9 @@ template <typename Storage>
 struct BatchWalk {
   const Sm90Args<Storage>& args;
   TileCursor at;
-  int batches;      // of a load: a chunk's line, or with several ic blocks the window of its only tile
-  int loads, load;  // of this chunk: one, or one per sweep and ic block
-  int ic_block;
+  int batches;      // of a load: a chunk's line, or where ic blocks follow each other the window of its only tile
+  int load;         // of this chunk's window_loads
+  int ic_block;     // of the load's first batch; those side by side in the ring take turns
   int batch;        // of the load
   RingCursor ring;  // the batch's place, in batches
   const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
@@ -3371,8 +3800,7 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit;
-    loads = plan.num_ic_blocks > 1 ? plan.num_ic_blocks * plan.num_sweeps : 1;
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
     channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
@@ -3381,15 +3809,15 @@ struct BatchWalk {
   __device__ __forceinline__ void step(int count) {
     batch += count;
     ring.slot += count;
-    const int ring_batches = args.plan.ring_units * kBatchesPerUnit;
+    const int ring_batches = args.plan.ring_units * kBatchesPerUnit * args.plan.ring_ic_blocks;
     if (ring.slot >= ring_batches) {
       ring.slot -= ring_batches;
       ring.parity ^= 1;
     }
     while (batch >= batches && !done()) {
       batch -= batches;
-      if (++ic_block == args.plan.num_ic_blocks) ic_block = 0;
-      if (++load == loads) {
+      if (args.plan.ring_ic_blocks == 1 && ++ic_block == args.plan.num_ic_blocks) ic_block = 0;
+      if (++load == args.plan.window_loads) {
         at.enter(args.plan, at.chunk + gridDim.x);
         enter_chunk();
       }
@@ -3408,15 +3836,24 @@ struct BatchSource {
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
     const Sm90Args<Storage>& args = walk.args;
     const Plan& plan = args.plan;
-    const Phase& phase = plan.phases[walk.at.phase];
-    const int position = walk.at.first_tile * plan.tile_pixels + walk.batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
+    int batch = walk.batch, ic_block = walk.ic_block;
+    if (plan.ring_ic_blocks > 1) {
+      batch = static_cast<int>(args.by_ring_ic_blocks.quotient(batch));
+      ic_block = walk.batch - batch * plan.ring_ic_blocks;
+    }
+    const int position = walk.at.first_tile * plan.tile_pixels + batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
     const int line_row = static_cast<int>(args.by_pitch.quotient(position));
-    const int row = line_row + phase.row_offset;
-    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + phase.col_offset;
-    channels_left = plan.in_channels_per_group - walk.ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    int row = line_row + plan.row_offset, image = 0;
     from = walk.channels;
-    if (plan.num_ic_blocks > 1) from += walk.ic_block * (kBlockIC * args.x_stride_c);
+    if (plan.line_samples > 1) {
+      image = static_cast<int>(args.by_image_rows.quotient(line_row));
+      row -= image * plan.image_rows;
+      from += image * args.x_stride_n;
+    }
+    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
+    channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
     } else {
@@ -3497,27 +3934,43 @@ __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, 
                  : "memory");
 }
 
+// A batch's place in the ring: pixels from the start of its ic block's part, and that part.
+struct BatchPlace {
+  int pixel, part;
+
+  template <typename Storage>
+  __device__ __forceinline__ BatchPlace(const Sm90Args<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+    if (args.plan.ring_ic_blocks > 1) {
+      pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
+      part = place.slot - pixel * args.plan.ring_ic_blocks;
+    }
+    pixel *= kBatchPixels;
+  }
+
+  __device__ __forceinline__ int unit() const { return pixel / kUnitPixels; }
+};
+
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const RingCursor& place, int half,
+__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
                                            int lane, const uint4 (&pixels)[kVectorPixels]) {
-  const int first = place.slot * kBatchPixels;
+  const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
   // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
   const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
   store_pixels(at, chunk, pixels);
-  if (first < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
+  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-__device__ __forceinline__ void await_free(const Shared& shared, const RingCursor& place) {
-  mbarrier_wait(shared.unit_empty + 8 * (place.slot / kBatchesPerUnit), place.parity ^ 1);
+__device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
+  mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
 }
 
 // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
 // loads under way.
-__device__ __forceinline__ void report_full(const Shared& shared, const RingCursor& place, int lane) {
+__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place, int lane) {
   __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * (place.slot / kBatchesPerUnit));
+  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
 // kSets halves are under way at a time.
@@ -3531,14 +3984,15 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
   if constexpr (kSets == 1) {
     for (; !walk.done(); walk.step(data_warps)) {
       const BatchSource<Storage> source(walk, lane);
+      const BatchPlace place(args, walk.ring);
 #pragma unroll 1
       for (int half = 0; half < args.channel_halves; ++half) {
         load_half<kWhole>(args, source, half, values[0]);
-        if (half == 0) await_free(shared, walk.ring);
+        if (half == 0) await_free(shared, place, walk.ring.parity);
         convert_half(args, values[0], pixels);
-        store_half(args, shared, walk.ring, half, lane, pixels);
+        store_half(args, shared, place, half, lane, pixels);
       }
-      report_full(shared, walk.ring, lane);
+      report_full(shared, place, lane);
     }
   } else {
     const bool both = args.channel_halves == 2;
@@ -3549,13 +4003,14 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
     }
     for (;;) {
       // The loads that reuse the registers of what is stored here are under way meanwhile.
-      const RingCursor place = walk.ring;
+      const BatchPlace place(args, walk.ring);
+      const uint32_t parity = walk.ring.parity;
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
       convert_half(args, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
-      await_free(shared, place);
+      await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
         convert_half(args, values[1], pixels);
@@ -3587,9 +4042,8 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
   const int64_t step = plan.blocks_per_sweep * kTapBytes;
   RingCursor stage;
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
-    const Phase& phase = plan.phases[at.phase];
-    const int count = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
-    const char* from = tiles + (phase.weight_base + static_cast<int64_t>(at.group) * count) * step;
+    const int count = plan.num_sweeps * plan.sweep_tiles;
+    const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
     for (int i = 0; i < count; ++i, from += step) {
       const int slot = first_stage + stage.slot;
       mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
@@ -3725,40 +4179,52 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   UnitCursor units;
   int tile_pixel = 0;  // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
-  const bool resident = plan.resident_weights != 0;
+  const bool resident = plan.resident_weights != 0, alternate = plan.alternate != 0;
+  uint32_t turn_parity = 0;
+  if (alternate && warpgroup == 1 && elected) mbarrier_arrive(shared.turn);  // the first turn is warpgroup 0's
   for (int i = 0; resident && i < plan.weight_stages; ++i) mbarrier_wait(shared.weight_full + 8 * i, 0);
 
   for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
-    const Phase& phase = plan.phases[at.phase];
     const int origin = (at.tile - at.first_tile) * plan.tile_pixels;  // of the tile, from the chunk's first pixel
-    if (plan.resident_weights) {
-      const int taps = plan.num_sweeps * plan.num_ic_blocks * phase.taps_h * phase.taps_w;
-      stage.slot = first_stage + (phase.weight_base + at.group * taps) * plan.blocks_per_sweep;
-    }
-    for (int sweep = 0; sweep < plan.num_sweeps; ++sweep) {
+    if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
+    int sweep = 0, phase_index = 0;
+    do {
+      const Phase& phase = plan.phases[phase_index];
       float acc[N / 2];
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
       const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
       ChannelPair channels;
       int ic_block = 0;
-      do {
-        const bool last_use = plan.num_ic_blocks > 1 || sweep == plan.num_sweeps - 1;  // of the window
-        const bool continues = plan.num_ic_blocks == 1 && !at.last_of_chunk();
+      if (phase.taps_h == 0) {  // bias alone
+        ic_block = plan.num_ic_blocks;
+        channels.load(args, at.group, channel0);
+      } else if (alternate) {
+        mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
+        turn_parity ^= 1;
+      }
+      while (ic_block < plan.num_ic_blocks) {
+        const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
+        // Of what the ring holds: else every ic block is loaded anew for every phase of every sweep.
+        const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index == plan.num_phases - 1;
+        const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
+        const bool continues = all_in_ring && !at.last_of_chunk();
+        const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
         // Past this the next tile of the line reads, or nobody.
         const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
         const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
         const int row_step = plan.tap_step_h * plan.pitch;
         const int taps_w = phase.taps_w;
         // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
-        int needed = origin + segment * plan.segment_pixels;
-        const int row_extent = plan.segment_pixels + phase.col_shift + (taps_w - 1) * plan.tap_step_w;
-        int top = wrapped(tile_pixel + segment * plan.segment_pixels);
+        const int first = segment * plan.segment_pixels + phase.first_pixel;
+        int needed = origin + first;
+        const int row_extent = plan.segment_pixels + (taps_w - 1) * plan.tap_step_w;
+        int top = wrapped(tile_pixel + first);
         int previous = -1;
         const auto multiply_next_tap = [&](auto steps, int pixel) {
           if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
           const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
-          const uint32_t b = uniform(ring_low + pixel * (kPixelBytes >> 4));
+          const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
           if constexpr (decltype(steps)::value > 0) {
             multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
           } else {
@@ -3782,7 +4248,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           int tap_h = 0;
           do {
             units.await(shared, units_below(needed + row_extent), plan.ring_units);
-            int pixel = wrapped(top + phase.col_shift);
+            int pixel = top;
             multiply_next_tap(steps, pixel);
             if (last_use) {
               if (resident) wgmma_wait<1>();
@@ -3802,7 +4268,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
         } else {
           with_steps(in_channels, multiply_window);
         }
-        if (ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
+        if (ic_block == plan.num_ic_blocks - 1) {
+          if (alternate && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
+          channels.load(args, at.group, channel0);
+        }
         wgmma_wait<0>();
         if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
         if (last_use) {
@@ -3816,31 +4285,37 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
             tile_pixel = units.next_free * kUnitPixels;
           }
         }
-      } while (++ic_block < plan.num_ic_blocks);
+        ++ic_block;
+      }
       pin_registers(acc);
       int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
-      finish_segment<N, kPooled, Storage>(args, shared, place, channel0, segment, channels, acc);
-    }
+      finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc);
+      if (++phase_index == plan.num_phases) {
+        phase_index = 0;
+        ++sweep;
+      }
+    } while (sweep < plan.num_sweeps);
   }
 }
 
-template <int kConsumers, int N, bool kPooled, typename Storage>
-__global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
+template <int kShapeIndex, bool kPooled, typename Storage>
+__global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = Sm90Config<kConsumers, N>;
+  using Config = Sm90Config<kShapeIndex>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit);
+      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
       mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);  // the warps that multiply by one block's weights
@@ -3851,7 +4326,7 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
-  if (warpgroup >= kConsumers) {
+  if (warpgroup >= Config::kConsumers) {
     set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     // The last warp streams weights. Where they are resident it soon has nothing to stream, and loads pixels too.
     const int producer = warp - Config::kConsumerWarps;
@@ -3859,7 +4334,9 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) produce_weights(args, shared, lane);
     if (producer >= data_warps) return;
     __syncwarp();
-    if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
+    if constexpr (Config::kShape.scattered) {
+      produce_pixels<1, false>(args, shared, producer, data_warps, lane);
+    } else if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
       produce_pixels<2, true>(args, shared, producer, data_warps, lane);
     } else if (args.whole_batches) {
       produce_pixels<1, true>(args, shared, producer, data_warps, lane);
@@ -3868,7 +4345,7 @@ __global__ void __launch_bounds__(Sm90Config<kConsumers, N>::kThreads, 1)
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<N, kPooled, Storage>(args, shared, warpgroup);
+    consume<Config::kN, kPooled, Storage>(args, shared, warpgroup);
   }
 #endif
 }
@@ -3882,7 +4359,7 @@ namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -3894,7 +4371,7 @@ inline Plan plan_call(const ConvCall& call, bool pooled, const DeviceLimits& dev
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, pooled, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, pooled, moments, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -3914,12 +4391,12 @@ struct Sm90Workspace {
   }
 };
 
-template <int kConsumers, int N, bool kPooled, typename Storage>
+template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, plan.smem_bytes));
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_kernel(conv_transpose_sm90<kConsumers, N, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(Sm90Config<kConsumers, N>::kThreads), plan.smem_bytes, stream, args);
+  return launch_kernel(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes.
@@ -3928,8 +4405,8 @@ int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (!kPooled || kShape.pools)
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n)
-        return launch_shape<kShape.consumers, kShape.n, kPooled>(plan, args, num_sms, stream);
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps)
+        return launch_shape<kIndex, kPooled>(plan, args, num_sms, stream);
     return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
   return kUnsupportedKernel;
@@ -3968,13 +4445,14 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.by_ring_ic_blocks = FastDivisor::make(static_cast<uint32_t>(plan.ring_ic_blocks));
+  args.by_image_rows = FastDivisor::make(static_cast<uint32_t>(plan.image_rows));
+  args.batch = static_cast<int>(p.batch);
   args.by_pooled_w = FastDivisor::make(static_cast<uint32_t>(std::max<int64_t>(p.out_w / 2, 1)));
   args.pool_weight = static_cast<const Storage*>(pool_weight);
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
-  const int64_t quad = kVectorPixels;
-  args.whole_batches = plan.in_channels_per_group % kHalfChannels == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
-                       (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX && p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 &&
-                      p.x_stride_h % quad == 0 && reinterpret_cast<uintptr_t>(call.x) % (quad * sizeof(Storage)) == 0;
+  args.whole_batches = loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+                       reinterpret_cast<uintptr_t>(call.x) % (kVectorPixels * sizeof(Storage)) == 0;
   args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
@@ -4055,6 +4533,7 @@ struct KernelPlan {
   const char* reason;
   TileGeometry geometry;  // kPortable
   sm90::Plan hopper;      // kHopper
+  DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
   // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
   bool has_fallback;
@@ -4113,6 +4592,22 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
   return true;
 }
 
+// The direct kernel's plan, or one whose status and reason say why not.
+inline KernelPlan direct_plan(const ConvCall& call) {
+  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, "fp64 has the plain kernel");
+  DeviceLimits device;
+  const int64_t status = query_device_limits(&device);
+  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  KernelPlan plan{};
+  plan.direct = plan_direct(call.problem, mma_can_index(call.problem), device);
+  if (!plan.direct.usable)
+    return failed_plan(kUnsupportedKernel, "a stride over 8, weights that do not fit shared memory, or 64-bit indices");
+  plan.kernel = kDirect;
+  plan.reason = "few channels per group";
+  plan.num_partials = plan.direct.num_partials(call.problem);
+  return plan;
+}
+
 // The portable kernel's plan, or a plain one with the reason why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -4137,11 +4632,11 @@ inline KernelPlan portable_plan(const ConvCall& call) {
 }
 
 // The Hopper kernel's plan, or one whose status and reason say why not.
-inline KernelPlan hopper_plan(const ConvCall& call) {
+inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, false, device);
+  const sm90::Plan hopper = sm90::plan_call(call, false, moments, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !mma_can_index(call.problem))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
@@ -4157,12 +4652,14 @@ inline KernelPlan hopper_plan(const ConvCall& call) {
 }
 
 // The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
-// still ahead.
+// still ahead. Where phases are many or empty, storing every third column or nothing but zeros and bias, it is behind.
 inline bool hopper_pays(const ConvTransposeProblem& p) {
-  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4;
+  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4 && p.stride_w <= 2 &&
+         p.kernel_h >= p.stride_h && p.kernel_w >= p.stride_w;
 }
 
-inline KernelPlan choose_kernel_anew(const ConvCall& call) {
+template <bool kMoments>
+KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
   if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
@@ -4172,17 +4669,21 @@ inline KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan(call);
+    case kHopper: return hopper_plan(call, kMoments);
+    case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
   }
-  // Products on padding are wasted; below this share the plain kernel's few real ones are faster.
+  // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =
       with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
-  if (useful < kMinUsefulFraction) return plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  if (useful < kMinUsefulFraction) {
+    const KernelPlan plan = direct_plan(call);
+    return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan(call);
+    const KernelPlan plan = hopper_plan(call, kMoments);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -4213,11 +4714,14 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-inline const KernelPlan& choose_kernel(const ConvCall& call) { return remembered_plan<KernelPlan, choose_kernel_anew>(call); }
+inline const KernelPlan& choose_kernel(const ConvCall& call, bool moments) {
+  return moments ? remembered_plan<KernelPlan, choose_kernel_anew<true>>(call)
+                 : remembered_plan<KernelPlan, choose_kernel_anew<false>>(call);
+}
 
-int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call).num_partials; }
+int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call, true).num_partials; }
 
-int64_t conv_workspace_bytes(const ConvCall& call) { return choose_kernel(call).workspace_bytes; }
+int64_t conv_workspace_bytes(const ConvCall& call, bool moments) { return choose_kernel(call, moments).workspace_bytes; }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
 inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
@@ -4247,12 +4751,21 @@ inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, con
   });
 }
 
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel(call);
+inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const ConvOutputs& outputs) {
+  switch (call.dtype) {
+    case kFloat32: return launch_direct<float>(plan, call, outputs.out, outputs.partials);
+    case kFloat16: return launch_direct<__half>(plan, call, outputs.out, outputs.partials);
+    default: return launch_direct<__nv_bfloat16>(plan, call, outputs.out, outputs.partials);
+  }
+}
+
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments) {
+  const KernelPlan plan = choose_kernel(call, moments);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
+  if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);
@@ -4265,13 +4778,13 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 }  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
-  return tconv::cuda::conv_workspace_bytes(call->conv);
+  return tconv::cuda::conv_workspace_bytes(call->conv, false);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
-  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes(conv)) return tconv::kWorkspaceTooSmall;
-  return tconv::cuda::launch_conv_transpose(conv, {conv.out, nullptr}, conv.workspace);
+  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes(conv, false)) return tconv::kWorkspaceTooSmall;
+  return tconv::cuda::launch_conv_transpose(conv, {conv.out, nullptr}, conv.workspace, false);
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
@@ -4321,7 +4834,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -5528,7 +6041,7 @@ namespace cpu {
 // kOk, or why this call cannot run here. fp16 and bf16 arrive as fp32.
 inline int64_t check_call(const ConvCall& call) {
   if (call.dtype != kFloat32 && call.dtype != kFloat64) return kUnsupportedDType;
-  if (call.kernel_choice == kHopper) return kUnsupportedKernel;
+  if (call.kernel_choice == kHopper || call.kernel_choice == kDirect) return kUnsupportedKernel;
   return kOk;
 }
 
@@ -5634,7 +6147,7 @@ _NUM_VECTORS = 0
 
 _KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3}
+_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4}
 _STATUS_MESSAGES = {
     -1: "the kernel does not support this dtype",
     -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
@@ -5908,7 +6421,7 @@ _WORKSPACE_ALIGNMENT = 256
 
 
 def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | portable | hopper forces a kernel; unset means auto."""
+    """TCONV_KERNEL = auto | plain | direct | portable | hopper forces one; unset means auto."""
     name = _os.environ.get("TCONV_KERNEL", "auto")
     if name not in _KERNEL_CHOICES:
         raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")

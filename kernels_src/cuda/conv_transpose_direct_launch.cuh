@@ -1,0 +1,96 @@
+// Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "check.h"
+#include "conv_transpose_direct.cuh"
+#include "conv_transpose_mma_plan.h"
+#include "device_limits.h"
+
+namespace tconv {
+namespace cuda {
+
+struct DirectPlan {
+  bool usable;
+  int channels;  // of a block
+  int phases;    // of the columns that a lane computes
+  int row_blocks, column_parts, channel_blocks;
+  int64_t smem_bytes, blocks;
+
+  int64_t num_partials(const ConvTransposeProblem& p) const { return row_blocks * p.stride_h * column_parts; }
+};
+
+// `indexable`: offsets within a sample's plane fit 32 bits.
+inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, const DeviceLimits& device) {
+  using Config = DirectConfig;
+  DirectPlan plan{};
+  if (!indexable || p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return plan;
+  const int64_t oc = p.out_channels / p.groups;
+  plan.channels = oc == 1 ? 1 : 4;
+  plan.phases = p.stride_w == 2 ? 2 : 1;
+  plan.channel_blocks = static_cast<int>(ceil_div(oc, plan.channels));
+  plan.row_blocks = static_cast<int>(ceil_div(ceil_div(p.out_h, p.stride_h), Config::kRows));
+  plan.column_parts = static_cast<int>(p.stride_w) / plan.phases;
+  int64_t row_taps = 0;
+  for (int residue = 0; residue < p.stride_h; ++residue)
+    row_taps = std::max<int64_t>(row_taps, phase_h(p, residue).tap_count);
+  plan.smem_bytes = p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
+  plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
+  // Two blocks to a multiprocessor, or latencies show.
+  plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
+                plan.smem_bytes <= device.smem_per_block - 1024 && plan.blocks <= INT32_MAX;
+  return plan;
+}
+
+template <typename Storage>
+int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
+  const ConvTransposeProblem& p = call.problem;
+  DirectParams<Storage> params;
+  params.x = static_cast<const Storage*>(call.x);
+  params.weight = static_cast<const Storage*>(call.weight);
+  params.out = static_cast<Storage*>(out);
+  params.partials = partials;
+  params.epilogue = make_epilogue_args<Storage>(call);
+  params.x_stride_n = p.x_stride_n;
+  params.x_stride_c = p.x_stride_c;
+  params.x_stride_h = static_cast<int>(p.x_stride_h);
+  params.x_stride_w = static_cast<int>(p.x_stride_w);
+  params.in_h = static_cast<int>(p.in_h);
+  params.in_w = static_cast<int>(p.in_w);
+  params.out_h = static_cast<int>(p.out_h);
+  params.out_w = static_cast<int>(p.out_w);
+  params.kernel_h = static_cast<int>(p.kernel_h);
+  params.kernel_w = static_cast<int>(p.kernel_w);
+  params.stride_h = static_cast<int>(p.stride_h);
+  params.stride_w = static_cast<int>(p.stride_w);
+  params.in_channels = static_cast<int>(p.in_channels / p.groups);
+  params.out_channels = static_cast<int>(p.out_channels / p.groups);
+  params.groups = static_cast<int>(p.groups);
+  params.channel_blocks = plan.channel_blocks;
+  params.row_blocks = plan.row_blocks;
+  params.column_parts = plan.column_parts;
+  params.first_offset = params.last_offset = 0;
+  for (int residue = 0; residue < p.stride_h; ++residue) params.rows[residue] = phase_h(p, residue);
+  for (int residue = 0; residue < p.stride_w; ++residue) {
+    const AxisPhase phase = phase_w(p, residue);
+    params.columns[residue] = phase;
+    if (phase.tap_count == 0) continue;
+    params.first_offset = std::min(params.first_offset, phase.offset_first - (phase.tap_count - 1) * phase.offset_step);
+    params.last_offset = std::max(params.last_offset, phase.offset_first);
+  }
+  const auto start = [&](auto channels, auto phases) -> int64_t {
+    const auto kernel = conv_transpose_direct<Storage, decltype(channels)::value, decltype(phases)::value>;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
+                         params);
+  };
+  const auto with_phases = [&](auto channels) {
+    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());
+  };
+  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>()) : with_phases(std::integral_constant<int, 4>());
+}
+
+}  // namespace cuda
+}  // namespace tconv
