@@ -151,8 +151,8 @@ int main() {
 
 
 def hopper_shapes() -> dict[tuple, tuple | None]:
-    """(n, producer warps) of each compiled Hopper kernel -> (arguments, input shape) of the smallest
-    candidate for which the plan takes it, or None.
+    """(n, producer warps) of each compiled Hopper kernel -> (arguments, input shape) of the
+    smallest candidate for which the plan takes it, or None.
     """
     candidates = [
         (batch, channels, out_channels, *size, kernel)
