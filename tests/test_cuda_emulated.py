@@ -148,6 +148,7 @@ def test_hopper_with_any_channels(conv, in_channels):
 
 
 MANY_CHANNELS = [
+    Case(batch=2, in_channels=256, out_channels=96, kernel=(3, 5), size=(9, 21)),  # a small ring
     Case(batch=3, in_channels=128, out_channels=128, kernel=(3, 3), size=(14, 14), padding=(1, 1)),
     Case(batch=2, in_channels=100, out_channels=64, kernel=(1, 1), size=(32, 32)),
     Case(batch=2, in_channels=96, out_channels=200, kernel=(3, 3), size=(9, 20)),

@@ -203,6 +203,8 @@ def check_resources(plan, problem):
     assert padded - 64 < -(-problem.out_channels // problem.groups // 64) * 64 <= padded
     # Ring and mirror. A ring that is never wrapped is one window.
     assert plan.ring_units <= MAX_RING_UNITS
+    # Units of two batches: a data warp's steps are no longer than a lap.
+    assert 2 * plan.ring_units * plan.ring_ic_blocks >= plan.producer_warps
     assert plan.mirror_pixels <= plan.ring_units * UNIT
     assert plan.mirror_pixels % 32 == 0  # whole batches
     assert plan.ring_ic_blocks in (1, plan.num_ic_blocks)
@@ -499,6 +501,7 @@ MISTAKES = {
     "reach of the last phase only": ("raise(beyond_h, rows);", "beyond_h = rows;"),
     "first phase's place for all": ("= phase.row_shift * plan.pitch", "= 0 * plan.pitch"),
     "phases without taps last": ("has_taps != (with_taps == 1)", "has_taps != (with_taps == 0)"),
+    "steps over a lap": ("* plan.ring_ic_blocks < shape.producer_warps", "< 0"),
     "turns with shared stages": (
         "blocks_per_sweep == shape.consumers &&",
         "blocks_per_sweep > 0 &&",

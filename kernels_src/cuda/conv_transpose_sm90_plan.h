@@ -269,6 +269,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;

@@ -20,7 +20,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: eb807cc05cca34d950a8f2e7ff4c5be6aef58f96b4e5f84f1221a27f13a76c42
+sha256 of CUDA_SOURCE: d2817af3d4c22c0f17be6bec70f0cc60ed061fd57456834afb0ffa24beded58f
 sha256 of CPU_SOURCE:  25d7f0859aa947b9c41e14a5bb03a006cb4ae673370237a19811710597f48d0a
 """
 
@@ -2772,6 +2772,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;

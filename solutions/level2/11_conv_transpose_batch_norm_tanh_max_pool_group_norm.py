@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: b23265fcb736b42469d4a5e266804af3435732b616e48c314a75771148076abf
+sha256 of CUDA_SOURCE: 20ae9c6864e457e57f906f077b12b8a588173e2839bc7cdf61b5e707fb636085
 sha256 of CPU_SOURCE:  6814f7f2008f2b4c3e0a3b830d95e3c8722611e5801e5e99b55459ff202d891a
 """
 
@@ -3747,6 +3747,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;

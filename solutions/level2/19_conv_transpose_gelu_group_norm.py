@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: e42488dec05c23256286e477fc4c43af49453c6780aa8903727a61a357a6a405
+sha256 of CUDA_SOURCE: bac66aae1a3ebde36481b6e47ce238577ac34557a599b8d9d851301417d763d8
 sha256 of CPU_SOURCE:  3897cc2edf6d345e63f32bf512815fdb6ec6a6f2763a78628df35823f1db0230
 """
 
@@ -2777,6 +2777,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
       if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
