@@ -71,6 +71,12 @@ def make_parser() -> argparse.ArgumentParser:
                      "CPU cut so that an eager forward takes about 0.3 s")  # fmt: skip
     how.add_argument("--backward", action="store_true", help="check gradients, time both passes")
     how.add_argument(
+        "--eval",
+        action="store_true",
+        help="the models in eval mode; without it they are in training mode, as KernelBench has "
+        "them. Where it matters, one more case is checked in the other mode",
+    )
+    how.add_argument(
         "--baselines",
         default=",".join(timing.BASELINES),
         metavar="LIST",

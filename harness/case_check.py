@@ -97,6 +97,7 @@ class CaseChecker:
                 inputs=candidate.send_inputs(case.inputs),
                 seed=case.seed,
                 max_bytes=own.nbytes,
+                training=self._training(case),
             )
         except Rejected as rejection:
             if rejection.code != "runtime_error":
@@ -120,9 +121,15 @@ class CaseChecker:
 
     def expected(self, case: Case) -> Expected:
         """The truth and PyTorch's own answer."""
-        model = self.model if case.name != "eval" else copy.deepcopy(self.model).eval()
+        model, training = self.model, self._training(case)
+        if training != model.training:
+            model = copy.deepcopy(model).train(training)
         with self.spent.on("reference"):
             return expected(model, case, self.candidate.device, self.options.backward)
+
+    def _training(self, case: Case) -> bool:
+        """The mode of this case: the evaluation's, unless the case is named after one."""
+        return {"train": True, "eval": False}.get(case.name, self.model.training)
 
     def _forward(
         self, case: Case, answer: Expected, measure_memory: bool = False, poison: bool = False
@@ -144,7 +151,7 @@ class CaseChecker:
             backward=options.backward,
             keep=keep,
             resend_kept=resend,
-            training=case.name != "eval",
+            training=self._training(case),
             settle_s=settle,
             measure_memory=measure_memory,
             poison=poison,
@@ -183,23 +190,26 @@ class CaseChecker:
             return Rejected("stale_output", told)
         if rejection.code != "inaccurate":
             return rejection
-        guesses = [("stale_weights", "right for the weights before", True, self._last_state)]
-        if case.name == "eval":
-            told = "right for the training mode, the model is in eval mode"
-            guesses = [("mode_ignored", told, True, case.state)]
-        for code, told, training, state in guesses:
-            if state is None or state is case.state and training == (case.name != "eval"):
-                continue
-            model = copy.deepcopy(self.model).train(training)
-            other = Case(case.name, case.inputs, state, case.seed)
-            try:
-                with self.spent.on("reference"):
-                    answer = expected(model, other, self.candidate.device, False)
-                self._require_right(ours, answer, case)
-            except (Rejected, UsageError):
-                continue
-            return Rejected(code, f"{told}; {rejection.message}")
-        return rejection
+        training, state = self._training(case), self._last_state
+        code, told = "stale_weights", "right for the weights before"
+        if case.name in ("train", "eval"):
+            modes = {True: "training", False: "eval"}
+            code, state = "mode_ignored", case.state
+            told = (
+                f"right for the {modes[not training]} mode, the model is in {modes[training]} mode"
+            )
+            training = not training
+        elif state is None or state is case.state:
+            return rejection
+        model = copy.deepcopy(self.model).train(training)
+        other = Case(case.name, case.inputs, state, case.seed)
+        try:
+            with self.spent.on("reference"):
+                answer = expected(model, other, self.candidate.device, False)
+            self._require_right(ours, answer, case)
+        except (Rejected, UsageError):
+            return rejection
+        return Rejected(code, f"{told}; {rejection.message}")
 
     def _after_forward(self, case: Case, answer: Expected, reply: dict, offset: int, resent: bool):
         """What else the call may have done: to inputs, weights, gradients, earlier outputs."""

@@ -41,11 +41,12 @@ def make_case(
     batch: int | None,
     seed: int,
 ) -> Case:
-    """The case called `name`: "own", "normal", "wide", "eval", "other_size" or "non_finite".
+    """The case called `name`: "own", "normal", "wide", "eval", "train", "other_size" or
+    "non_finite".
 
     own: the problem's inputs and freshly drawn weights. normal: zero-mean normal inputs. wide:
-    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. eval: as
-    normal, for the model in eval mode. other_size: as normal, with another batch and, behind the
+    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. eval, train: as
+    normal, for the model in that mode. other_size: as normal, with another batch and, behind the
     channels, a seventh less of every dimension; never more elements than evaluated. non_finite: as
     normal, with NaN and both infinities at three places of the first sample. All but the first
     come with re-drawn weights (`redraw`), so that nothing computed from earlier weights survives

@@ -173,6 +173,7 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
         tf32=given.tf32 or devices.default_tf32(device),
         batch=given.batch,
         backward=given.backward,
+        eval=given.eval,
         baselines=tuple(names),
         timeout=given.timeout,
         check_only=given.check_only,

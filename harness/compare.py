@@ -44,7 +44,8 @@ def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
 
 
 def _key(record: dict) -> tuple:
-    return tuple(record.get(key) for key in ("problem", *_SETTINGS))
+    settings = [record.get(key) for key in ("problem", *_SETTINGS)]
+    return (*settings, bool(record.get("eval")))
 
 
 def _filled(part: list[dict], groups: list[tuple[str, list[dict]]]) -> list[dict]:

@@ -22,7 +22,7 @@ from harness.truth import Expected, expected, loaded
 
 _CPU_EAGER_SECONDS = 0.3
 _SEED_STEPS = {"own": 1000, "normal": 2000, "wide": 3000, "eval": 4000, "other_size": 5000}
-_SEED_STEPS |= {"non_finite": 6000}
+_SEED_STEPS |= {"non_finite": 6000, "train": 7000}
 
 
 class Evaluation:
@@ -50,7 +50,7 @@ class Evaluation:
         with devices.tf32(self.options.tf32):
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
-            self.model = self.reference.model(self.options.seed)
+            self.model = self.reference.model(self.options.seed).train(not self.options.eval)
             self.state = cast_state(self.model, self.dtype)
             self._import_compiler()
             self._choose_batch()
@@ -166,7 +166,8 @@ class Evaluation:
 
     def _check(self, own: Case, answer: Expected) -> None:
         """Run the cases; the first that gives reasons against the solution is the last."""
-        for name in (*CASES, "eval") if mode_matters(self.model) else CASES:
+        other_mode = "train" if self.options.eval else "eval"
+        for name in (*CASES, other_mode) if mode_matters(self.model) else CASES:
             self.progress.step(f"checking on {name} inputs")
             case = own if name == "own" else self._case(name)
             self.checker.check(case, answer if name == "own" else self.checker.expected(case))

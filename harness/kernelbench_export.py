@@ -60,7 +60,10 @@ def _known(found: list[dict], left_out: list[str]) -> list[dict]:
             left_out.append(f"{record['problem']}: no level and number, or no record of ours")
         else:
             good.append(record)
-    settings = {tuple(record[key] for key in _ONE_SETTING) for record in good}
+    settings = {
+        (*(record[key] for key in _ONE_SETTING), "eval mode" * bool(record.get("eval")))
+        for record in good
+    }
     if len(settings) > 1:
         told = "; ".join(sorted(" ".join(map(str, setting)) for setting in settings))
         raise UsageError(f"a KernelBench run has one device and one setting, not {told}")

@@ -17,6 +17,7 @@ class Options:
     tf32: str = "forbid"
     batch: int | None = None
     backward: bool = False
+    eval: bool = False
     baselines: tuple[str, ...] = timing.BASELINES
     timeout: float = 600.0
     check_only: bool = False

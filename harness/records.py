@@ -35,6 +35,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "problem_batch": outcome.problem_batch or outcome.batch,
         "input_shape": outcome.shape,
         "backward": options.backward,
+        "eval": options.eval,
         "verdict": "accepted" if accepted else "rejected",
         "reasons": outcome.reasons,
         "ms": measurement.summary() if measurement else {},

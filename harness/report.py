@@ -78,6 +78,7 @@ def _device_line(record: dict) -> str:
         parts.append(f"{versions['cpu_threads']} threads")
     parts.append(f"PyTorch {versions['torch']}")
     what = "forward and backward" if record["backward"] else "forward"
+    what += " in eval mode" * bool(record.get("eval"))
     tf32 = f", TF32 {record['tf32']}" if versions["gpu"] and record["dtype"] == "float32" else ""
     return f"{', '.join(parts)}; {record['dtype']}{tf32}, {what}; {record['date']}"
 

@@ -200,6 +200,7 @@ def _setting(record: dict) -> str:
     on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
     tf32 = f", TF32 {record['tf32']}" if on_gpu else ""
     what = "forward and backward" if record["backward"] else "forward"
+    what += " in eval mode" * bool(record.get("eval"))
     return f"{record['dtype']}{tf32}, {what}"
 
 
@@ -208,6 +209,7 @@ def _slug(record: dict) -> str:
     parts = [record["device"]]
     parts += [record["dtype"]] * (record["dtype"] != "float32")
     parts += ["tf32-forbid"] * _tf32_forbidden(record) + ["backward"] * bool(record["backward"])
+    parts += ["eval"] * bool(record.get("eval"))
     for part in parts:
         if not (isinstance(part, str) and _PATH_PART.fullmatch(part)):
             raise ValueError(f"{part!r} cannot name a folder: letters, digits, '_', '-', '.' can")

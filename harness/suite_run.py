@@ -75,6 +75,7 @@ def _plan(given, options: Options, command: str, output, cluster: Cluster | None
         "tf32": options.tf32,
         "batch": options.batch,
         "backward": options.backward,
+        "eval": options.eval,
         "baselines": list(options.baselines),
         "one_size": options.one_size,
         "check_only": options.check_only,
@@ -113,9 +114,8 @@ def _arguments(settings: dict) -> list[str]:
     words += ["--timeout", str(settings["timeout"]), "--seed", str(settings["seed"])]
     words += ["--baselines", ",".join(settings["baselines"]) or "none"]
     words += ["--batch", str(settings["batch"])] if settings["batch"] else []
-    return words + [
-        f"--{n.replace('_', '-')}" for n in ("backward", "one_size", "check_only") if settings[n]
-    ]
+    flags = ("backward", "eval", "one_size", "check_only")
+    return words + [f"--{name.replace('_', '-')}" for name in flags if settings[name]]
 
 
 def print_results(console: Console, results: list[Result], score: dict) -> None:

@@ -18,6 +18,7 @@ def print_record(console: Console, record: dict) -> None:
         f"[bold]{record['problem']} {record['name']}[/] on {record['device_name']}, "
         f"{precision}, input {shape}{cut}"
         + (", forward and backward" if record["backward"] else "")
+        + (", eval mode" if record.get("eval") else "")
     )
     if record["verdict"] == "accepted":
         console.print("[green]accepted[/]")
@@ -158,7 +159,7 @@ def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
 
 def _setting(record: dict) -> tuple:
     keys = ("problem", "device", "dtype", "tf32", "batch", "backward")
-    return tuple(record.get(key) for key in keys)
+    return (*(record.get(key) for key in keys), bool(record.get("eval")))
 
 
 def _median(record: dict) -> float | None:
@@ -170,8 +171,9 @@ def print_comparison(console: Console, result: dict) -> None:
     """The table of `comparison`."""
     table = Table("problem", "setting", "record", "verdict", "ms", "ratio", "over fastest baseline")
     for row in result["rows"]:
-        device, dtype, tf32, batch, backward = row["setting"]
-        setting = f"{device} {dtype} tf32 {tf32} batch {batch}" + (" backward" * bool(backward))
+        device, dtype, tf32, batch, backward, in_eval = row["setting"]
+        setting = f"{device} {dtype} tf32 {tf32} batch {batch}"
+        setting += " backward" * bool(backward) + " eval" * in_eval
         for index, entry in enumerate(row["entries"]):
             table.add_row(
                 row["problem"] if index == 0 else "",

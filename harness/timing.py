@@ -143,7 +143,9 @@ def measure_rounds(
     backward = grad_output is not None
     sent = [*case.inputs, grad_output] if backward else case.inputs
     inputs = candidate.send_inputs(sent)
-    candidate.request("prepare_timing", "timing", inputs=inputs, backward=backward)
+    candidate.request(
+        "prepare_timing", "timing", inputs=inputs, backward=backward, training=model.training
+    )
     began = time.monotonic()
     if any(name.startswith("compile") for name in names):
         torch.compiler.reset()  # the first time this imports the compiler, which takes seconds

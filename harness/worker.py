@@ -96,13 +96,13 @@ class Worker:
         inputs: list,
         seed: int,
         max_bytes: int,
+        training: bool,
         poison: bool = False,
         backward: bool = False,
         keep: int = 0,
         resend_kept: bool = False,
         measure_memory: bool = False,
         settle_s: float = 0.0,
-        training: bool = True,
     ) -> dict:
         """One call on the inputs in the inbox (the last tensor is the output's gradient if asked).
 
@@ -170,10 +170,10 @@ class Worker:
             self.kept = [*self.kept, output.detach()][-keep:] if keep else []
         return reply
 
-    def prepare_timing(self, inputs: list, backward: bool) -> dict:
+    def prepare_timing(self, inputs: list, backward: bool, training: bool) -> dict:
         """Keep the base inputs that every timed call's fresh input is made from."""
         self.kept, self.timed = [], None
-        self.model.train()  # the last case may have been in eval mode
+        self.model.train(training)  # the last case may have been in the other mode
         base, grad_output = self._receive(inputs, backward)
         clock.release_memory(self.device)
         if self.stopwatch is None:

@@ -177,7 +177,7 @@ def test_ours_compared_with_a_run_and_with_baseline_times(tmp_path):
     groups += [(p.name, records.read_records(p)) for p in (run, times)]
     result = comparison(groups)
     (row,) = result["rows"]
-    assert row["setting"] == ["nvidia-h200", "float32", "allow", 8, False]
+    assert row["setting"] == ["nvidia-h200", "float32", "allow", 8, False, False]
     assert [part["ratio"] for part in row["entries"]] == [1.0, 0.5, 0.25]
     assert set(result["scores"]) == {"ours", "eval_results.json"}
     assert result["scores"]["eval_results.json"]["fast_p"]["1"] is None  # no baseline, no speedup

@@ -246,7 +246,7 @@ def test_what_is_slower_than_pytorch_has_its_reason(path):
 GPU_RECORDS = [path for path in RECORDS if path.parent.name != "cpu"]
 
 
-# Wanted, and not reached: eight of the committed record's shapes are below.
+# Wanted, and not reached: five of the committed record's shapes are below.
 @pytest.mark.xfail(reason="strides, few output channels and 1x1 are slow", strict=True)
 @pytest.mark.parametrize("path", GPU_RECORDS, ids=relative)
 def test_no_cliff_on_a_gpu(path):

@@ -210,7 +210,8 @@ def verdicts(request):
     wanted = [
         item.callspec.params["case"]
         for item in request.session.items
-        if item.fspath == request.fspath and hasattr(item, "callspec")
+        if item.fspath == request.fspath
+        and "case" in getattr(getattr(item, "callspec", None), "params", ())
     ]
     yield {case: pool.submit(judge, *case) for case in wanted}
     pool.shutdown(cancel_futures=True)
@@ -284,3 +285,23 @@ def test_every_fixture_has_its_expected_reason():
     assert names("wrong_norm") == sorted(WRONG_NORM)
     assert len(WRONG) + len(WRONG_NORM) >= 60
     assert len(names("honest")) + len(names("honest_norm")) >= 12
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("honest_norm/by_hand", None),
+        ("wrong_norm/ignores_eval", "inaccurate"),  # in the mode that is asked for
+        ("wrong_norm/running_statistics_used", "mode_ignored"),  # right in that one only
+    ],
+)
+def test_evaluation_in_eval_mode(name, reason):
+    timed = {"check_only": False, "baselines": ("eager",)} if reason is None else {}
+    outcome = evaluate("tiny_norm", FIXTURES / f"{name}.py", batch=3, eval=True, **timed)
+    assert [text.partition(":")[0] for text in outcome.reasons] == [reason] * (reason is not None)
+    if reason is None:
+        assert set(outcome.errors) == {"own", "normal", "wide", "train", "after_timing"}
+        assert outcome.measurement.fastest()["baseline"] == "eager"
+        assert outcome.non_finite["verdict"] == "as the reference"
+    if reason == "mode_ignored":
+        assert "right for the eval mode, the model is in training mode" in outcome.reasons[0]
