@@ -1,11 +1,20 @@
 """Visible skips for tests that need a GPU, and solutions built once per session."""
 
 import os
+import signal
 
 import pytest
 import torch
 
 from tests.solution_tools import SolutionShelf
+
+
+def pytest_configure():
+    """Where a shell started this in the background an interrupt is ignored, here and in every
+    process started from here; some tests interrupt such a process.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
