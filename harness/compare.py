@@ -6,10 +6,8 @@ from pathlib import PurePath
 from rich.console import Console
 from rich.table import Table
 
-from harness import scores, tables
+from harness import records, scores, tables
 from harness.errors import UsageError
-
-_SETTINGS = ("device", "dtype", "tf32", "batch", "backward")
 
 
 def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
@@ -44,8 +42,7 @@ def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
 
 
 def _key(record: dict) -> tuple:
-    settings = [record.get(key) for key in ("problem", *_SETTINGS)]
-    return (*settings, bool(record.get("eval")))
+    return (record["problem"], *records.setting(record))
 
 
 def _filled(part: list[dict], groups: list[tuple[str, list[dict]]]) -> list[dict]:
@@ -59,8 +56,9 @@ def _filled(part: list[dict], groups: list[tuple[str, list[dict]]]) -> list[dict
     for record in part:
         model = ours.get(record["problem"])
         if "imported" in record and model:
-            lent = {key: model.get(key) for key in _SETTINGS if record.get(key) is None}
-            record = {**record, **lent}
+            lent = dict(zip(records.SETTINGS, records.setting(model), strict=True))
+            told = {key: value for key, value in record.items() if value is not None}
+            record = {**record, **lent, **told}
         filled.append(record)
     return filled
 

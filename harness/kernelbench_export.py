@@ -8,7 +8,7 @@ from harness import kernelbench_files, records
 from harness.catalog import ROOT
 from harness.errors import UsageError
 
-_ONE_SETTING = ("device", "dtype", "tf32", "backward")
+_ONE_SETTING = ("device", "dtype", "tf32", "backward", "eval")
 
 
 def export(found: list[dict], folder: Path, sources: list[Path]) -> dict:
@@ -60,10 +60,7 @@ def _known(found: list[dict], left_out: list[str]) -> list[dict]:
             left_out.append(f"{record['problem']}: no level and number, or no record of ours")
         else:
             good.append(record)
-    settings = {
-        (*(record[key] for key in _ONE_SETTING), "eval mode" * bool(record.get("eval")))
-        for record in good
-    }
+    settings = {records.setting(record, _ONE_SETTING) for record in good}
     if len(settings) > 1:
         told = "; ".join(sorted(" ".join(map(str, setting)) for setting in settings))
         raise UsageError(f"a KernelBench run has one device and one setting, not {told}")

@@ -13,6 +13,14 @@ from harness.catalog import ROOT, Problem
 from harness.errors import UsageError
 from harness.outcome import Options, Outcome
 
+SETTINGS = ("device", "dtype", "tf32", "batch", "backward", "eval")
+
+
+def setting(record: dict, names: tuple[str, ...] = SETTINGS) -> tuple:
+    """These settings of a record; None where it does not tell. Older ones have no eval mode."""
+    told = {"eval": False, **record}
+    return tuple(told.get(name) for name in names)
+
 
 def make_record(problem: Problem, options: Options, outcome: Outcome, command: str) -> dict:
     """The record of one evaluation. Times are in milliseconds, sizes in bytes.

@@ -77,10 +77,9 @@ def _device_line(record: dict) -> str:
     else:
         parts.append(f"{versions['cpu_threads']} threads")
     parts.append(f"PyTorch {versions['torch']}")
-    what = "forward and backward" if record["backward"] else "forward"
-    what += " in eval mode" * bool(record.get("eval"))
     tf32 = f", TF32 {record['tf32']}" if versions["gpu"] and record["dtype"] == "float32" else ""
-    return f"{', '.join(parts)}; {record['dtype']}{tf32}, {what}; {record['date']}"
+    timed = report_data.passes(record)
+    return f"{', '.join(parts)}; {record['dtype']}{tf32}, {timed}; {record['date']}"
 
 
 def rendered(text: str, results: Path) -> str:

@@ -196,12 +196,16 @@ def _tf32_forbidden(record: dict) -> bool:
     return on_gpu and record["tf32"] == "forbid"
 
 
+def passes(record: dict) -> str:
+    """What a record's times are of."""
+    what = "forward and backward" if record["backward"] else "forward"
+    return what + " in eval mode" * bool(record.get("eval"))
+
+
 def _setting(record: dict) -> str:
     on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
     tf32 = f", TF32 {record['tf32']}" if on_gpu else ""
-    what = "forward and backward" if record["backward"] else "forward"
-    what += " in eval mode" * bool(record.get("eval"))
-    return f"{record['dtype']}{tf32}, {what}"
+    return f"{record['dtype']}{tf32}, {passes(record)}"
 
 
 def _slug(record: dict) -> str:

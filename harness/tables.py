@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from harness import records
 from harness.errors import UsageError
 
 _BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
@@ -124,7 +125,10 @@ def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
     The ratio is the first set's median over this one's: above 1 means this one is faster. Raises
     UsageError when no problem is in all sets.
     """
-    tables = [(label, {_setting(record): record for record in part}) for label, part in groups]
+    tables = [
+        (label, {(record["problem"], *records.setting(record)): record for record in part})
+        for label, part in groups
+    ]
     first = tables[0][1]
     shared = [key for key in first if all(key in table for _, table in tables)]
     if not shared:
@@ -157,11 +161,6 @@ def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
     return {"rows": rows, "left_out": left_out}
 
 
-def _setting(record: dict) -> tuple:
-    keys = ("problem", "device", "dtype", "tf32", "batch", "backward")
-    return (*(record.get(key) for key in keys), bool(record.get("eval")))
-
-
 def _median(record: dict) -> float | None:
     entry = record.get("ms", {}).get("solution")
     return entry["median"] if entry else None
@@ -173,7 +172,7 @@ def print_comparison(console: Console, result: dict) -> None:
     for row in result["rows"]:
         device, dtype, tf32, batch, backward, in_eval = row["setting"]
         setting = f"{device} {dtype} tf32 {tf32} batch {batch}"
-        setting += " backward" * bool(backward) + " eval" * in_eval
+        setting += " backward" * bool(backward) + " eval" * bool(in_eval)
         for index, entry in enumerate(row["entries"]):
             table.add_row(
                 row["problem"] if index == 0 else "",

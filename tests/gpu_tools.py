@@ -54,8 +54,7 @@ def _phases_fit(case: Case) -> bool:
     reached = True
     for axis in range(2):
         kernel, stride, dilation = case.kernel[axis], case.stride[axis], case.dilation[axis]
-        padding, more = case.padding[axis], case.output_padding[axis]
-        size = (case.size[axis] - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + more
+        padding, size = case.padding[axis], case.output_size[axis]
         reached &= any(
             (residue + padding - tap * dilation) % stride == 0
             for tap in range(kernel)

@@ -154,6 +154,23 @@ class Case:
         return self.stride, self.padding, self.output_padding, self.dilation, self.groups
 
     @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output. Source: documentation of torch.nn.ConvTranspose2d."""
+        height, width = (
+            (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+            for size, stride, padding, dilation, kernel, more in zip(
+                self.size,
+                self.stride,
+                self.padding,
+                self.dilation,
+                self.kernel,
+                self.output_padding,
+                strict=True,
+            )
+        )
+        return height, width
+
+    @property
     def reduction(self) -> int:
         """Products summed into one output, at most."""
         return self.in_channels // self.groups * math.prod(self.kernel)

@@ -184,6 +184,14 @@ def test_ours_compared_with_a_run_and_with_baseline_times(tmp_path):
     assert result["imported"] == ["eval_results.json", "b.json"]
 
 
+def test_modes_are_not_set_against_each_other():
+    older = record()  # from before there was a choice: training mode
+    trained, evaluated = record(eval=False), record(eval=True)
+    assert comparison([("a", [older]), ("b", [trained])])["rows"]
+    with pytest.raises(UsageError, match="the same settings"):
+        comparison([("a", [older]), ("b", [evaluated])])
+
+
 def test_there_and_back_on_the_command_line(tmp_path, capsys):
     folder, out = tmp_path / "records", tmp_path / "out"
     write(folder / "1_65.json", record())
