@@ -135,7 +135,8 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="?",
         const=ROOT / "results",
         metavar="DIR",
-        help="write DIR/<device>/<level>_<number>.json; default DIR: results",
+        help="write DIR/<device>/<level>_<number>.json; default DIR: results; settings out of the "
+        "ordinary are added to <device>, as in nvidia-h200-float16 or nvidia-h200-portable",
     )
     return parser
 

@@ -225,7 +225,7 @@ def _evaluate(problem, options: Options, command: str, given, console: Console) 
         progress.end()
     record = records.make_record(problem, options, outcome, command)
     if given.record:
-        path = given.record / record["device"] / problem.record_name
+        path = given.record / records.folder_name(record) / problem.record_name
         records.write_json(path, record)
         print(f"record: {path}", file=sys.stderr)
     tables.print_record(console, record)

@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 import os
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -14,12 +15,36 @@ from harness.errors import UsageError
 from harness.outcome import Options, Outcome
 
 SETTINGS = ("device", "dtype", "tf32", "batch", "backward", "eval")
+_PATH_PART = re.compile(r"\w[\w.-]*")
 
 
 def setting(record: dict, names: tuple[str, ...] = SETTINGS) -> tuple:
     """These settings of a record; None where it does not tell. Older ones have no eval mode."""
     told = {"eval": False, **record}
     return tuple(told.get(name) for name in names)
+
+
+def folder_name(record: dict) -> str:
+    """Where a record and its pictures belong: the device, and the settings that are not usual.
+
+    Raises ValueError where one of them cannot name a folder.
+    """
+    parts = [record["device"]]
+    parts += [record["dtype"]] * (record["dtype"] != "float32")
+    parts += ["tf32-forbid"] * tf32_forbidden(record) + ["backward"] * bool(record["backward"])
+    parts += ["eval"] * bool(record.get("eval"))
+    kernel = record.get("kernel", "auto")
+    parts += [kernel] * (kernel != "auto")
+    for part in parts:
+        if not (isinstance(part, str) and _PATH_PART.fullmatch(part)):
+            raise ValueError(f"{part!r} cannot name a folder: letters, digits, '_', '-', '.' can")
+    return "-".join(parts)
+
+
+def tf32_forbidden(record: dict) -> bool:
+    """Whether TF32 could have been allowed and was not."""
+    on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
+    return on_gpu and record["tf32"] == "forbid"
 
 
 def make_record(problem: Problem, options: Options, outcome: Outcome, command: str) -> dict:
@@ -44,6 +69,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "input_shape": outcome.shape,
         "backward": options.backward,
         "eval": options.eval,
+        "kernel": os.environ.get("TCONV_KERNEL", "auto"),
         "verdict": "accepted" if accepted else "rejected",
         "reasons": outcome.reasons,
         "ms": measurement.summary() if measurement else {},

@@ -26,10 +26,12 @@ _TABLE = re.compile(
 def render(found: list[dict]) -> str:
     """The Markdown table of one device's records, with a line about device, date and method."""
     found = sorted(found, key=_order)
-    head = ["problem", "input", "solution ms (IQR)", *(f"{b} ms" for b in BASELINES.values())]
-    head += ["speedup over fastest", "TFLOP/s", "of roofline (16-bit)", "rel. L2 error (PyTorch's)"]
+    timed = [name for name in BASELINES if any(name in record["ms"] for record in found)]
+    over = "fastest" if len(timed) != 1 else BASELINES[timed[0]]
+    head = ["problem", "input", "solution ms (IQR)", *(f"{BASELINES[name]} ms" for name in timed)]
+    head += [f"speedup over {over}", "TFLOP/s", "of roofline (16-bit)", "rel. L2 error (PyTorch's)"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    lines += [f"| {' | '.join(_row(record))} |" for record in found]
+    lines += [f"| {' | '.join(_row(record, timed))} |" for record in found]
     return "\n".join(lines) + "\n\n" + _footer(found) + "\n"
 
 
@@ -37,7 +39,7 @@ def _order(record: dict) -> list:
     return [int(part) if part.isdigit() else 0 for part in record["problem"].split("/")]
 
 
-def _row(record: dict) -> list[str]:
+def _row(record: dict, baselines: list[str]) -> list[str]:
     full, batch = record["problem_batch"], record["batch"]
     cut = f" (batch {batch} of {full})" if batch != full else ""
     shape = " × ".join(map(str, record["input_shape"])) + cut
@@ -46,11 +48,11 @@ def _row(record: dict) -> list[str]:
     if not ms or record["verdict"] != "accepted":
         codes = sorted({reason.partition(":")[0] for reason in record["reasons"]})
         told = ", ".join(codes) or "not timed"
-        row += [f"{record['verdict']}: {told}", *["–"] * len(BASELINES), "–", "–", "–"]
+        row += [f"{record['verdict']}: {told}", *["–"] * len(baselines), "–", "–", "–"]
     else:
         solution = ms["solution"]
         row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g})")
-        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in BASELINES]
+        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in baselines]
         spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
         row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
         in_16_bits = rates.get("share_16_bit")

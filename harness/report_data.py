@@ -15,7 +15,6 @@ BASELINES = {
     "compile_channels_last": "compile + channels_last",
 }
 FASTEST = "fastest"
-_PATH_PART = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Row:
     ms: float | None
     iqr: float | None
     baseline_ms: dict[str, float]
+    speedups: dict[str, float]
     fastest: dict | None
     rates: dict | None
     rel_l2: float | None
@@ -58,8 +58,7 @@ class Row:
         """Over one baseline, or over the fastest one; None where it was not measured."""
         if baseline == FASTEST:
             return self.fastest["speedup"] if self.fastest else None
-        other = self.baseline_ms.get(baseline)
-        return other / self.ms if other and self.ms else None
+        return self.speedups.get(baseline)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _row(record: dict) -> Row:
     if record["verdict"] not in ("accepted", "rejected"):
         raise ValueError(f"verdict is {record['verdict']!r}; allowed are accepted and rejected")
     accepted = record["verdict"] == "accepted"
-    medians, fastest, rates = {}, None, None
+    medians, speedups, fastest, rates = {}, {}, None, None
     if accepted and record["ms"]:
         medians = {
             name: _positive(entry["median"], f"ms.{name}.median")
@@ -138,6 +137,9 @@ def _row(record: dict) -> Row:
         }
         if "solution" not in medians:
             raise KeyError("ms.solution")
+        speedups = {
+            name: _positive(value, f"speedup.{name}") for name, value in record["speedup"].items()
+        }
         fastest = _numbers(record.get("fastest"), "fastest", ("speedup", "low", "high"))
         rates = _rates(record.get("roofline"))
     own = (record["error"].get("cases") or {}).get("own") or {}
@@ -148,7 +150,7 @@ def _row(record: dict) -> Row:
         name=str(record.get("name", "")),
         solution=str(record.get("solution") or ""),
         setting=_setting(record),
-        slug=_slug(record),
+        slug=records.folder_name(record),
         device=str(record["device_name"]),
         input=" × ".join(map(str, record["input_shape"] or ())) + cut,
         accepted=accepted,
@@ -156,6 +158,7 @@ def _row(record: dict) -> Row:
         ms=medians.get("solution"),
         iqr=_or_none(record["ms"]["solution"]["iqr"], "ms.solution.iqr") if medians else None,
         baseline_ms={name: medians[name] for name in BASELINES if name in medians},
+        speedups=speedups,
         fastest=fastest,
         rates=rates,
         rel_l2=_or_none(own.get("rel_l2"), "rel_l2"),
@@ -191,33 +194,18 @@ def _rates(entry: dict | None) -> dict | None:
     return rates
 
 
-def _tf32_forbidden(record: dict) -> bool:
-    on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
-    return on_gpu and record["tf32"] == "forbid"
-
-
 def passes(record: dict) -> str:
     """What a record's times are of."""
     what = "forward and backward" if record["backward"] else "forward"
-    return what + " in eval mode" * bool(record.get("eval"))
+    kernel = record.get("kernel", "auto")
+    forced = f", {kernel} kernel forced" if kernel != "auto" else ""
+    return what + " in eval mode" * bool(record.get("eval")) + forced
 
 
 def _setting(record: dict) -> str:
     on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"
     tf32 = f", TF32 {record['tf32']}" if on_gpu else ""
     return f"{record['dtype']}{tf32}, {passes(record)}"
-
-
-def _slug(record: dict) -> str:
-    """Folder of the pictures: the device, and the settings that are not the usual ones."""
-    parts = [record["device"]]
-    parts += [record["dtype"]] * (record["dtype"] != "float32")
-    parts += ["tf32-forbid"] * _tf32_forbidden(record) + ["backward"] * bool(record["backward"])
-    parts += ["eval"] * bool(record.get("eval"))
-    for part in parts:
-        if not (isinstance(part, str) and _PATH_PART.fullmatch(part)):
-            raise ValueError(f"{part!r} cannot name a folder: letters, digits, '_', '-', '.' can")
-    return "-".join(parts)
 
 
 def fast_p(rows, baseline: str, p: float) -> float | None:

@@ -67,25 +67,25 @@ class Measurement:
         }
 
     def speedup(self) -> dict:
-        """Median of each baseline over the median of the solution."""
-        medians = {name: entry["median"] for name, entry in self.summary().items()}
-        own = medians.pop("solution")
-        return {name: median / own for name, median in medians.items()}
+        """Over each baseline: the median of its `_ratios`."""
+        return {name: statistics.median(self._ratios(name)) for name in self._baselines()}
 
     def fastest(self) -> dict | None:
-        """The speedup that counts: over the fastest baseline, with its spread over the rounds.
-
-        `low` and `high` are the quartiles of the ratio of medians within each round, where both
-        were measured right after one another.
-        """
+        """The speedup that counts, over the fastest baseline; `low`, `high` are its quartiles."""
         speedup = self.speedup()
         if not speedup:
             return None
         name = min(speedup, key=speedup.get)
-        pairs = zip(self.rounds[name], self.rounds["solution"], strict=True)
-        ratios = [statistics.median(a) / statistics.median(b) for a, b in pairs]
-        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        low, _, high = statistics.quantiles(self._ratios(name), n=4, method="inclusive")
         return {"baseline": name, "speedup": speedup[name], "low": low, "high": high}
+
+    def _baselines(self) -> list[str]:
+        return [name for name, parts in self.rounds.items() if parts and name != "solution"]
+
+    def _ratios(self, name: str) -> list[float]:
+        """The ratio of medians within each round, where both were timed right after one another."""
+        pairs = zip(self.rounds[name], self.rounds["solution"], strict=True)
+        return [statistics.median(a) / statistics.median(b) for a, b in pairs]
 
 
 class Baseline:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import report
+from harness import records, report
 from harness.catalog import list_problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,16 +24,16 @@ def test_record_is_of_the_committed_solution(path):
     record = json.loads(path.read_text())
     solution = ROOT / record["solution"]
     assert record["solution_sha256"] == hashlib.sha256(solution.read_bytes()).hexdigest()
-    assert record["device"] == path.parent.name
+    assert records.folder_name(record) == path.parent.name
     assert record["problem"].replace("/", "_") == path.stem
     assert record["verdict"] == "accepted" and record["reasons"] == []
     assert (ROOT / record["reference"]).is_file()
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
-def test_every_problem_has_its_record(folder):
+@pytest.mark.parametrize("device", ["cpu", "nvidia-h200"])
+def test_every_problem_has_its_record(device):
     expected = {problem.record_name for problem in list_problems()}
-    assert expected <= {path.name for path in folder.glob("*.json")}
+    assert expected <= {path.name for path in (RESULTS / device).glob("*.json")}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=relative)
@@ -41,6 +41,21 @@ def test_readme_shows_the_records(folder):
     text = (ROOT / "README.md").read_text()
     assert f"<!-- table:{folder.name} -->" in text
     assert report.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "folder"),
+    [
+        ({}, "nvidia-h200"),
+        ({"dtype": "float16", "tf32": "forbid"}, "nvidia-h200-float16"),
+        ({"tf32": "forbid", "backward": True}, "nvidia-h200-tf32-forbid-backward"),
+        ({"eval": True, "kernel": "portable"}, "nvidia-h200-eval-portable"),
+        ({"device": "cpu", "tf32": "forbid", "kernel": "auto"}, "cpu"),
+    ],
+)
+def test_unusual_settings_have_a_folder_of_their_own(changes, folder):
+    told = record(**{"device": "nvidia-h200", "tf32": "allow", **changes})
+    assert records.folder_name(told) == folder
 
 
 # The rendering itself --------------------------------------------------------------------------

@@ -85,10 +85,10 @@ def test_measures_and_checks(solution, quick, dtype):
     entry = measure(TINY, solution, options) | kernels_of(TINY, solution, options)
     assert entry["verdict"] == "accepted", entry["reasons"]
     assert set(entry["ms"]) == {"solution", "eager", "channels_last"}
-    ratios = {name: entry["ms"][name]["median"] / entry["ms"]["solution"]["median"]
-              for name in ("eager", "channels_last")}  # fmt: skip
-    assert entry["speedup"] == pytest.approx(ratios)
-    assert entry["fastest"]["speedup"] == pytest.approx(min(ratios.values()))
+    fastest = entry["fastest"]
+    assert set(entry["speedup"]) == {"eager", "channels_last"}
+    assert fastest["speedup"] == min(entry["speedup"].values()) > 0
+    assert fastest["low"] <= fastest["speedup"] <= fastest["high"]
     assert entry["input_shape"] == [2, 4, 5, 7] and entry["kernel"] == "cpu"
     assert entry["gflop"] == pytest.approx(TINY.batch * TINY.sample_flops / 1e9)
     assert 0 <= entry["error"]["rel_l2"] <= entry["error"]["rel_l2_bound"]
