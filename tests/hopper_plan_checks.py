@@ -15,9 +15,11 @@ def check_resources(plan, problem):
         assert phase.row_shift >= 0 and phase.col_shift >= 0
         assert phase.first_pixel == phase.row_shift * plan.pitch + phase.col_shift
         assert (phase.taps_h == 0) == (phase.taps_w == 0)
-    # Phases without taps come first: the last gives a tile's window back.
     with_taps = [phase.taps_h > 0 for phase in plan.phases]
-    assert with_taps == sorted(with_taps) and with_taps[-1]
+    last = plan.last_tapped_phase  # gives a tile's window back
+    assert with_taps[last] and not any(with_taps[last + 1 :])
+    if plan.twin:
+        check_twins(plan, problem)
     if problem.size[1] % 4 == 0:  # vectors of the line are vectors of the input
         assert plan.col_offset % 4 == 0
     assert plan.segment_pixels <= plan.n
@@ -64,6 +66,15 @@ def check_resources(plan, problem):
     used += plan.num_consumers * 4 * stores + 2 * 8 * (MAX_RING_UNITS + MAX_WEIGHT_STAGES)
     used += 8 * plan.num_consumers  # whose turn it is
     assert used <= plan.smem_bytes <= problem.smem_limit
+
+
+def check_twins(plan, problem):
+    """Phases come in pairs, even and odd columns of the same rows, which are neighbours."""
+    assert problem.stride[1] == 2 and not plan.pooled and len(plan.phases) % 2 == 0
+    for even, odd in zip(plan.phases[::2], plan.phases[1::2], strict=True):
+        assert (even.first_w, odd.first_w) == (0, 1)
+        assert (even.first_h, even.count_h) == (odd.first_h, odd.count_h)
+        assert even.count_w - 1 <= odd.count_w <= even.count_w
 
 
 def check_chunks(plan, problem):

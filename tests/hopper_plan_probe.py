@@ -22,7 +22,7 @@ void show(const Plan& q) {
 #define SHOW(field) std::printf(", \"" #field "\": %lld", static_cast<long long>(q.field));
   SHOW(line_samples) SHOW(image_rows) SHOW(ring_ic_blocks) SHOW(ring_block_pixels)
   SHOW(row_offset) SHOW(col_offset) SHOW(window_loads) SHOW(sweep_tiles) SHOW(alternate)
-  SHOW(producer_warps) SHOW(num_consumers) SHOW(n)
+  SHOW(producer_warps) SHOW(num_consumers) SHOW(n) SHOW(twin) SHOW(last_tapped_phase)
   SHOW(tile_w) SHOW(pitch) SHOW(num_segments) SHOW(segment_pixels)
   SHOW(tile_pixels) SHOW(pooled) SHOW(reach) SHOW(tap_step_h) SHOW(tap_step_w) SHOW(num_phases)
   SHOW(num_strips) SHOW(num_tiles) SHOW(chunk_tiles) SHOW(num_tile_chunks) SHOW(num_chunks)

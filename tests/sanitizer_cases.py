@@ -96,7 +96,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
     if "hopper" in kernels:
         for arguments, shape in filter(None, hopper_shapes().values()):
             yield Run("69", arguments, shape, torch.float32, "hopper")
-            yield Run("19", (*arguments, 1, 8, 8), shape, torch.bfloat16, "hopper")
+            yield Run("69", arguments, shape, torch.float16, "hopper")
+            yield Run("19", (*arguments, 8, 8), shape, torch.bfloat16, "hopper")
 
 
 def execute(run: Run, load: Callable[[str], dict]) -> bool:
@@ -134,14 +135,14 @@ _PROBE = r"""
 using namespace tconv;
 int main() {
   for (const auto& s : sm90::kShapes) std::printf("[%d, %d]\n", s.n, s.producer_warps);
-  long long batch, ci, co, h, w, k;
-  while (std::scanf("%lld %lld %lld %lld %lld %lld", &batch, &ci, &co, &h, &w, &k) == 6) {
+  long long batch, ci, co, h, w, k, s;
+  while (std::scanf("%lld %lld %lld %lld %lld %lld %lld", &batch, &ci, &co, &h, &w, &k, &s) == 7) {
     ConvTransposeProblem p{};
     p.batch = batch, p.in_channels = ci, p.out_channels = co, p.groups = 1;
-    p.in_h = h, p.in_w = w, p.out_h = h + k - 1, p.out_w = w + k - 1;
+    p.in_h = h, p.in_w = w, p.out_h = (h - 1) * s + k, p.out_w = (w - 1) * s + k;
     p.x_stride_w = 1, p.x_stride_h = w, p.x_stride_c = h * w;
     p.x_stride_n = ci * h * w;
-    p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
+    p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = s, p.dilation_h = p.dilation_w = 1;
     const sm90::Plan q = sm90::make_plan(p, false, false, SMEM_LIMIT, NUM_SMS);
     const long long outputs = p.batch * co * p.out_h * p.out_w;
     std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.n, q.producer_warps, outputs);
@@ -155,12 +156,13 @@ def hopper_shapes() -> dict[tuple, tuple | None]:
     smallest candidate for which the plan takes it, or None.
     """
     candidates = [
-        (batch, channels, out_channels, *size, kernel)
+        (batch, channels, out_channels, *size, kernel, stride)
         for batch in (1, 2, 60, 133, 140, 200, 264)
         for channels in (20, 64)
         for out_channels in (64, 128, 192)
         for size in ((7, 7), (9, 24), (10, 12), (12, 20), (13, 13), (15, 16), (20, 20), (4, 130))
         for kernel in (1, 3, 5)
+        for stride in (1, 2)
     ]
     lines = "\n".join(" ".join(map(str, candidate)) for candidate in candidates)
     with tempfile.TemporaryDirectory() as folder:
@@ -182,9 +184,10 @@ def hopper_shapes() -> dict[tuple, tuple | None]:
         height,
         width,
         kernel,
+        stride,
     ) in ordered:
         if usable and found[n, producers] is None:
-            arguments = (channels, out_channels, (kernel, kernel))
+            arguments = (channels, out_channels, (kernel, kernel), stride)
             found[n, producers] = (arguments, (batch, channels, height, width))
     return found
 

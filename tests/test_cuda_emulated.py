@@ -51,6 +51,10 @@ BROKEN = {
         "__syncwarp();\n      if (whole) {",
         "if (whole) {",
     ),
+    "interleaved outputs are read before all lanes have stored them": (
+        "__syncwarp();\n      if (paired) {",
+        "if (paired) {",
+    ),
 }
 RESIDENT = Case(batch=1, in_channels=64, out_channels=64, kernel=(3, 3), size=(60, 60))
 RACED = {
@@ -69,6 +73,9 @@ RACED = {
     ),
     "phases": Case(
         batch=1, in_channels=32, out_channels=64, kernel=(4, 4), stride=(2, 2), size=(20, 40)
+    ),
+    "odd widths two columns apart": Case(
+        batch=2, in_channels=64, out_channels=130, kernel=(3, 3), stride=(1, 2), size=(9, 35)
     ),
     "single channels": Case(batch=3, in_channels=17, out_channels=19, kernel=(3, 5), size=(7, 33)),
     "groups": Case(batch=2, in_channels=40, out_channels=72, groups=2, size=(9, 30)),
@@ -200,6 +207,28 @@ def test_small_images_share_tiles(conv, case):
         with conv.on(seed=2, detect_races=True), forced("hopper"), tf32(True):
             check(conv, case, case.tensors(dtype), True)
             assert conv.races() == []
+
+
+TWO_APART = [
+    Case(batch=2, in_channels=64, out_channels=64, kernel=(1, 1), stride=(2, 2), size=(9, 20)),
+    Case(batch=2, in_channels=70, out_channels=20, kernel=(3, 3), stride=(1, 2), size=(8, 33)),
+    Case(batch=3, in_channels=128, out_channels=130, kernel=(4, 4), stride=(2, 2), size=(16, 16)),
+    Case(batch=1, in_channels=64, out_channels=70, kernel=(5, 2), stride=(3, 2), size=(7, 70)),
+    Case(batch=2, in_channels=16, out_channels=64, kernel=(2, 7), stride=(2, 2), size=(5, 300)),
+    Case(batch=2, in_channels=64, out_channels=3, kernel=(4, 4), stride=(2, 2), size=(8, 32)),
+    Case(batch=1, in_channels=64, out_channels=64, kernel=(3, 1), stride=(1, 2), size=(6, 1)),
+]
+
+
+@pytest.mark.parametrize("case", TWO_APART, ids=str)
+def test_columns_two_apart(conv, case):
+    """Also where a column, a row or all but one phase has no tap."""
+    for padding in ((0, 0), (min(1, case.kernel[0] // 2), case.kernel[1] // 2)):
+        padded = dataclasses.replace(case, padding=padding, output_padding=(0, 1))
+        for dtype in (torch.float32, *LOW):
+            with conv.on(seed=4, detect_races=True), forced("hopper"), tf32(True):
+                check(conv, padded, padded.tensors(dtype), True)
+                assert conv.races() == []
 
 
 def test_all_processors_at_once(conv):

@@ -17,7 +17,7 @@ def probe(tmp_path_factory):
 
 def check_all(probe, problems) -> dict[str, int]:
     """Checks every plan and cut of these; how many of each kind there were."""
-    names = "pooled stacked single strips resident streamed wrapping".split()
+    names = "pooled stacked single strips resident streamed wrapping twin".split()
     kinds = dict.fromkeys([*names, "side by side"], 0)
     for problem, (plan, pooled, cuts) in zip(problems, probe(problems), strict=True):
         for one in (plan, pooled, *cuts):
@@ -30,6 +30,7 @@ def check_all(probe, problems) -> dict[str, int]:
             kinds["pooled"] += one.pooled
             kinds["stacked"] += one.line_samples > 1
             kinds["side by side"] += one.ring_ic_blocks > 1
+            kinds["twin"] += one.twin
             kinds["single"] += one.mirror_pixels == 0
             kinds["strips"] += one.num_strips > 1
             kinds["resident"] += one.resident_weights
@@ -82,7 +83,12 @@ MISTAKES = {
     "reach without columns": ("beyond_h) * plan.pitch + beyond_w;", "beyond_h) * plan.pitch;"),
     "reach of the last phase only": ("raise(beyond_h, rows);", "beyond_h = rows;"),
     "first phase's place for all": ("= phase.row_shift * plan.pitch", "= 0 * plan.pitch"),
-    "phases without taps last": ("has_taps != (with_taps == 1)", "has_taps != (with_taps == 0)"),
+    "windows given back too early": (
+        "plan.last_tapped_phase = plan.num_phases - 1;",
+        "plan.last_tapped_phase = 0;",
+    ),
+    "twins of other strides": ("p.stride_w != 2 || p.out_w < 2", "p.out_w < 2"),
+    "twins of one column": ("p.stride_w != 2 || p.out_w < 2", "p.stride_w != 2"),
     "steps over a lap": ("* plan.ring_ic_blocks < shape.producer_warps", "< 0"),
     "turns with shared stages": (
         "blocks_per_sweep == shape.consumers &&",
@@ -111,10 +117,11 @@ def test_the_checks_can_fail(tmp_path, name):
     text = (ROOT / "kernels_src" / "cuda" / HEADER).read_text()
     assert text.count(right) == 1
     helper = "inline int tile_pitch(int pitch) { return pitch < 12 ? 8 : (pitch - 4) / 4 * 4; }\n"
-    text = text.replace(right, wrong).replace("struct Phase {", helper + "struct Phase {", 1)
+    text = text.replace(right, wrong).replace("inline Plan plan_geometry", helper + "inline Plan plan_geometry", 1)
     probe = build_probe(tmp_path, text)
+    one_column = Problem((1, 64, 64, 1, (3, 1), (1, 1), (2, 2), (0, 0), (1, 1)))
     with pytest.raises(AssertionError):
-        check_all(probe, random_problems(60, 0))
+        check_all(probe, [one_column, *random_problems(60, 0)])
 
 
 def test_too_many_phases_are_refused(probe):
@@ -122,9 +129,15 @@ def test_too_many_phases_are_refused(probe):
     assert not plan.usable and "phases" in plan.reason
 
 
-def test_phases_without_taps_come_first(probe):
-    plan = probe([Problem((1, 64, 64, 1, (8, 8), (1, 1), (2, 2), (0, 0), (1, 1)))])[0][0]
-    assert plan.usable and [phase.taps_h for phase in plan.phases] == [0, 0, 0, 1]
+def test_columns_two_apart_are_stored_together(probe):
+    """Also where only one phase of four has a tap; not where three output channels share a tile."""
+    for shape in (
+        (32, 128, 64, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
+        (16, 64, 64, 1, (128, 128), (1, 1), (2, 2), (0, 0), (1, 1)),
+    ):
+        assert probe([Problem(shape)])[0][0].twin
+    few = (64, 64, 3, 1, (128, 128), (4, 4), (2, 2), (1, 1), (1, 1))
+    assert not probe([Problem(few)])[0][0].twin
 
 
 def test_warpgroups_take_turns_with_weights_of_their_own(probe):

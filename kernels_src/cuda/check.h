@@ -17,19 +17,28 @@
 namespace tconv {
 namespace cuda {
 
-// Enqueues `kernel` and returns the error of this very launch. A failed launch also sets the runtime's
-// "last error"; it is taken back here so that the host framework does not report it a second time.
-template <typename... Params, typename... Args>
-int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
-                      void* stream, Args&&... args) {
+inline cudaLaunchConfig_t launch_config(dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<size_t>(dynamic_smem_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
+  return config;
+}
+
+// Enqueues `kernel` and returns the error of this very launch. A failed launch also sets the runtime's
+// "last error"; it is taken back here so that the host framework does not report it a second time.
+template <typename... Params, typename... Args>
+int64_t launch_configured(const cudaLaunchConfig_t& config, void (*kernel)(Params...), Args&&... args) {
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   if (error != cudaSuccess) (void)cudaGetLastError();
   return static_cast<int64_t>(error);
+}
+
+template <typename... Params, typename... Args>
+int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
+                      void* stream, Args&&... args) {
+  return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
 // Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below).

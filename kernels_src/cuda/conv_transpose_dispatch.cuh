@@ -137,11 +137,11 @@ inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
-// still ahead. Where phases are many or empty, storing every third column or nothing but zeros and bias, it is behind.
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is still
+// ahead, with few of both it is behind, and where it would store every third column.
 inline bool hopper_pays(const ConvTransposeProblem& p) {
-  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4 && p.stride_w <= 2 &&
-         p.kernel_h >= p.stride_h && p.kernel_w >= p.stride_w;
+  const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
+  return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
 template <bool kMoments>

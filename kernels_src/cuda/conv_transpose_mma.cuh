@@ -234,6 +234,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const TileGeometry& g = p.tile;
 
+  await_previous_kernels();
   if (p.only_if != nullptr && *p.only_if == 0) return;
   for (unsigned tile = blockIdx.x; tile < p.num_tiles; tile += gridDim.x) {
     if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(p, tile);

@@ -103,7 +103,7 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
-  TCONV_RETURN_IF_ERROR(launch_kernel(
+  TCONV_RETURN_IF_ERROR(launch_overlapped(
       transform_weights_kernel<Config>,
       dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
       dim3(256), 0, call.stream, transform));
@@ -149,8 +149,8 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_kernel(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                       geometry.smem_bytes, call.stream, params);
+  return launch_overlapped(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
+                           geometry.smem_bytes, call.stream, params);
 }
 
 }  // namespace cuda

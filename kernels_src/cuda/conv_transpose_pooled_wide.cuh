@@ -127,6 +127,7 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
 
 __global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_pooled_wide(const __grid_constant__ PooledWideParams params) {
   using Config = PooledWideConfig;
+  await_previous_kernels();
   if (*params.only_if == 0) return;
   __shared__ WeightStage stage;
   __shared__ Moments shared_moments[Config::kWarps][Config::kChannels];
@@ -222,8 +223,8 @@ inline int64_t launch_pooled_wide(const ConvCall& call, float* out, const float*
   params.partials = partials;
   params.num_partials = num_partials;
   params.only_if = only_if;
-  return launch_kernel(conv_transpose_pooled_wide, dim3(static_cast<unsigned>(blocks)), dim3(PooledWideConfig::kThreads), 0, call.stream,
-                       params);
+  return launch_overlapped(conv_transpose_pooled_wide, dim3(static_cast<unsigned>(blocks)), dim3(PooledWideConfig::kThreads), 0,
+                           call.stream, params);
 }
 
 }  // namespace cuda

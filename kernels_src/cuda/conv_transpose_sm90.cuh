@@ -12,6 +12,8 @@
 
 #include "conv_transpose_sm90_epilogue.cuh"
 #include "conv_transpose_sm90_producers.cuh"
+#include "conv_transpose_sm90_twin.cuh"
+#include "overlapped_launch.cuh"
 #include "sm90_wgmma.cuh"
 
 namespace tconv {
@@ -69,7 +71,8 @@ struct UnitCursor {
   }
 };
 
-template <int N, bool kPooled, typename Storage>
+// kTwin: a pass is two phases, even and odd columns of the same rows.
+template <int N, bool kPooled, bool kTwin, typename Storage>
 __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
@@ -96,111 +99,127 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
     if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
     int sweep = 0, phase_index = 0;
     do {
-      const Phase& phase = plan.phases[phase_index];
-      float acc[N / 2];
+      constexpr int kParts = kTwin ? 2 : 1;
+      float acc[kParts][N / 2];
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) acc[part][i] = 0.0f;
       const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
       ChannelPair channels;
-      int ic_block = 0;
-      if (phase.taps_h == 0) {  // bias alone
-        ic_block = plan.num_ic_blocks;
-        channels.load(args, at.group, channel0);
-      } else if (alternate) {
-        mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
-        turn_parity ^= 1;
-      }
-      while (ic_block < plan.num_ic_blocks) {
-        const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
-        // Of what the ring holds: else every ic block is loaded anew for every phase of every sweep.
-        const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index == plan.num_phases - 1;
-        const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
-        const bool continues = all_in_ring && !at.last_of_chunk();
-        const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
-        // Past this the next tile of the line reads, or nobody.
-        const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
-        const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
-        const int row_step = plan.tap_step_h * plan.pitch;
-        const int taps_w = phase.taps_w;
-        // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
-        const int first = segment * plan.segment_pixels + phase.first_pixel;
-        int needed = origin + first;
-        const int row_extent = plan.segment_pixels + (taps_w - 1) * plan.tap_step_w;
-        int top = wrapped(tile_pixel + first);
-        int previous = -1;
-        const auto multiply_next_tap = [&](auto steps, int pixel) {
-          if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
-          const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
-          const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
-          if constexpr (decltype(steps)::value > 0) {
-            multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
-          } else {
-            with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc, a, b); });
-          }
-          if (resident) {  // nothing is given back: taps follow each other without a wait
-            stage.slot += plan.blocks_per_sweep;
-            return;
-          }
-          wgmma_wait<1>();  // the tap before this one is done with its stage
-          if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-          previous = stage.slot;
-          if (stage.slot == last_stage) {
-            stage.slot = first_stage;
-            stage.parity ^= 1;
-          } else {
-            ++stage.slot;
-          }
-        };
-        const auto multiply_window = [&](auto steps) {
-          int tap_h = 0;
-          do {
-            units.await(shared, units_below(needed + row_extent), plan.ring_units);
-            int pixel = top;
-            multiply_next_tap(steps, pixel);
-            if (last_use) {
-              if (resident) wgmma_wait<1>();
-              units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+      bool tapped = false;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const Phase& phase = plan.phases[phase_index + part];
+        int ic_block = 0;
+        if (phase.taps_h == 0) {
+          ic_block = plan.num_ic_blocks;
+        } else if (alternate && !tapped) {
+          mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
+          turn_parity ^= 1;
+        }
+        // The pass's last products end its turn.
+        const bool ends = part == kParts - 1 || plan.phases[phase_index + kParts - 1].taps_h == 0;
+        tapped = tapped || phase.taps_h != 0;
+        while (ic_block < plan.num_ic_blocks) {
+          const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
+          // Of what the ring holds: else every ic block is loaded anew for every phase of every sweep.
+          const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index + part == plan.last_tapped_phase;
+          const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
+          const bool continues = all_in_ring && !at.last_of_chunk();
+          const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
+          // Past this the next tile of the line reads, or nobody.
+          const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
+          const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
+          const int row_step = plan.tap_step_h * plan.pitch;
+          const int taps_w = phase.taps_w;
+          // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
+          const int first = segment * plan.segment_pixels + phase.first_pixel;
+          int needed = origin + first;
+          const int row_extent = plan.segment_pixels + (taps_w - 1) * plan.tap_step_w;
+          int top = wrapped(tile_pixel + first);
+          int previous = -1;
+          const bool hands_over = alternate && ends && ic_block == plan.num_ic_blocks - 1;
+          const auto multiply_next_tap = [&](auto steps, int pixel) {
+            if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
+            const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
+            const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
+            if constexpr (decltype(steps)::value > 0) {
+              multiply_tap<N, decltype(steps)::value, kBFloat16>(acc[part], a, b);
+            } else {
+              with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
             }
-#pragma unroll 1
-            for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
-              pixel = wrapped(pixel + plan.tap_step_w);
+            if (resident) {  // nothing is given back: taps follow each other without a wait
+              stage.slot += plan.blocks_per_sweep;
+              return;
+            }
+            wgmma_wait<1>();  // the tap before this one is done with its stage
+            if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
+            previous = stage.slot;
+            if (stage.slot == last_stage) {
+              stage.slot = first_stage;
+              stage.parity ^= 1;
+            } else {
+              ++stage.slot;
+            }
+          };
+          const auto multiply_window = [&](auto steps) {
+            int tap_h = 0;
+            do {
+              units.await(shared, units_below(needed + row_extent), plan.ring_units);
+              // A row early: the other warpgroup takes its time to begin.
+              if (hands_over && tap_h + 1 == phase.taps_h && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
+              int pixel = top;
               multiply_next_tap(steps, pixel);
-            }
-            top = wrapped(top + row_step);
-            needed += row_step;
-          } while (++tap_h < phase.taps_h);
-        };
-        if constexpr (kPooled) {  // decided tap by tap, or the compiler serialises the products
-          multiply_window(std::integral_constant<int, 0>());
-        } else {
-          with_steps(in_channels, multiply_window);
-        }
-        if (ic_block == plan.num_ic_blocks - 1) {
-          if (alternate && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
-          channels.load(args, at.group, channel0);
-        }
-        wgmma_wait<0>();
-        if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-        if (last_use) {
-          const int end = continues ? tile_end / kUnitPixels : units_below(origin + plan.tile_pixels + plan.reach);
-          units.await(shared, end, plan.ring_units);  // also what only others read
-          units.release(shared, end, plan.ring_units);
-          if (continues) {
-            tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
+              if (last_use) {
+                if (resident) wgmma_wait<1>();
+                units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+              }
+#pragma unroll 1
+              for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
+                pixel = wrapped(pixel + plan.tap_step_w);
+                multiply_next_tap(steps, pixel);
+              }
+              top = wrapped(top + row_step);
+              needed += row_step;
+            } while (++tap_h < phase.taps_h);
+          };
+          if constexpr (kPooled || kTwin) {  // decided tap by tap, or the compiler serialises the products
+            multiply_window(std::integral_constant<int, 0>());
           } else {
-            units.ready = units.free = 0;
-            tile_pixel = units.next_free * kUnitPixels;
+            with_steps(in_channels, multiply_window);
           }
+          if (ends && ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
+          wgmma_wait<0>();
+          if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
+          if (last_use) {
+            const int end = continues ? tile_end / kUnitPixels : units_below(origin + plan.tile_pixels + plan.reach);
+            units.await(shared, end, plan.ring_units);  // also what only others read
+            units.release(shared, end, plan.ring_units);
+            if (continues) {
+              tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
+            } else {
+              units.ready = units.free = 0;
+              tile_pixel = units.next_free * kUnitPixels;
+            }
+          }
+          ++ic_block;
         }
-        ++ic_block;
       }
-      pin_registers(acc);
+      if (!tapped) channels.load(args, at.group, channel0);  // bias alone
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) pin_registers(acc[part]);
       int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
-      finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc);
-      if (++phase_index == plan.num_phases) {
+      if constexpr (kTwin) {
+        finish_twin_segment<N, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0], acc[1]);
+      } else {
+        finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
+      }
+      phase_index += kParts;
+      if (phase_index == plan.num_phases) {
         phase_index = 0;
         ++sweep;
       }
@@ -238,7 +257,10 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     // The last warp streams weights. Where they are resident it soon has nothing to stream, and loads pixels too.
     const int producer = warp - Config::kConsumerWarps;
     const int data_warps = plan.resident_weights ? Config::kProducerWarps : Config::kProducerWarps - 1;
-    if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) produce_weights(args, shared, lane);
+    if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) {
+      await_previous_kernels();  // the weight transform; pixels can be loaded meanwhile
+      produce_weights(args, shared, lane);
+    }
     if (producer >= data_warps) return;
     __syncwarp();
     if constexpr (Config::kShape.scattered) {
@@ -252,7 +274,8 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<Config::kN, kPooled, Storage>(args, shared, warpgroup);
+    await_previous_kernels();  // the weights' scales
+    consume<Config::kN, kPooled, Config::kShape.twin, Storage>(args, shared, warpgroup);
   }
 #endif
 }

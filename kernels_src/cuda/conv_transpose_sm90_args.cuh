@@ -51,7 +51,7 @@ struct Sm90Args {
   int batch, in_h, in_w;
   int channel_halves;    // of a block of input channels that are not empty
   int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
-  int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
+  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
   const float* inv_scale;

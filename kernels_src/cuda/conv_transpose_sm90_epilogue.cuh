@@ -106,6 +106,22 @@ struct ChannelPair {
   }
 };
 
+// Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
+template <int N, typename Storage>
+__device__ __forceinline__ void finish_fragments(const Sm90Args<Storage>& args, const ChannelPair& channels, int group,
+                                                 float (&acc)[N / 2], int j0, int j1) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = j0; j < j1; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& value = acc[4 * j + 2 * half + e];
+        value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
+                                                channels.channel(args.plan, group, half));
+      }
+}
+
 // Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
 template <int N, bool kPooled, typename Storage>
 struct SegmentValues {
@@ -130,16 +146,7 @@ struct SegmentValues {
   // All blocks, in order.
   __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int j = j0; j < j1; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& value = acc[4 * j + 2 * half + e];
-          value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
-                                                  channels.channel(args.plan, group, half));
-        }
+    finish_fragments<N>(args, channels, group, acc, j0, j1);
     if (args.partials != nullptr) add_moments(acc, j0, j1);
   }
 

@@ -7,6 +7,7 @@
 #include "conv_transpose.cuh"
 #include "conv_transpose_sm90.cuh"
 #include "device_limits.h"
+#include "overlapped_launch.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -49,8 +50,8 @@ template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_kernel(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
+  return launch_overlapped(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
+                           dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes.
@@ -59,7 +60,8 @@ int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (!kPooled || kShape.pools)
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
+          plan.twin == kShape.twin)
         return launch_shape<kIndex, kPooled>(plan, args, num_sms, stream);
     return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
@@ -80,10 +82,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;
-  weights.kernel_h = p.kernel_h, weights.kernel_w = p.kernel_w;
-  weights.stride_h = p.stride_h, weights.stride_w = p.stride_w;
-  weights.padding_h = p.padding_h, weights.padding_w = p.padding_w;
-  weights.dilation_h = p.dilation_h, weights.dilation_w = p.dilation_w;
+  weights.kernel_h = static_cast<int>(p.kernel_h), weights.kernel_w = static_cast<int>(p.kernel_w);
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -107,7 +106,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
   args.whole_batches = loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                        reinterpret_cast<uintptr_t>(call.x) % (kVectorPixels * sizeof(Storage)) == 0;
-  args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
+  args.pair_stores = (p.stride_w == 1 || plan.twin) && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.weight_tiles = layout.tiles(workspace);

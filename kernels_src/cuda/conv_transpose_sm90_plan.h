@@ -16,96 +16,11 @@
 // there is no room for all, a ring of one window takes one after the other, again for every sweep.
 #pragma once
 
-#include "../call.h"
+#include "conv_transpose_sm90_cost.h"
+#include "conv_transpose_sm90_types.h"
 
 namespace tconv {
 namespace sm90 {
-
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
-constexpr int kPixelBytes = 128;
-constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
-constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
-constexpr int kMaxRingUnits = 32;
-constexpr int kMaxWeightStages = 32;
-struct Shape {
-  int consumers, n;
-  int producer_warps;
-  bool pools;      // compiled with the pooling epilogue too
-  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
-};
-// The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false}, {2, 128, 8, false, true}, {2, 128, 4, false, false}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
-TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
-
-// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
-// align the ring to 1024 bytes.
-constexpr int kStoreColumns = 64;
-constexpr int kStoreChannels = 8;
-constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
-TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
-constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
-constexpr int kAlignmentSlack = 1024;
-
-struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
-};
-
-struct Plan {
-  bool usable;
-  const char* reason;  // why not usable
-  int num_consumers;   // warpgroups that multiply
-  int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
-  int num_segments;
-  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
-  int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns between neighbouring taps
-  int num_phases, num_strips, num_tiles;  // phases that have outputs; those without taps come first
-  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
-  int num_groups, in_channels_per_group, out_channels_per_group;
-  int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
-  int ring_block_pixels;  // of one of them, the mirror included
-  int store_bytes_per_warp;
-  int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
-  int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
-  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
-  int64_t num_weight_tiles;  // of all sweeps and groups
-  int ring_bytes, smem_bytes;
-  double cost;
-  Phase phases[kMaxPhases];
-
-  TCONV_HD int64_t partials_per_sample() const {
-    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
-  }
-};
-
-inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
-inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeProblem& p) {
@@ -130,38 +45,37 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
   plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
   plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
   plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
-  // First the phases without taps: a tile's last products, and with them its window's last use, are then those of its last phase.
-  int tapless = 0, leftmost = INT32_MAX;
+  int leftmost = INT32_MAX;
+  plan.last_tapped_phase = -1;
   plan.row_offset = INT32_MAX;
-  for (int with_taps = 0; with_taps < 2; ++with_taps) {
-    for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
-      for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
-        const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
-        const bool has_taps = h.tap_count > 0 && w.tap_count > 0;
-        if (has_taps != (with_taps == 1)) continue;
-        Phase& phase = plan.phases[plan.num_phases++];
-        phase.out_first_h = rh;
-        phase.out_first_w = rw;
-        phase.out_count_h = static_cast<int>(h.out_count);
-        phase.out_count_w = static_cast<int>(w.out_count);
-        if (!has_taps) {
-          ++tapless;
-          continue;
-        }
-        phase.taps_h = h.tap_count;
-        phase.taps_w = w.tap_count;
-        phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
-        phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
-        plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
-        leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
-        plan.tap_step_h = h.offset_step;
-        plan.tap_step_w = w.offset_step;
-      }
+  for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
+    for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
+      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
+      Phase& phase = plan.phases[plan.num_phases++];
+      phase.out_first_h = rh;
+      phase.out_first_w = rw;
+      phase.out_count_h = static_cast<int>(h.out_count);
+      phase.out_count_w = static_cast<int>(w.out_count);
+      if (h.tap_count == 0 || w.tap_count == 0) continue;
+      plan.last_tapped_phase = plan.num_phases - 1;
+      phase.taps_h = h.tap_count;
+      phase.taps_w = w.tap_count;
+      phase.kernel_first_h = h.tap_first;
+      phase.kernel_first_w = w.tap_first;
+      phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
+      phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
+      plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
+      leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
+      plan.tap_step_h = h.offset_step;
+      plan.tap_step_w = w.offset_step;
+      plan.kernel_step_h = h.tap_step;
+      plan.kernel_step_w = w.tap_step;
     }
   }
-  if (tapless == plan.num_phases) return refuse("no phase has taps");
+  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
   plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
-  for (int i = tapless; i < plan.num_phases; ++i) {
+  for (int i = 0; i < plan.num_phases; ++i) {
+    if (plan.phases[i].taps_h == 0) continue;
     plan.phases[i].row_shift -= plan.row_offset;
     plan.phases[i].col_shift -= plan.col_offset;
   }
@@ -179,6 +93,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   if (side_by_side && plan.num_ic_blocks == 1) return false;
   if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
   if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
+  if (shape.twin && (p.stride_w != 2 || p.out_w < 2 || plan.out_channels_per_group < kBlockOC / 4)) return false;
   // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
   int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
   const auto raise = [](int& most, int value) { most = value > most ? value : most; };
@@ -209,6 +124,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
     if (pitch < plan.tile_w) pitch = plan.tile_w;
   }
   plan.n = n;
+  plan.twin = shape.twin ? 1 : 0;
   plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
   plan.num_consumers = shape.consumers;
   plan.producer_warps = shape.producer_warps;
@@ -285,71 +201,21 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
 
-  // Cost in cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
-  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
-  const double read = (2048.0 + 32.0 * n) / 112.0;
-  const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * shape.consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
-  const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
-  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * blocks_per_sweep * kTapBytes;
-  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
-  const double runs = 1.0 + 100.0 / plan.tile_w;
-  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
-  // Windows that do not continue are loaded while nothing is multiplied.
-  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
-  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
-  // Measured: with few bytes to many products a data warp had better load one batch at a time.
-  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
-  const int passes = plan.num_sweeps * plan.num_phases;
-  const double stores = 2000.0 + shape.consumers * kBlockOC * 4.0 * n / 32.0;
-  double compute = multiply + passes * stores;
-  if (plan.alternate) {
-    const double one = multiply / shape.consumers + passes * stores;
-    compute = one > multiply ? one : multiply;
-  }
-  const double sum = compute + dram + l2;
-  double slowest = compute > dram ? compute : dram;
-  slowest = l2 > slowest ? l2 : slowest;
-  // Measured: turns overlap better.
-  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
-  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && side_by_side) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
-
-  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
-  // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
-  plan.cost = 0;
-  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
-    const int chunks = ceil_div(plan.num_tiles, tiles);
-    const int rounds = ceil_div(lines * chunks, num_sms);
-    const double cost = rounds * (tiles * tile_cost + restart_cost);
-    if (plan.cost != 0 && cost >= plan.cost) continue;
-    plan.cost = cost;
-    plan.chunk_tiles = tiles;
-    plan.num_tile_chunks = chunks;
-    plan.num_chunks = static_cast<int>(lines * chunks);
-  }
+  choose_chunks(plan, p, single, num_sms);
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted. `only` restricts
-// it to one kernel (measurements).
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms,
-                      const Shape* only = nullptr) {
+// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted.
+inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
-    if (only != nullptr && (only->consumers != shape.consumers || only->n != shape.n || only->producer_warps != shape.producer_warps))
-      continue;
-    for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
+    if (moments && shape.twin) continue;
+    // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
+    for (int blocks = shape.consumers; blocks >= 1; --blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
         for (int kind = 0; kind < 8; ++kind) {

@@ -20,7 +20,7 @@ using namespace tconv::sm90;
 template <typename Storage>
 struct WeightsArgs {
   Plan plan;
-  int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  int kernel_h, kernel_w;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
   const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
   const bool real = channel < num_oc;
-  const int64_t taps = args.kernel_h * args.kernel_w;
+  const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
   const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
 
   float scale = 1.0f;
@@ -54,39 +54,36 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
   const int sweep = channel / (plan.blocks_per_sweep * kBlockOC);
   const int block = channel / kBlockOC % plan.blocks_per_sweep;
   const int row = channel % kBlockOC;
-  for (int phase_idx = 0; phase_idx < plan.num_phases; ++phase_idx) {
-    const Phase& phase = plan.phases[phase_idx];
-    const AxisPhase h =
-        make_axis_phase(1 << 30, args.kernel_h, args.stride_h, args.padding_h, args.dilation_h, phase.out_first_h);
-    const AxisPhase w =
-        make_axis_phase(1 << 30, args.kernel_w, args.stride_w, args.padding_w, args.dilation_w, phase.out_first_w);
+  // All tiles of all phases side by side: a phase has too few for the threads of a block.
+  for (int i = threadIdx.x; i < plan.sweep_tiles * 8; i += WeightsConfig::kThreads) {
+    const int chunk = i % 8;
+    int phase_index = plan.last_tapped_phase;
+    while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
+    const Phase& phase = plan.phases[phase_index];
     const int num_taps = phase.taps_h * phase.taps_w;
-    const int chunks = plan.num_ic_blocks * num_taps * 8;
-    for (int i = threadIdx.x; i < chunks; i += WeightsConfig::kThreads) {
-      const int chunk = i % 8, tap = i / 8 % num_taps, ic_block = i / 8 / num_taps;
-      const int64_t kh = h.tap_first + static_cast<int64_t>(phase.taps_h - 1 - tap / phase.taps_w) * h.tap_step;
-      const int64_t kw = w.tap_first + static_cast<int64_t>(phase.taps_w - 1 - tap % phase.taps_w) * w.tap_step;
-      uint32_t packed[4] = {0, 0, 0, 0};
-      if (real) {
+    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
+    const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
+    const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
+    uint32_t packed[4] = {0, 0, 0, 0};
+    if (real) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
-          Storage a = static_cast<Storage>(0.0f), b = a;
-          const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kh * args.kernel_w + kw;
-          if (ic < num_ic) a = at[0];
-          if (ic + 1 < num_ic) b = at[num_oc * taps];
-          if constexpr (sizeof(Storage) == 4) {
-            packed[k] = pack_pair(a * scale, b * scale);
-          } else {
-            packed[k] = pack_pair(a, b);
-          }
+      for (int k = 0; k < 4; ++k) {
+        const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
+        Storage a = static_cast<Storage>(0.0f), b = a;
+        const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
+        if (ic < num_ic) a = at[0];
+        if (ic + 1 < num_ic) b = at[num_oc * taps];
+        if constexpr (sizeof(Storage) == 4) {
+          packed[k] = pack_pair(a * scale, b * scale);
+        } else {
+          packed[k] = pack_pair(a, b);
         }
       }
-      const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
-                           ic_block * num_taps + tap;
-      args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
-          make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
+    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
+                         tile_of_phase;
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
 }
 

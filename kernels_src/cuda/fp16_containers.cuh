@@ -90,8 +90,24 @@ template <int kThreads>
 __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
                                                          int64_t run_stride, GuardState* guard) {
   uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
-  for (int64_t i = threadIdx.x; i < in_channels * taps; i += kThreads)
-    largest = max(largest, __float_as_uint(weights[(i / taps) * run_stride + i % taps]) & 0x7FFFFFFFu);
+  // Several loads at a time and no division for each, or this takes longer than all the rest.
+  constexpr int kInFlight = 8;
+  const int64_t run_step = kThreads / taps, tap_step = kThreads % taps;
+  for (int64_t run = threadIdx.x / taps, tap = threadIdx.x % taps; run < in_channels;) {
+    uint32_t magnitudes[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      magnitudes[k] = run < in_channels ? __float_as_uint(weights[run * run_stride + tap]) & 0x7FFFFFFFu : 0;
+      run += run_step;
+      tap += tap_step;
+      if (tap >= taps) {
+        tap -= taps;
+        ++run;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) largest = max(largest, magnitudes[k]);
+  }
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);
   __shared__ uint32_t warp_largest[kThreads / 32];
   if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;

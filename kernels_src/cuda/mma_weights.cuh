@@ -8,6 +8,7 @@
 
 #include "conv_transpose_mma_config.h"
 #include "mma_operands.cuh"
+#include "overlapped_launch.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -60,6 +61,7 @@ template <typename Config>
 __global__ void __launch_bounds__(256)
     transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
+  await_previous_kernels();
   if (p.only_if != nullptr && *p.only_if == 0) return;
   constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
   constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../moments.h"
-#include "check.h"
+#include "overlapped_launch.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -21,6 +21,7 @@ struct MergeMomentsConfig {
 };
 
 __global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_kernel(MergeMomentsParams params) {
+  await_previous_kernels();
   if (*params.only_if == 0) return;
   for (int64_t sample = blockIdx.x; sample < params.batch; sample += gridDim.x) {
     for (int64_t channel = threadIdx.x; channel < params.channels; channel += blockDim.x) {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_ke
 inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Moments* to, int64_t num_to, int64_t batch,
                                     int64_t channels, const int* only_if, void* stream) {
   constexpr int64_t kMaxBlocks = 1024;
-  return launch_kernel(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
+  return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
                        dim3(MergeMomentsConfig::kThreads), 0, stream,
                        MergeMomentsParams{from, to, num_from, num_to, batch, channels, only_if});
 }

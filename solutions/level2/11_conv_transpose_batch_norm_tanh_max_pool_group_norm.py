@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 20ae9c6864e457e57f906f077b12b8a588173e2839bc7cdf61b5e707fb636085
+sha256 of CUDA_SOURCE: 957013a1639dc098ebc0fdf14088e07e652074afba9f77c88bc9cdd242f0e205
 sha256 of CPU_SOURCE:  6814f7f2008f2b4c3e0a3b830d95e3c8722611e5801e5e99b55459ff202d891a
 """
 
@@ -145,19 +145,28 @@ struct MomentsF64 {
 namespace tconv {
 namespace cuda {
 
-// Enqueues `kernel` and returns the error of this very launch. A failed launch also sets the runtime's
-// "last error"; it is taken back here so that the host framework does not report it a second time.
-template <typename... Params, typename... Args>
-int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
-                      void* stream, Args&&... args) {
+inline cudaLaunchConfig_t launch_config(dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<size_t>(dynamic_smem_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
+  return config;
+}
+
+// Enqueues `kernel` and returns the error of this very launch. A failed launch also sets the runtime's
+// "last error"; it is taken back here so that the host framework does not report it a second time.
+template <typename... Params, typename... Args>
+int64_t launch_configured(const cudaLaunchConfig_t& config, void (*kernel)(Params...), Args&&... args) {
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   if (error != cudaSuccess) (void)cudaGetLastError();
   return static_cast<int64_t>(error);
+}
+
+template <typename... Params, typename... Args>
+int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
+                      void* stream, Args&&... args) {
+  return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
 // Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below).
@@ -2486,8 +2495,24 @@ template <int kThreads>
 __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
                                                          int64_t run_stride, GuardState* guard) {
   uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
-  for (int64_t i = threadIdx.x; i < in_channels * taps; i += kThreads)
-    largest = max(largest, __float_as_uint(weights[(i / taps) * run_stride + i % taps]) & 0x7FFFFFFFu);
+  // Several loads at a time and no division for each, or this takes longer than all the rest.
+  constexpr int kInFlight = 8;
+  const int64_t run_step = kThreads / taps, tap_step = kThreads % taps;
+  for (int64_t run = threadIdx.x / taps, tap = threadIdx.x % taps; run < in_channels;) {
+    uint32_t magnitudes[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      magnitudes[k] = run < in_channels ? __float_as_uint(weights[run * run_stride + tap]) & 0x7FFFFFFFu : 0;
+      run += run_step;
+      tap += tap_step;
+      if (tap >= taps) {
+        tap -= taps;
+        ++run;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) largest = max(largest, magnitudes[k]);
+  }
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);
   __shared__ uint32_t warp_largest[kThreads / 32];
   if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
@@ -2693,6 +2718,39 @@ __device__ __forceinline__ void multiply_split_step(float (&acc)[Config::kSegmen
 // window_stream_offset. Within a tile [piece][k-step][m16][lane] of 16 bytes.
 // The kernel also tabulates every phase of both axes for the product kernel: [stride_h + stride_w] AxisPhase.
 
+// ---- kernels_src/cuda/overlapped_launch.cuh
+// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute capability 9.0 and
+// later): what a launch costs by itself, a few microseconds, is then hidden.
+
+
+namespace tconv {
+namespace cuda {
+
+// Returns once the kernels before this one in the stream are done and what they wrote can be read. A kernel that
+// launch_overlapped starts calls it, in every block, before it touches that; elsewhere it returns at once.
+__device__ __forceinline__ void await_previous_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// As launch_kernel.
+template <typename... Params, typename... Args>
+int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                          Args&&... args) {
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = launch_config(grid, block, dynamic_smem_bytes, stream);
+  config.attrs = &attribute;
+  config.numAttrs = device.compute_major >= 9 ? 1 : 0;
+  return launch_configured(config, kernel, std::forward<Args>(args)...);
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -2745,6 +2803,7 @@ template <typename Config>
 __global__ void __launch_bounds__(256)
     transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
+  await_previous_kernels();
   if (p.only_if != nullptr && *p.only_if == 0) return;
   constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
   constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register
@@ -3025,6 +3084,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const TileGeometry& g = p.tile;
 
+  await_previous_kernels();
   if (p.only_if != nullptr && *p.only_if == 0) return;
   for (unsigned tile = blockIdx.x; tile < p.num_tiles; tile += gridDim.x) {
     if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(p, tile);
@@ -3249,7 +3309,7 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
-  TCONV_RETURN_IF_ERROR(launch_kernel(
+  TCONV_RETURN_IF_ERROR(launch_overlapped(
       transform_weights_kernel<Config>,
       dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
       dim3(256), 0, call.stream, transform));
@@ -3295,8 +3355,8 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_kernel(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                       geometry.smem_bytes, call.stream, params);
+  return launch_overlapped(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
+                           geometry.smem_bytes, call.stream, params);
 }
 
 }  // namespace cuda
@@ -3495,6 +3555,13 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
 // there is no room for all, a ring of one window takes one after the other, again for every sweep.
 
+// ---- kernels_src/cuda/conv_transpose_sm90_cost.h
+// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_types.h
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// it and defines the terms). Plain C++.
+
 
 namespace tconv {
 namespace sm90 {
@@ -3513,9 +3580,14 @@ struct Shape {
   int producer_warps;
   bool pools;      // compiled with the pooling epilogue too
   bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
+  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
 };
 // The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false}, {2, 128, 8, false, true}, {2, 128, 4, false, false}};
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
+                             {2, 128, 8, false, true, false},
+                             {2, 128, 4, false, false, false},
+                             {2, 104, 4, false, false, true},
+                             {2, 64, 4, false, false, true}};
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
@@ -3534,6 +3606,7 @@ struct Phase {
   int out_first_h, out_first_w;   // residues
   int out_count_h, out_count_w;   // outputs of this phase
   int taps_h, taps_w;             // both 0 where either is
+  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
   int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
   int first_pixel;                // the same as pixels along the line
   int weight_base;                // first weight tile of this phase, from the sweep's first
@@ -3545,6 +3618,7 @@ struct Plan {
   int num_consumers;   // warpgroups that multiply
   int producer_warps;
   int n;               // columns of a segment's wgmma
+  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
   int tile_w, pitch;   // output columns of a strip; pixels of the line per row
   int line_samples;    // images behind each other in a line
   int image_rows;      // of the line, from one to the next
@@ -3555,8 +3629,10 @@ struct Plan {
   int reach;           // pixels of a window beyond its tile's, the most over phases
   int row_offset;      // input row of the line's row 0
   int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns between neighbouring taps
-  int num_phases, num_strips, num_tiles;  // phases that have outputs; those without taps come first
+  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
+  int last_tapped_phase;  // with it a tile's window is used for the last time
   int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
@@ -3585,6 +3661,77 @@ inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) 
 inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
+}  // namespace sm90
+}  // namespace tconv
+
+namespace tconv {
+namespace sm90 {
+
+// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
+inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+  const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
+  // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
+  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
+  const double read = (2048.0 + 32.0 * n) / 112.0;
+  const double step = n * 0.5 > read ? n * 0.5 : read;
+  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double pixel_bytes = kBlockIC * 4.0;
+  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
+  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
+  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
+  const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
+  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
+  // Windows that do not continue are loaded while nothing is multiplied.
+  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
+  // Measured: with few bytes to many products a data warp had better load one batch at a time.
+  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
+  // does so while the other multiplies.
+  const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
+  // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
+  const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
+  const double stores = 2000.0 + plan.num_consumers * kBlockOC * 4.0 * sectors / 32.0;
+  double compute = multiply + passes * stores;
+  if (plan.alternate) {
+    const double one = multiply / plan.num_consumers + passes * stores;
+    compute = one > multiply ? one : multiply;
+  }
+  const double sum = compute + dram + l2;
+  double slowest = compute > dram ? compute : dram;
+  slowest = l2 > slowest ? l2 : slowest;
+  // Measured: turns overlap better.
+  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
+  // Measured: where weights need not be streamed, twins had better end with a block of stores.
+  if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
+  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
+  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
+
+  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
+  // reach and the time until the first unit is there.
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
+  plan.cost = 0;
+  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
+    const int chunks = ceil_div(plan.num_tiles, tiles);
+    const int rounds = ceil_div(lines * chunks, num_sms);
+    const double cost = rounds * (tiles * tile_cost + restart_cost);
+    if (plan.cost != 0 && cost >= plan.cost) continue;
+    plan.cost = cost;
+    plan.chunk_tiles = tiles;
+    plan.num_tile_chunks = chunks;
+    plan.num_chunks = static_cast<int>(lines * chunks);
+  }
+}
+
+}  // namespace sm90
+}  // namespace tconv
+
+namespace tconv {
+namespace sm90 {
+
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeProblem& p) {
   const int64_t quad = kVectorPixels;
@@ -3608,38 +3755,37 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
   plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
   plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
   plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
-  // First the phases without taps: a tile's last products, and with them its window's last use, are then those of its last phase.
-  int tapless = 0, leftmost = INT32_MAX;
+  int leftmost = INT32_MAX;
+  plan.last_tapped_phase = -1;
   plan.row_offset = INT32_MAX;
-  for (int with_taps = 0; with_taps < 2; ++with_taps) {
-    for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
-      for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
-        const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
-        const bool has_taps = h.tap_count > 0 && w.tap_count > 0;
-        if (has_taps != (with_taps == 1)) continue;
-        Phase& phase = plan.phases[plan.num_phases++];
-        phase.out_first_h = rh;
-        phase.out_first_w = rw;
-        phase.out_count_h = static_cast<int>(h.out_count);
-        phase.out_count_w = static_cast<int>(w.out_count);
-        if (!has_taps) {
-          ++tapless;
-          continue;
-        }
-        phase.taps_h = h.tap_count;
-        phase.taps_w = w.tap_count;
-        phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
-        phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
-        plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
-        leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
-        plan.tap_step_h = h.offset_step;
-        plan.tap_step_w = w.offset_step;
-      }
+  for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
+    for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
+      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
+      Phase& phase = plan.phases[plan.num_phases++];
+      phase.out_first_h = rh;
+      phase.out_first_w = rw;
+      phase.out_count_h = static_cast<int>(h.out_count);
+      phase.out_count_w = static_cast<int>(w.out_count);
+      if (h.tap_count == 0 || w.tap_count == 0) continue;
+      plan.last_tapped_phase = plan.num_phases - 1;
+      phase.taps_h = h.tap_count;
+      phase.taps_w = w.tap_count;
+      phase.kernel_first_h = h.tap_first;
+      phase.kernel_first_w = w.tap_first;
+      phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
+      phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
+      plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
+      leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
+      plan.tap_step_h = h.offset_step;
+      plan.tap_step_w = w.offset_step;
+      plan.kernel_step_h = h.tap_step;
+      plan.kernel_step_w = w.tap_step;
     }
   }
-  if (tapless == plan.num_phases) return refuse("no phase has taps");
+  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
   plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
-  for (int i = tapless; i < plan.num_phases; ++i) {
+  for (int i = 0; i < plan.num_phases; ++i) {
+    if (plan.phases[i].taps_h == 0) continue;
     plan.phases[i].row_shift -= plan.row_offset;
     plan.phases[i].col_shift -= plan.col_offset;
   }
@@ -3657,6 +3803,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   if (side_by_side && plan.num_ic_blocks == 1) return false;
   if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
   if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
+  if (shape.twin && (p.stride_w != 2 || p.out_w < 2 || plan.out_channels_per_group < kBlockOC / 4)) return false;
   // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
   int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
   const auto raise = [](int& most, int value) { most = value > most ? value : most; };
@@ -3687,6 +3834,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
     if (pitch < plan.tile_w) pitch = plan.tile_w;
   }
   plan.n = n;
+  plan.twin = shape.twin ? 1 : 0;
   plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
   plan.num_consumers = shape.consumers;
   plan.producer_warps = shape.producer_warps;
@@ -3763,71 +3911,21 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
 
-  // Cost in cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
-  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
-  const double read = (2048.0 + 32.0 * n) / 112.0;
-  const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * shape.consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
-  const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
-  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * blocks_per_sweep * kTapBytes;
-  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
-  const double runs = 1.0 + 100.0 / plan.tile_w;
-  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
-  // Windows that do not continue are loaded while nothing is multiplied.
-  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
-  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
-  // Measured: with few bytes to many products a data warp had better load one batch at a time.
-  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
-  const int passes = plan.num_sweeps * plan.num_phases;
-  const double stores = 2000.0 + shape.consumers * kBlockOC * 4.0 * n / 32.0;
-  double compute = multiply + passes * stores;
-  if (plan.alternate) {
-    const double one = multiply / shape.consumers + passes * stores;
-    compute = one > multiply ? one : multiply;
-  }
-  const double sum = compute + dram + l2;
-  double slowest = compute > dram ? compute : dram;
-  slowest = l2 > slowest ? l2 : slowest;
-  // Measured: turns overlap better.
-  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
-  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && side_by_side) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
-
-  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
-  // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
-  plan.cost = 0;
-  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
-    const int chunks = ceil_div(plan.num_tiles, tiles);
-    const int rounds = ceil_div(lines * chunks, num_sms);
-    const double cost = rounds * (tiles * tile_cost + restart_cost);
-    if (plan.cost != 0 && cost >= plan.cost) continue;
-    plan.cost = cost;
-    plan.chunk_tiles = tiles;
-    plan.num_tile_chunks = chunks;
-    plan.num_chunks = static_cast<int>(lines * chunks);
-  }
+  choose_chunks(plan, p, single, num_sms);
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted. `only` restricts
-// it to one kernel (measurements).
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms,
-                      const Shape* only = nullptr) {
+// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted.
+inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms) {
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
-    if (only != nullptr && (only->consumers != shape.consumers || only->n != shape.n || only->producer_warps != shape.producer_warps))
-      continue;
-    for (int blocks = 1; blocks <= shape.consumers; ++blocks) {
+    if (moments && shape.twin) continue;
+    // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
+    for (int blocks = shape.consumers; blocks >= 1; --blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
         for (int kind = 0; kind < 8; ++kind) {
@@ -3867,7 +3965,7 @@ using namespace tconv::sm90;
 template <typename Storage>
 struct WeightsArgs {
   Plan plan;
-  int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  int kernel_h, kernel_w;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -3886,7 +3984,7 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
   const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
   const bool real = channel < num_oc;
-  const int64_t taps = args.kernel_h * args.kernel_w;
+  const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
   const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
 
   float scale = 1.0f;
@@ -3901,39 +3999,36 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
   const int sweep = channel / (plan.blocks_per_sweep * kBlockOC);
   const int block = channel / kBlockOC % plan.blocks_per_sweep;
   const int row = channel % kBlockOC;
-  for (int phase_idx = 0; phase_idx < plan.num_phases; ++phase_idx) {
-    const Phase& phase = plan.phases[phase_idx];
-    const AxisPhase h =
-        make_axis_phase(1 << 30, args.kernel_h, args.stride_h, args.padding_h, args.dilation_h, phase.out_first_h);
-    const AxisPhase w =
-        make_axis_phase(1 << 30, args.kernel_w, args.stride_w, args.padding_w, args.dilation_w, phase.out_first_w);
+  // All tiles of all phases side by side: a phase has too few for the threads of a block.
+  for (int i = threadIdx.x; i < plan.sweep_tiles * 8; i += WeightsConfig::kThreads) {
+    const int chunk = i % 8;
+    int phase_index = plan.last_tapped_phase;
+    while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
+    const Phase& phase = plan.phases[phase_index];
     const int num_taps = phase.taps_h * phase.taps_w;
-    const int chunks = plan.num_ic_blocks * num_taps * 8;
-    for (int i = threadIdx.x; i < chunks; i += WeightsConfig::kThreads) {
-      const int chunk = i % 8, tap = i / 8 % num_taps, ic_block = i / 8 / num_taps;
-      const int64_t kh = h.tap_first + static_cast<int64_t>(phase.taps_h - 1 - tap / phase.taps_w) * h.tap_step;
-      const int64_t kw = w.tap_first + static_cast<int64_t>(phase.taps_w - 1 - tap % phase.taps_w) * w.tap_step;
-      uint32_t packed[4] = {0, 0, 0, 0};
-      if (real) {
+    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
+    const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
+    const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
+    uint32_t packed[4] = {0, 0, 0, 0};
+    if (real) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
-          Storage a = static_cast<Storage>(0.0f), b = a;
-          const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kh * args.kernel_w + kw;
-          if (ic < num_ic) a = at[0];
-          if (ic + 1 < num_ic) b = at[num_oc * taps];
-          if constexpr (sizeof(Storage) == 4) {
-            packed[k] = pack_pair(a * scale, b * scale);
-          } else {
-            packed[k] = pack_pair(a, b);
-          }
+      for (int k = 0; k < 4; ++k) {
+        const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
+        Storage a = static_cast<Storage>(0.0f), b = a;
+        const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
+        if (ic < num_ic) a = at[0];
+        if (ic + 1 < num_ic) b = at[num_oc * taps];
+        if constexpr (sizeof(Storage) == 4) {
+          packed[k] = pack_pair(a * scale, b * scale);
+        } else {
+          packed[k] = pack_pair(a, b);
         }
       }
-      const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
-                           ic_block * num_taps + tap;
-      args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
-          make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
+    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
+                         tile_of_phase;
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
 }
 
@@ -4097,7 +4192,7 @@ struct Sm90Args {
   int batch, in_h, in_w;
   int channel_halves;    // of a block of input channels that are not empty
   int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
-  int pair_stores;       // neighbouring outputs of a phase are neighbours in memory, pairs aligned
+  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
   const float* inv_scale;
@@ -4416,6 +4511,22 @@ struct ChannelPair {
   }
 };
 
+// Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
+template <int N, typename Storage>
+__device__ __forceinline__ void finish_fragments(const Sm90Args<Storage>& args, const ChannelPair& channels, int group,
+                                                 float (&acc)[N / 2], int j0, int j1) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = j0; j < j1; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& value = acc[4 * j + 2 * half + e];
+        value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
+                                                channels.channel(args.plan, group, half));
+      }
+}
+
 // Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
 template <int N, bool kPooled, typename Storage>
 struct SegmentValues {
@@ -4440,16 +4551,7 @@ struct SegmentValues {
   // All blocks, in order.
   __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int j = j0; j < j1; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& value = acc[4 * j + 2 * half + e];
-          value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
-                                                  channels.channel(args.plan, group, half));
-        }
+    finish_fragments<N>(args, channels, group, acc, j0, j1);
     if (args.partials != nullptr) add_moments(acc, j0, j1);
   }
 
@@ -4925,6 +5027,102 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
 }  // namespace sm90
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_twin.cuh
+// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line, multiplied
+// in one pass, leave interleaved, so that stores fill sectors.
+
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the warp's
+// buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
+template <int N, typename Storage>
+__device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                                    int phase_index, int channel0, int segment, const ChannelPair& channels,
+                                                    float (&even)[N / 2], float (&odd)[N / 2]) {
+  constexpr int kPixels = kStoreColumns / 2, kFragments = kPixels / 8;  // of a block of columns
+  constexpr int kBlocks = (N + kPixels - 1) / kPixels, kLastPixels = N % kPixels == 0 ? kPixels : N % kPixels;
+  static_assert(32 % kLastPixels == 0 && kPixels == 32, "a warp reads whole rows of one or more channels");
+  const Plan& plan = args.plan;
+  const Phase& phase = plan.phases[phase_index];
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  const int first_channel = channel0 + warp * 16;
+  const int channels_left = plan.out_channels_per_group - first_channel;
+  if (channels_left <= 0) return;
+  const int strip_col = at.strip * plan.tile_w;
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - strip_col), plan.image_rows, args.by_pitch,
+                                     args.by_image_rows};
+  const int odd_cols = plan.phases[phase_index + 1].out_count_w - strip_col;  // as many as even ones, or one less
+  const int num_channels = plan.num_groups * plan.out_channels_per_group;
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
+                                  at.group * plan.out_channels_per_group + first_channel) * plane +
+                      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+  const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
+  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    // A warp reads a row of one channel at once, or where few pixels are left rows of several.
+    const int pixels = N - block * kPixels >= kPixels ? kPixels : kLastPixels;
+    const int channels_at_once = N - block * kPixels >= kPixels ? 1 : kPixels / kLastPixels;
+    const int rounds = N - block * kPixels >= kPixels ? kStoreChannels : kStoreChannels * kLastPixels / kPixels;
+    const int lane_channel = lane / pixels, lane_pixel = lane % pixels;
+    const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
+    finish_fragments<N>(args, channels, at.group, even, j0, j1);
+    finish_fragments<N>(args, channels, at.group, odd, j0, j1);
+    // A reading lane takes both columns of a pixel in one channel.
+    const uint32_t read_at = buffer + (lane_channel * kStorePitch + 2 * lane_pixel) * 4;
+    int image, row, col;
+    int position = at.tile * plan.tile_pixels + segment * plan.segment_pixels + block * kPixels + lane_pixel;
+    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
+    const bool first = extent.pair_at(position, &image, &row, &col) != 0, second = first && col < odd_cols;
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col;
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
+      __syncwarp();
+#pragma unroll
+      for (int j = j0; j < j1; ++j)
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64), "f"(even[4 * j + 2 * half]),
+                     "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]), "f"(odd[4 * j + 2 * half + 1])
+                     : "memory");
+      __syncwarp();
+      if (paired) {
+        float2 rows[kStoreChannels];
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(rows[c].x), "=f"(rows[c].y)
+                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+          if (first) store_pair(to + c * (channels_at_once * plane), rows[c]);
+      } else {
+        Storage* at_row = to;
+#pragma unroll
+        for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
+          float2 columns;
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(columns.x), "=f"(columns.y)
+                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+          const bool real = half * kStoreChannels + lane_channel + c * channels_at_once < channels_left;
+          if (real && first) at_row[0] = static_cast<Storage>(columns.x);
+          if (real && second) at_row[1] = static_cast<Storage>(columns.y);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/sm90_wgmma.cuh
 // wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
 // A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
@@ -4942,11 +5140,13 @@ struct Wgmma;
 // Inline assembly wants every accumulator named: operands and constraints in blocks of four.
 #define TCONV_ACC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TCONV_ACC_20(i) TCONV_ACC_4(i), TCONV_ACC_4(i + 4), TCONV_ACC_4(i + 8), TCONV_ACC_4(i + 12), TCONV_ACC_4(i + 16)
-#define TCONV_NAMES_128 \
+#define TCONV_NAMES_64 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
-  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
-  "%60, %61, %62, %63"
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TCONV_NAMES_104 TCONV_NAMES_64 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
+#define TCONV_NAMES_128 TCONV_NAMES_104 ", " \
+  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define TCONV_NAMES_216 TCONV_NAMES_128 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
   "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
@@ -4968,6 +5168,8 @@ struct Wgmma;
       }                                                                                                             \
     }                                                                                                               \
   };
+TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
 TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
 TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
 
@@ -5030,7 +5232,8 @@ struct UnitCursor {
   }
 };
 
-template <int N, bool kPooled, typename Storage>
+// kTwin: a pass is two phases, even and odd columns of the same rows.
+template <int N, bool kPooled, bool kTwin, typename Storage>
 __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
@@ -5057,111 +5260,127 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
     if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
     int sweep = 0, phase_index = 0;
     do {
-      const Phase& phase = plan.phases[phase_index];
-      float acc[N / 2];
+      constexpr int kParts = kTwin ? 2 : 1;
+      float acc[kParts][N / 2];
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) acc[part][i] = 0.0f;
       const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
       ChannelPair channels;
-      int ic_block = 0;
-      if (phase.taps_h == 0) {  // bias alone
-        ic_block = plan.num_ic_blocks;
-        channels.load(args, at.group, channel0);
-      } else if (alternate) {
-        mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
-        turn_parity ^= 1;
-      }
-      while (ic_block < plan.num_ic_blocks) {
-        const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
-        // Of what the ring holds: else every ic block is loaded anew for every phase of every sweep.
-        const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index == plan.num_phases - 1;
-        const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
-        const bool continues = all_in_ring && !at.last_of_chunk();
-        const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
-        // Past this the next tile of the line reads, or nobody.
-        const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
-        const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
-        const int row_step = plan.tap_step_h * plan.pitch;
-        const int taps_w = phase.taps_w;
-        // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
-        const int first = segment * plan.segment_pixels + phase.first_pixel;
-        int needed = origin + first;
-        const int row_extent = plan.segment_pixels + (taps_w - 1) * plan.tap_step_w;
-        int top = wrapped(tile_pixel + first);
-        int previous = -1;
-        const auto multiply_next_tap = [&](auto steps, int pixel) {
-          if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
-          const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
-          const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
-          if constexpr (decltype(steps)::value > 0) {
-            multiply_tap<N, decltype(steps)::value, kBFloat16>(acc, a, b);
-          } else {
-            with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc, a, b); });
-          }
-          if (resident) {  // nothing is given back: taps follow each other without a wait
-            stage.slot += plan.blocks_per_sweep;
-            return;
-          }
-          wgmma_wait<1>();  // the tap before this one is done with its stage
-          if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-          previous = stage.slot;
-          if (stage.slot == last_stage) {
-            stage.slot = first_stage;
-            stage.parity ^= 1;
-          } else {
-            ++stage.slot;
-          }
-        };
-        const auto multiply_window = [&](auto steps) {
-          int tap_h = 0;
-          do {
-            units.await(shared, units_below(needed + row_extent), plan.ring_units);
-            int pixel = top;
-            multiply_next_tap(steps, pixel);
-            if (last_use) {
-              if (resident) wgmma_wait<1>();
-              units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+      bool tapped = false;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const Phase& phase = plan.phases[phase_index + part];
+        int ic_block = 0;
+        if (phase.taps_h == 0) {
+          ic_block = plan.num_ic_blocks;
+        } else if (alternate && !tapped) {
+          mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
+          turn_parity ^= 1;
+        }
+        // The pass's last products end its turn.
+        const bool ends = part == kParts - 1 || plan.phases[phase_index + kParts - 1].taps_h == 0;
+        tapped = tapped || phase.taps_h != 0;
+        while (ic_block < plan.num_ic_blocks) {
+          const bool all_in_ring = plan.num_ic_blocks == plan.ring_ic_blocks;
+          // Of what the ring holds: else every ic block is loaded anew for every phase of every sweep.
+          const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index + part == plan.last_tapped_phase;
+          const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
+          const bool continues = all_in_ring && !at.last_of_chunk();
+          const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
+          // Past this the next tile of the line reads, or nobody.
+          const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
+          const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
+          const int row_step = plan.tap_step_h * plan.pitch;
+          const int taps_w = phase.taps_w;
+          // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
+          const int first = segment * plan.segment_pixels + phase.first_pixel;
+          int needed = origin + first;
+          const int row_extent = plan.segment_pixels + (taps_w - 1) * plan.tap_step_w;
+          int top = wrapped(tile_pixel + first);
+          int previous = -1;
+          const bool hands_over = alternate && ends && ic_block == plan.num_ic_blocks - 1;
+          const auto multiply_next_tap = [&](auto steps, int pixel) {
+            if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
+            const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
+            const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
+            if constexpr (decltype(steps)::value > 0) {
+              multiply_tap<N, decltype(steps)::value, kBFloat16>(acc[part], a, b);
+            } else {
+              with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
             }
-#pragma unroll 1
-            for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
-              pixel = wrapped(pixel + plan.tap_step_w);
+            if (resident) {  // nothing is given back: taps follow each other without a wait
+              stage.slot += plan.blocks_per_sweep;
+              return;
+            }
+            wgmma_wait<1>();  // the tap before this one is done with its stage
+            if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
+            previous = stage.slot;
+            if (stage.slot == last_stage) {
+              stage.slot = first_stage;
+              stage.parity ^= 1;
+            } else {
+              ++stage.slot;
+            }
+          };
+          const auto multiply_window = [&](auto steps) {
+            int tap_h = 0;
+            do {
+              units.await(shared, units_below(needed + row_extent), plan.ring_units);
+              // A row early: the other warpgroup takes its time to begin.
+              if (hands_over && tap_h + 1 == phase.taps_h && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
+              int pixel = top;
               multiply_next_tap(steps, pixel);
-            }
-            top = wrapped(top + row_step);
-            needed += row_step;
-          } while (++tap_h < phase.taps_h);
-        };
-        if constexpr (kPooled) {  // decided tap by tap, or the compiler serialises the products
-          multiply_window(std::integral_constant<int, 0>());
-        } else {
-          with_steps(in_channels, multiply_window);
-        }
-        if (ic_block == plan.num_ic_blocks - 1) {
-          if (alternate && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
-          channels.load(args, at.group, channel0);
-        }
-        wgmma_wait<0>();
-        if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
-        if (last_use) {
-          const int end = continues ? tile_end / kUnitPixels : units_below(origin + plan.tile_pixels + plan.reach);
-          units.await(shared, end, plan.ring_units);  // also what only others read
-          units.release(shared, end, plan.ring_units);
-          if (continues) {
-            tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
+              if (last_use) {
+                if (resident) wgmma_wait<1>();
+                units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
+              }
+#pragma unroll 1
+              for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
+                pixel = wrapped(pixel + plan.tap_step_w);
+                multiply_next_tap(steps, pixel);
+              }
+              top = wrapped(top + row_step);
+              needed += row_step;
+            } while (++tap_h < phase.taps_h);
+          };
+          if constexpr (kPooled || kTwin) {  // decided tap by tap, or the compiler serialises the products
+            multiply_window(std::integral_constant<int, 0>());
           } else {
-            units.ready = units.free = 0;
-            tile_pixel = units.next_free * kUnitPixels;
+            with_steps(in_channels, multiply_window);
           }
+          if (ends && ic_block == plan.num_ic_blocks - 1) channels.load(args, at.group, channel0);
+          wgmma_wait<0>();
+          if (previous >= 0 && elected) mbarrier_arrive(shared.weight_empty + 8 * previous);
+          if (last_use) {
+            const int end = continues ? tile_end / kUnitPixels : units_below(origin + plan.tile_pixels + plan.reach);
+            units.await(shared, end, plan.ring_units);  // also what only others read
+            units.release(shared, end, plan.ring_units);
+            if (continues) {
+              tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
+            } else {
+              units.ready = units.free = 0;
+              tile_pixel = units.next_free * kUnitPixels;
+            }
+          }
+          ++ic_block;
         }
-        ++ic_block;
       }
-      pin_registers(acc);
+      if (!tapped) channels.load(args, at.group, channel0);  // bias alone
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) pin_registers(acc[part]);
       int chunk = at.chunk;  // worked out anew, so that its place takes no registers while multiplying
       asm volatile("" : "+r"(chunk));
       TileCursor place(plan, chunk);
       place.tile = at.tile;
-      finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc);
-      if (++phase_index == plan.num_phases) {
+      if constexpr (kTwin) {
+        finish_twin_segment<N, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0], acc[1]);
+      } else {
+        finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
+      }
+      phase_index += kParts;
+      if (phase_index == plan.num_phases) {
         phase_index = 0;
         ++sweep;
       }
@@ -5199,7 +5418,10 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     // The last warp streams weights. Where they are resident it soon has nothing to stream, and loads pixels too.
     const int producer = warp - Config::kConsumerWarps;
     const int data_warps = plan.resident_weights ? Config::kProducerWarps : Config::kProducerWarps - 1;
-    if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) produce_weights(args, shared, lane);
+    if (producer == Config::kProducerWarps - 1 && lane < plan.blocks_per_sweep) {
+      await_previous_kernels();  // the weight transform; pixels can be loaded meanwhile
+      produce_weights(args, shared, lane);
+    }
     if (producer >= data_warps) return;
     __syncwarp();
     if constexpr (Config::kShape.scattered) {
@@ -5213,7 +5435,8 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     }
   } else {
     set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
-    consume<Config::kN, kPooled, Storage>(args, shared, warpgroup);
+    await_previous_kernels();  // the weights' scales
+    consume<Config::kN, kPooled, Config::kShape.twin, Storage>(args, shared, warpgroup);
   }
 #endif
 }
@@ -5263,8 +5486,8 @@ template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_kernel(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
+  return launch_overlapped(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
+                           dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes.
@@ -5273,7 +5496,8 @@ int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (!kPooled || kShape.pools)
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
+          plan.twin == kShape.twin)
         return launch_shape<kIndex, kPooled>(plan, args, num_sms, stream);
     return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
@@ -5294,10 +5518,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;
-  weights.kernel_h = p.kernel_h, weights.kernel_w = p.kernel_w;
-  weights.stride_h = p.stride_h, weights.stride_w = p.stride_w;
-  weights.padding_h = p.padding_h, weights.padding_w = p.padding_w;
-  weights.dilation_h = p.dilation_h, weights.dilation_w = p.dilation_w;
+  weights.kernel_h = static_cast<int>(p.kernel_h), weights.kernel_w = static_cast<int>(p.kernel_w);
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -5321,7 +5542,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
   args.whole_batches = loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                        reinterpret_cast<uintptr_t>(call.x) % (kVectorPixels * sizeof(Storage)) == 0;
-  args.pair_stores = p.stride_w == 1 && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
+  args.pair_stores = (p.stride_w == 1 || plan.twin) && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.weight_tiles = layout.tiles(workspace);
@@ -5368,6 +5589,7 @@ struct MergeMomentsConfig {
 };
 
 __global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_kernel(MergeMomentsParams params) {
+  await_previous_kernels();
   if (*params.only_if == 0) return;
   for (int64_t sample = blockIdx.x; sample < params.batch; sample += gridDim.x) {
     for (int64_t channel = threadIdx.x; channel < params.channels; channel += blockDim.x) {
@@ -5384,7 +5606,7 @@ __global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_ke
 inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Moments* to, int64_t num_to, int64_t batch,
                                     int64_t channels, const int* only_if, void* stream) {
   constexpr int64_t kMaxBlocks = 1024;
-  return launch_kernel(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
+  return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
                        dim3(MergeMomentsConfig::kThreads), 0, stream,
                        MergeMomentsParams{from, to, num_from, num_to, batch, channels, only_if});
 }
@@ -5519,11 +5741,11 @@ inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with a quarter of them real it is
-// still ahead. Where phases are many or empty, storing every third column or nothing but zeros and bias, it is behind.
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is still
+// ahead, with few of both it is behind, and where it would store every third column.
 inline bool hopper_pays(const ConvTransposeProblem& p) {
-  return p.out_channels / p.groups >= sm90::kBlockOC / 4 && p.in_channels / p.groups >= 4 && p.stride_w <= 2 &&
-         p.kernel_h >= p.stride_h && p.kernel_w >= p.stride_w;
+  const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
+  return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
 template <bool kMoments>
@@ -5768,6 +5990,7 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
 
 __global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_pooled_wide(const __grid_constant__ PooledWideParams params) {
   using Config = PooledWideConfig;
+  await_previous_kernels();
   if (*params.only_if == 0) return;
   __shared__ WeightStage stage;
   __shared__ Moments shared_moments[Config::kWarps][Config::kChannels];
@@ -5863,8 +6086,8 @@ inline int64_t launch_pooled_wide(const ConvCall& call, float* out, const float*
   params.partials = partials;
   params.num_partials = num_partials;
   params.only_if = only_if;
-  return launch_kernel(conv_transpose_pooled_wide, dim3(static_cast<unsigned>(blocks)), dim3(PooledWideConfig::kThreads), 0, call.stream,
-                       params);
+  return launch_overlapped(conv_transpose_pooled_wide, dim3(static_cast<unsigned>(blocks)), dim3(PooledWideConfig::kThreads), 0,
+                           call.stream, params);
 }
 
 }  // namespace cuda

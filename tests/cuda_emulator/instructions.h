@@ -23,6 +23,10 @@ inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32
   const uint32_t v[4] = {x, y, z, w};
   store_shared(at, v, 16);
 }
+inline void st_shared_v4(uint32_t at, float x, float y, float z, float w) {
+  const float values[4] = {x, y, z, w};
+  store_shared(at, values, 16);
+}
 inline void st_shared_v2(uint32_t at, float x, float y) {
   const float v[2] = {x, y};
   store_shared(at, v, 8);

@@ -23,6 +23,7 @@ INSTRUCTIONS = {
     "ld.shared.f32 ": "ld_shared",
     "st.shared.v4.b32 ": "st_shared_v4",
     "st.shared.v4.u32 ": "st_shared_v4",
+    "st.shared.v4.f32 ": "st_shared_v4",
     "st.shared.v2.f32 ": "st_shared_v2",
     "st.shared.f32 ": "st_shared",
     "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b32 ": "st_global_if_b32",
@@ -37,8 +38,10 @@ INSTRUCTIONS = {
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ": "mma_f16",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ": "mma_bf16",
 }
-# What does nothing here: no optimiser to hold back, one proxy, registers without end.
+# What does nothing here: no optimiser to hold back, one proxy, registers without end, kernels one
+# after the other.
 NOTHING = ("", "fence.mbarrier_init.", "fence.proxy.async.", "wgmma.fence.", "setmaxnreg.")
+NOTHING += ("griddepcontrol.wait;",)
 
 _WGMMA = """template <int N>
 struct Wgmma {

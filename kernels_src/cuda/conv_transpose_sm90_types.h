@@ -1,0 +1,106 @@
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// it and defines the terms). Plain C++.
+#pragma once
+
+#include "../call.h"
+
+namespace tconv {
+namespace sm90 {
+
+constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kPixelBytes = 128;
+constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
+constexpr int kMaxPhases = 16;
+constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kMaxRingUnits = 32;
+constexpr int kMaxWeightStages = 32;
+struct Shape {
+  int consumers, n;
+  int producer_warps;
+  bool pools;      // compiled with the pooling epilogue too
+  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
+  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
+};
+// The compiled kernels. Of two that cost the same the first is taken.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
+                             {2, 128, 8, false, true, false},
+                             {2, 128, 4, false, false, false},
+                             {2, 104, 4, false, false, true},
+                             {2, 64, 4, false, false, true}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+
+// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
+// align the ring to 1024 bytes.
+constexpr int kStoreColumns = 64;
+constexpr int kStoreChannels = 8;
+constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
+constexpr int kAlignmentSlack = 1024;
+
+struct Phase {
+  int out_first_h, out_first_w;   // residues
+  int out_count_h, out_count_w;   // outputs of this phase
+  int taps_h, taps_w;             // both 0 where either is
+  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
+  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                // the same as pixels along the line
+  int weight_base;                // first weight tile of this phase, from the sweep's first
+};
+
+struct Plan {
+  bool usable;
+  const char* reason;  // why not usable
+  int num_consumers;   // warpgroups that multiply
+  int producer_warps;
+  int n;               // columns of a segment's wgmma
+  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int line_samples;    // images behind each other in a line
+  int image_rows;      // of the line, from one to the next
+  int num_segments;
+  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
+  int tile_pixels;
+  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;           // pixels of a window beyond its tile's, the most over phases
+  int row_offset;      // input row of the line's row 0
+  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
+  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
+  int last_tapped_phase;  // with it a tile's window is used for the last time
+  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
+  int num_groups, in_channels_per_group, out_channels_per_group;
+  int num_ic_blocks, num_sweeps, blocks_per_sweep;
+  int window_units, ring_units, mirror_pixels;
+  int ring_ic_blocks;  // side by side: all, or one
+  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_block_pixels;  // of one of them, the mirror included
+  int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
+  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int resident_weights;
+  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
+  int64_t num_weight_tiles;  // of all sweeps and groups
+  int ring_bytes, smem_bytes;
+  double cost;
+  Phase phases[kMaxPhases];
+
+  TCONV_HD int64_t partials_per_sample() const {
+    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
+  }
+};
+
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
+
+}  // namespace sm90
+}  // namespace tconv
