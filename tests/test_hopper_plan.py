@@ -117,7 +117,8 @@ def test_the_checks_can_fail(tmp_path, name):
     text = (ROOT / "kernels_src" / "cuda" / HEADER).read_text()
     assert text.count(right) == 1
     helper = "inline int tile_pitch(int pitch) { return pitch < 12 ? 8 : (pitch - 4) / 4 * 4; }\n"
-    text = text.replace(right, wrong).replace("inline Plan plan_geometry", helper + "inline Plan plan_geometry", 1)
+    begin = "inline Plan plan_geometry"
+    text = text.replace(right, wrong).replace(begin, helper + begin, 1)
     probe = build_probe(tmp_path, text)
     one_column = Problem((1, 64, 64, 1, (3, 1), (1, 1), (2, 2), (0, 0), (1, 1)))
     with pytest.raises(AssertionError):
