@@ -87,7 +87,6 @@ WHY: dict[str, dict[str, str]] = {
         "3x3-groups4": "32 channels a group: half of each 64-channel tile is padding",
         "4x4-stride2": "images of 16 x 16: a fifth of a tile's pixels are no outputs, and 1 MB of "
         "weights is streamed for each image",
-        "4x4-stride2-depthwise": "one channel a group: the plain kernel",
         "1x7": f"{_BUSY} 0.095 ms, PyTorch's best 0.118",
         "5x5-stride3": "strides over two are the portable kernel's, 0.25 ms against Hopper's 0.30",
     },
