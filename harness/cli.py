@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -174,6 +175,7 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
         batch=given.batch,
         backward=given.backward,
         eval=given.eval,
+        kernel=_forced_kernel(),
         baselines=tuple(names),
         timeout=given.timeout,
         check_only=given.check_only,
@@ -181,6 +183,14 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
         one_size=given.one_size,
         seed=given.seed,
     )
+
+
+def _forced_kernel() -> str:
+    """What TCONV_KERNEL asks of solutions; it becomes part of a folder's name."""
+    name = os.environ.get("TCONV_KERNEL", "auto")
+    if not re.fullmatch(r"[a-z]+", name):
+        raise UsageError(f"TCONV_KERNEL is {name!r}: it must be the name of a kernel, or unset")
+    return name
 
 
 def _problems(given: argparse.Namespace, folder: Path) -> list[Problem]:

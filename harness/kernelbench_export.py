@@ -8,7 +8,7 @@ from harness import kernelbench_files, records
 from harness.catalog import ROOT
 from harness.errors import UsageError
 
-_ONE_SETTING = ("device", "dtype", "tf32", "backward", "eval")
+_ONE_SETTING = ("device", "dtype", "tf32", "backward", "eval", "kernel")
 
 
 def export(found: list[dict], folder: Path, sources: list[Path]) -> dict:

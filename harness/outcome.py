@@ -18,6 +18,7 @@ class Options:
     batch: int | None = None
     backward: bool = False
     eval: bool = False
+    kernel: str = "auto"  # what TCONV_KERNEL forces, which solutions read themselves
     baselines: tuple[str, ...] = timing.BASELINES
     timeout: float = 600.0
     check_only: bool = False

@@ -19,8 +19,10 @@ _PATH_PART = re.compile(r"\w[\w.-]*")
 
 
 def setting(record: dict, names: tuple[str, ...] = SETTINGS) -> tuple:
-    """These settings of a record; None where it does not tell. Older ones have no eval mode."""
-    told = {"eval": False, **record}
+    """These settings of a record; None where it does not tell. Older ones have neither eval mode
+    nor forced kernel.
+    """
+    told = {"eval": False, "kernel": "auto", **record}
     return tuple(told.get(name) for name in names)
 
 
@@ -69,7 +71,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "input_shape": outcome.shape,
         "backward": options.backward,
         "eval": options.eval,
-        "kernel": os.environ.get("TCONV_KERNEL", "auto"),
+        "kernel": options.kernel,
         "verdict": "accepted" if accepted else "rejected",
         "reasons": outcome.reasons,
         "ms": measurement.summary() if measurement else {},

@@ -76,6 +76,7 @@ def _plan(given, options: Options, command: str, output, cluster: Cluster | None
         "batch": options.batch,
         "backward": options.backward,
         "eval": options.eval,
+        "kernel": options.kernel,
         "baselines": list(options.baselines),
         "one_size": options.one_size,
         "check_only": options.check_only,

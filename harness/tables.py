@@ -20,6 +20,7 @@ def print_record(console: Console, record: dict) -> None:
         f"{precision}, input {shape}{cut}"
         + (", forward and backward" if record["backward"] else "")
         + (", eval mode" if record.get("eval") else "")
+        + (f", {record['kernel']} kernel forced" if record.get("kernel", "auto") != "auto" else "")
     )
     if record["verdict"] == "accepted":
         console.print("[green]accepted[/]")

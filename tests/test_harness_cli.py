@@ -81,6 +81,13 @@ def test_wrong_usage_is_status_2_with_one_clear_message(arguments, message, caps
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("name", ["", "../elsewhere", "Portable kernel"])
+def test_a_forced_kernel_that_cannot_name_a_folder_is_wrong_usage(name, capsys, monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", name)
+    assert cli.main(["--reference", TINY, "--solution", HONEST, "--device", "cpu"]) == 2
+    assert f"TCONV_KERNEL is {name!r}" in capsys.readouterr().err
+
+
 def test_missing_device_is_status_3(capsys):
     arguments = ["--reference", TINY, "--solution", HONEST, "--device", "cuda:63"]
     assert cli.main(arguments) == 3

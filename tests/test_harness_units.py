@@ -176,6 +176,22 @@ def test_stopwatch_gives_every_call_a_fresh_input():
     assert float(base[0][0]) == 1.0
 
 
+@pytest.mark.parametrize(
+    "at", [0, 7, check._CPU_STEP - 1, check._CPU_STEP, 2 * check._CPU_STEP + 3]
+)
+def test_tensors_are_compared_whole_though_piece_by_piece(at):
+    truth = torch.linspace(1, 2, 2 * STEP + 5, dtype=torch.float64)
+    ours = truth.clone()
+    assert check.measure(ours, truth) == check.ErrorSize(0.0, 0.0, 0)
+    ours[at] += 0.5
+    found = check.measure(ours, truth)
+    assert (found.max_abs, found.at) == (pytest.approx(0.5), at)
+    assert found.rel_l2 == pytest.approx(0.5 / float(torch.linalg.vector_norm(truth)))
+    assert check._first_beyond(ours, truth, 0.4) == at and check.first_non_finite(ours) is None
+    ours[at] = math.nan
+    assert check.first_non_finite(ours) == at and check._first_beyond(ours, truth, 0.4) == at
+
+
 def test_speedup_that_counts_is_over_the_fastest_baseline():
     measurement = timing.Measurement(
         {

@@ -40,8 +40,14 @@ INSTRUCTIONS = {
 }
 # What does nothing here: no optimiser to hold back, one proxy, registers without end, kernels one
 # after the other.
-NOTHING = ("", "fence.mbarrier_init.", "fence.proxy.async.", "wgmma.fence.", "setmaxnreg.")
-NOTHING += ("griddepcontrol.wait;",)
+NOTHING = (
+    "",
+    "fence.mbarrier_init.",
+    "fence.proxy.async.",
+    "griddepcontrol.wait;",
+    "setmaxnreg.",
+    "wgmma.fence.",
+)
 
 _WGMMA = """template <int N>
 struct Wgmma {
