@@ -176,9 +176,10 @@ def test_stopwatch_gives_every_call_a_fresh_input():
     assert float(base[0][0]) == 1.0
 
 
-@pytest.mark.parametrize(
-    "at", [0, 7, check._CPU_STEP - 1, check._CPU_STEP, 2 * check._CPU_STEP + 3]
-)
+STEP = check._CPU_STEP
+
+
+@pytest.mark.parametrize("at", [0, 7, STEP - 1, STEP, 2 * STEP + 3])
 def test_tensors_are_compared_whole_though_piece_by_piece(at):
     truth = torch.linspace(1, 2, 2 * STEP + 5, dtype=torch.float64)
     ours = truth.clone()
