@@ -54,8 +54,8 @@ int main() {
     p.x_stride_n = p.in_channels * p.x_stride_c;
     p.padding_h = v[12], p.padding_w = v[13], p.dilation_h = v[14], p.dilation_w = v[15];
     const int smem = static_cast<int>(v[16]), sms = static_cast<int>(v[17]);
-    show(make_plan(p, false, false, smem, sms));
-    show(make_plan(p, true, true, smem, sms));
+    show(make_plan(p, Outputs::kAlone, smem, sms));
+    show(make_plan(p, Outputs::kPooled, smem, sms));
     const Plan geometry = plan_geometry(p);
     for (const Shape& shape : kShapes)
       for (int blocks = 1; blocks <= shape.consumers && geometry.usable; ++blocks)

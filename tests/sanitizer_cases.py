@@ -143,7 +143,7 @@ int main() {
     p.x_stride_w = 1, p.x_stride_h = w, p.x_stride_c = h * w;
     p.x_stride_n = ci * h * w;
     p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = s, p.dilation_h = p.dilation_w = 1;
-    const sm90::Plan q = sm90::make_plan(p, false, false, SMEM_LIMIT, NUM_SMS);
+    const sm90::Plan q = sm90::make_plan(p, sm90::Outputs::kAlone, SMEM_LIMIT, NUM_SMS);
     const long long outputs = p.batch * co * p.out_h * p.out_w;
     std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.n, q.producer_warps, outputs);
   }

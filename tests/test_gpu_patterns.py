@@ -51,6 +51,20 @@ def test_values(shelf, name, training, dtype, kernel):
                 )
 
 
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+@pytest.mark.parametrize("size", [(61, 67), (60, 100), (100, 60), (128, 128)])
+def test_groups_too_large_for_one_block(shelf, kernel, size):
+    """Their statistics are the convolution's moments, whose tiles end behind the image."""
+    model, new = shelf["19"].pair()
+    exact_model = copy.deepcopy(model).to("cuda").double()
+    for dtype, bound in ((torch.float32, 6e-4), (torch.float16, 6e-4), (torch.bfloat16, 5e-3)):
+        candidate = copy.deepcopy(new).to("cuda", dtype)
+        x = torch.rand(2, 64, *size, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
+        with forced(kernel), tf32(True), torch.no_grad():
+            exact = copy.deepcopy(exact_model).to(dtype).double()(x.double())
+            assert relative_error(candidate(x), exact) <= bound
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_gradients(shelf, name):
     model, new = shelf[name].pair()

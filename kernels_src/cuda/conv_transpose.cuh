@@ -9,7 +9,8 @@
 namespace tconv {
 namespace cuda {
 
-// `moments` below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch.
+// kMoments below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch: no
+// kernel is compiled that the answer rules out.
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
@@ -23,10 +24,12 @@ struct ConvOutputs {
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-int64_t conv_workspace_bytes(const ConvCall& call, bool moments);
+template <bool kMoments>
+int64_t conv_workspace_bytes(const ConvCall& call);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments);
+template <bool kMoments>
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
 
 }  // namespace cuda
 }  // namespace tconv

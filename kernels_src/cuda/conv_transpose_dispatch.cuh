@@ -117,12 +117,15 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
+constexpr sm90::Outputs hopper_outputs(bool moments) { return moments ? sm90::Outputs::kWithMoments : sm90::Outputs::kAlone; }
+
 // The Hopper kernel's plan, or one whose status and reason say why not.
-inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
+template <sm90::Outputs kOutputs>
+KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, false, moments, device);
+  const sm90::Plan hopper = sm90::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !mma_can_index(call.problem))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
@@ -155,7 +158,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan(call, kMoments);
+    case kHopper: return hopper_plan<hopper_outputs(kMoments)>(call);
     case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
@@ -169,7 +172,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
   }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan(call, kMoments);
+    const KernelPlan plan = hopper_plan<hopper_outputs(kMoments)>(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -200,14 +203,17 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-inline const KernelPlan& choose_kernel(const ConvCall& call, bool moments) {
-  return moments ? remembered_plan<KernelPlan, choose_kernel_anew<true>>(call)
-                 : remembered_plan<KernelPlan, choose_kernel_anew<false>>(call);
+template <bool kMoments>
+const KernelPlan& choose_kernel(const ConvCall& call) {
+  return remembered_plan<KernelPlan, choose_kernel_anew<kMoments>>(call);
 }
 
-int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call, true).num_partials; }
+inline int64_t conv_num_partials(const ConvCall& call) { return choose_kernel<true>(call).num_partials; }
 
-int64_t conv_workspace_bytes(const ConvCall& call, bool moments) { return choose_kernel(call, moments).workspace_bytes; }
+template <bool kMoments>
+int64_t conv_workspace_bytes(const ConvCall& call) {
+  return choose_kernel<kMoments>(call).workspace_bytes;
+}
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
 inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
@@ -222,10 +228,11 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
                               call.problem.batch, call.problem.out_channels, guard, call.stream);
 }
 
-inline int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+template <bool kMoments>
+int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch(plan.hopper, call, outputs, workspace, device.sm_count));
+  TCONV_RETURN_IF_ERROR(sm90::launch<hopper_outputs(kMoments)>(plan.hopper, call, outputs, workspace, device.sm_count));
   return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
 }
 
@@ -245,11 +252,12 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
   }
 }
 
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments) {
-  const KernelPlan plan = choose_kernel(call, moments);
+template <bool kMoments>
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+  const KernelPlan plan = choose_kernel<kMoments>(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
-  if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
+  if (plan.kernel == kHopper) return launch_hopper<kMoments>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {

@@ -33,7 +33,7 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return no_pooled_plan(status, "the device cannot be queried");
   PooledPlan plan{};
-  plan.hopper = sm90::plan_call(call, true, true, device);
+  plan.hopper = sm90::plan_call(call, sm90::Outputs::kPooled, device);
   if (!plan.hopper.usable) return no_pooled_plan(kUnsupportedKernel, plan.hopper.reason);
   plan.num_partials = plan.hopper.partials_per_sample();
   plan.workspace_bytes = sm90::Sm90Workspace(plan.hopper).total_bytes;
@@ -50,7 +50,8 @@ inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const
   const ConvTransposeProblem& p = call.problem;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<true>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
+  TCONV_RETURN_IF_ERROR(
+      sm90::launch<sm90::Outputs::kPooled>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
   if (call.dtype != kFloat32) return kOk;
   return launch_pooled_wide(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight), outputs.partials,
                             plan.num_partials, &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);

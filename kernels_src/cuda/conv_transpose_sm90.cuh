@@ -5,8 +5,9 @@
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies. The warps after them load input values (kVectorPixels pixels x 8
-// channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
+// The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
+// last warp streams weight tiles by bulk copy.
 // Units of the ring and stages of the weights have full and empty barriers.
 #pragma once
 

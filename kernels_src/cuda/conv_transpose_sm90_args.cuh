@@ -3,7 +3,6 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
-#include "conv_transpose_sm90_plan.h"
 #include "conv_transpose_sm90_weights.cuh"
 #include "fast_divisor.h"
 #include "sm90_primitives.cuh"

@@ -139,8 +139,9 @@ struct SegmentValues {
   __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
-    int image;  // moments are wanted of the only one
+    int image;
     extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
+    if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
   }
 
   // All blocks, in order.
@@ -208,6 +209,21 @@ struct SegmentValues {
   }
 };
 
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
+// is stored, so that none waits for another.
+template <typename Storage>
+__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
+  float2 rows[kStoreChannels];
+#pragma unroll
+  for (int c = 0; c < rounds; ++c)
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(rows[c].x), "=f"(rows[c].y)
+                 : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+#pragma unroll
+  for (int c = 0; c < rounds; ++c)
+    if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
+}
+
 // Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
 // that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
@@ -268,15 +284,7 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
                      : "memory");
       __syncwarp();
       if (whole) {
-        float2 rows[kStoreChannels];
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(rows[c].x), "=f"(rows[c].y)
-                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
+        store_rows(to, pair != 0, read_at, rounds, channels_at_once, plane);
       } else {
         float columns_of[kStoreChannels][2];
 #pragma unroll

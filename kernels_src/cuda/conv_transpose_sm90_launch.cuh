@@ -6,6 +6,7 @@
 #include "check.h"
 #include "conv_transpose.cuh"
 #include "conv_transpose_sm90.cuh"
+#include "conv_transpose_sm90_plan.h"
 #include "device_limits.h"
 #include "overlapped_launch.cuh"
 
@@ -14,7 +15,7 @@ namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -26,7 +27,7 @@ inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const Dev
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, pooled, moments, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -48,30 +49,31 @@ struct Sm90Workspace {
 
 template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, plan.smem_bytes));
+  const auto kernel = conv_transpose_sm90<kShapeIndex, kPooled, Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_overlapped(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
-                           dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex>::kThreads),
+                           plan.smem_bytes, stream, args);
 }
 
-// The compiled kernel of the plan's shape: one per entry of kShapes.
-template <bool kPooled, typename Storage, int kIndex = 0>
+// The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
+template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (!kPooled || kShape.pools)
+    if constexpr (serves(kShape, kOutputs))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
           plan.twin == kShape.twin)
-        return launch_shape<kIndex, kPooled>(plan, args, num_sms, stream);
-    return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
+        return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
   return kUnsupportedKernel;
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs. kPooled: outputs.out receives pooled windows, and pool_weight
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
 // says of which channels the smallest values (conv_transpose_sm90_pool.cuh).
-template <bool kPooled, typename Storage>
+template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
   const ConvTransposeProblem& p = call.problem;
@@ -106,7 +108,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
   args.whole_batches = loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                        reinterpret_cast<uintptr_t>(call.x) % (kVectorPixels * sizeof(Storage)) == 0;
-  args.pair_stores = (p.stride_w == 1 || plan.twin) && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
+  args.pair_stores = (p.stride_w == 1 || plan.twin) && p.out_w % 2 == 0 &&
+                     reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.weight_tiles = layout.tiles(workspace);
@@ -115,16 +118,16 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned<kPooled>(plan, args, num_sms, call.stream);
+  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
-template <bool kPooled = false>
+template <Outputs kOutputs>
 int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
                const void* pool_weight = nullptr) {
   switch (call.dtype) {
-    case kFloat32: return launch_typed<kPooled, float>(plan, call, outputs, pool_weight, workspace, num_sms);
-    case kFloat16: return launch_typed<kPooled, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
-    case kBFloat16: return launch_typed<kPooled, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
     default: return kUnsupportedDType;
   }
 }

@@ -205,22 +205,23 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   return true;
 }
 
-// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted.
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms) {
+// The cheapest plan, or one that is not usable and says why.
+inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_limit, int num_sms) {
+  const bool pooled = outputs == Outputs::kPooled;
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
-    if (moments && shape.twin) continue;
+    if (!serves(shape, outputs)) continue;
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
     for (int blocks = shape.consumers; blocks >= 1; --blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
         if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
         for (int kind = 0; kind < 8; ++kind) {
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
-          if (moments && stacked) continue;
+          if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
           if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;

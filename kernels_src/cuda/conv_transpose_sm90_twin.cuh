@@ -66,15 +66,7 @@ __device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& arg
                      : "memory");
       __syncwarp();
       if (paired) {
-        float2 rows[kStoreChannels];
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(rows[c].x), "=f"(rows[c].y)
-                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          if (first) store_pair(to + c * (channels_at_once * plane), rows[c]);
+        store_rows(to, first, read_at, rounds, channels_at_once, plane);
       } else {
         Storage* at_row = to;
 #pragma unroll

@@ -8,7 +8,7 @@
 // One block per (padded) output channel of a group.
 #pragma once
 
-#include "conv_transpose_sm90_plan.h"
+#include "conv_transpose_sm90_types.h"
 #include "fp16_containers.cuh"
 
 namespace tconv {

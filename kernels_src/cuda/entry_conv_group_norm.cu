@@ -17,7 +17,7 @@ struct ConvGroupNorm {
 
   explicit ConvGroupNorm(const ConvGroupNormCall& call)
       : group_norm(shape(call), producer_partials(call), layout),
-        conv_workspace(layout.reserve(conv_workspace_bytes(call.conv, true))) {}
+        conv_workspace(layout.reserve(conv_workspace_bytes<true>(call.conv))) {}
 
   static norm::GroupNormShape shape(const ConvGroupNormCall& call) {
     const ConvTransposeProblem& p = call.conv.problem;
@@ -36,7 +36,7 @@ struct ConvGroupNorm {
     ConvOutputs outputs{conv.out, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = group_norm.producer_partials(conv.workspace);
     TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace), true));
+        launch_conv_transpose<true>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     return group_norm.run(static_cast<S*>(conv.out), norm::make_group_norm_affine<S>(call.group_norm), conv.workspace,
                           static_cast<cudaStream_t>(conv.stream));
   }

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 957013a1639dc098ebc0fdf14088e07e652074afba9f77c88bc9cdd242f0e205
+sha256 of CUDA_SOURCE: da08276373ec6359f8c943dacd050ace192a1250161d361386162ac789a436f3
 sha256 of CPU_SOURCE:  6814f7f2008f2b4c3e0a3b830d95e3c8722611e5801e5e99b55459ff202d891a
 """
 
@@ -1549,7 +1549,8 @@ TCONV_HD Acc apply_epilogue(Acc acc, const EpilogueArgs<Storage>& args, int64_t 
 namespace tconv {
 namespace cuda {
 
-// `moments` below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch.
+// kMoments below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch: no
+// kernel is compiled that the answer rules out.
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
@@ -1563,10 +1564,12 @@ struct ConvOutputs {
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-int64_t conv_workspace_bytes(const ConvCall& call, bool moments);
+template <bool kMoments>
+int64_t conv_workspace_bytes(const ConvCall& call);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments);
+template <bool kMoments>
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
 
 }  // namespace cuda
 }  // namespace tconv
@@ -3525,8 +3528,9 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies. The warps after them load input values (kVectorPixels pixels x 8
-// channels a thread), convert, and store them as pixel rows; the last warp streams weight tiles by bulk copy.
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
+// The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
+// last warp streams weight tiles by bulk copy.
 // Units of the ring and stages of the weights have full and empty barriers.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
@@ -3537,26 +3541,15 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // ---- kernels_src/cuda/conv_transpose_sm90_args.cuh
 // What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_plan.h
-// How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
-// tested anywhere. The kernel and its launcher read nothing but this plan.
+// ---- kernels_src/cuda/conv_transpose_sm90_weights.cuh
+// Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
-// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
-// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
-// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
-// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
-// wgmma wide. Pixels between rows are computed and dropped.
-// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
-// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
-// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
-// there is no room for all, a ring of one window takes one after the other, again for every sweep.
-
-// ---- kernels_src/cuda/conv_transpose_sm90_cost.h
-// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
+// In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
+//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
+//      channels beyond the end are zero.
+// fp32 weights become fp16 numbers: fp16_containers.cuh.
+// One block per (padded) output channel of a group.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_types.h
 // What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
@@ -3590,6 +3583,12 @@ constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
                              {2, 64, 4, false, false, true}};
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+// What is wanted of a convolution: its outputs; moments of each sample's, too; windows of them pooled, and moments.
+enum class Outputs { kAlone, kWithMoments, kPooled };
+// Is the shape compiled for them?
+TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
+  return (outputs != Outputs::kPooled || shape.pools) && (outputs == Outputs::kAlone || !shape.twin);
+}
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
@@ -3663,298 +3662,6 @@ inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a
 
 }  // namespace sm90
 }  // namespace tconv
-
-namespace tconv {
-namespace sm90 {
-
-// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
-inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
-  const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
-  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
-  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
-  const double read = (2048.0 + 32.0 * n) / 112.0;
-  const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
-  const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
-  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
-  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
-  const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
-  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
-  // Windows that do not continue are loaded while nothing is multiplied.
-  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
-  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
-  // Measured: with few bytes to many products a data warp had better load one batch at a time.
-  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
-  const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
-  // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
-  const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
-  const double stores = 2000.0 + plan.num_consumers * kBlockOC * 4.0 * sectors / 32.0;
-  double compute = multiply + passes * stores;
-  if (plan.alternate) {
-    const double one = multiply / plan.num_consumers + passes * stores;
-    compute = one > multiply ? one : multiply;
-  }
-  const double sum = compute + dram + l2;
-  double slowest = compute > dram ? compute : dram;
-  slowest = l2 > slowest ? l2 : slowest;
-  // Measured: turns overlap better.
-  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
-  // Measured: where weights need not be streamed, twins had better end with a block of stores.
-  if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
-  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
-
-  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
-  // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
-  plan.cost = 0;
-  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
-    const int chunks = ceil_div(plan.num_tiles, tiles);
-    const int rounds = ceil_div(lines * chunks, num_sms);
-    const double cost = rounds * (tiles * tile_cost + restart_cost);
-    if (plan.cost != 0 && cost >= plan.cost) continue;
-    plan.cost = cost;
-    plan.chunk_tiles = tiles;
-    plan.num_tile_chunks = chunks;
-    plan.num_chunks = static_cast<int>(lines * chunks);
-  }
-}
-
-}  // namespace sm90
-}  // namespace tconv
-
-namespace tconv {
-namespace sm90 {
-
-// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
-inline bool loads_vectors(const ConvTransposeProblem& p) {
-  const int64_t quad = kVectorPixels;
-  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
-         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
-}
-
-// The parts of a plan that do not depend on the tile shape. Sets usable.
-inline Plan plan_geometry(const ConvTransposeProblem& p) {
-  Plan plan{};
-  auto refuse = [&](const char* reason) {
-    plan.usable = false;
-    plan.reason = reason;
-    return plan;
-  };
-  if (p.stride_h * p.stride_w > kMaxPhases) return refuse("more than 16 stride phases");
-  const int64_t limit = int64_t(1) << 30;
-  if (p.batch * p.groups > limit || p.in_h > limit || p.in_w > limit || p.out_h > limit || p.out_w > limit)
-    return refuse("an extent over 2^30");
-  plan.num_groups = static_cast<int>(p.groups);
-  plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
-  plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
-  plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
-  int leftmost = INT32_MAX;
-  plan.last_tapped_phase = -1;
-  plan.row_offset = INT32_MAX;
-  for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
-    for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
-      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
-      Phase& phase = plan.phases[plan.num_phases++];
-      phase.out_first_h = rh;
-      phase.out_first_w = rw;
-      phase.out_count_h = static_cast<int>(h.out_count);
-      phase.out_count_w = static_cast<int>(w.out_count);
-      if (h.tap_count == 0 || w.tap_count == 0) continue;
-      plan.last_tapped_phase = plan.num_phases - 1;
-      phase.taps_h = h.tap_count;
-      phase.taps_w = w.tap_count;
-      phase.kernel_first_h = h.tap_first;
-      phase.kernel_first_w = w.tap_first;
-      phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
-      phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
-      plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
-      leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
-      plan.tap_step_h = h.offset_step;
-      plan.tap_step_w = w.offset_step;
-      plan.kernel_step_h = h.tap_step;
-      plan.kernel_step_w = w.tap_step;
-    }
-  }
-  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
-  plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
-  for (int i = 0; i < plan.num_phases; ++i) {
-    if (plan.phases[i].taps_h == 0) continue;
-    plan.phases[i].row_shift -= plan.row_offset;
-    plan.phases[i].col_shift -= plan.col_offset;
-  }
-  plan.usable = true;
-  return plan;
-}
-
-// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
-// images to a line as there are.
-inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
-  const int n = shape.n;
-  if (shape.scattered && loads_vectors(p)) return false;
-  if (side_by_side && plan.num_ic_blocks == 1) return false;
-  if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
-  if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
-  if (shape.twin && (p.stride_w != 2 || p.out_w < 2 || plan.out_channels_per_group < kBlockOC / 4)) return false;
-  // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
-  int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
-  const auto raise = [](int& most, int value) { most = value > most ? value : most; };
-  for (int i = 0; i < plan.num_phases; ++i) {
-    const Phase& phase = plan.phases[i];
-    raise(max_h, phase.out_count_h);
-    raise(max_w, phase.out_count_w);
-    raise(below, phase.out_count_h);
-    if (phase.taps_h == 0) continue;
-    const int rows = phase.row_shift + (phase.taps_h - 1) * plan.tap_step_h;
-    raise(beyond_h, rows);
-    raise(beyond_w, phase.col_shift + (phase.taps_w - 1) * plan.tap_step_w);
-    raise(below, phase.out_count_h + rows);  // rows read, from the line's row 0
-    all_taps += phase.taps_h * phase.taps_w;
-    ++with_taps;
-  }
-  plan.num_strips = num_strips;
-  plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 4);
-  if (num_strips > 1) plan.num_strips = ceil_div(max_w, plan.tile_w);
-  int pitch = plan.tile_w + beyond_w;
-  if (plan.num_strips == 1) {
-    // One strip: the zeros left of a row serve as the zeros right of the row before it, so the pitch need only
-    // cover the image and the larger reach; column_offset <= 0 zeros lie left, and reads beyond wrap into them.
-    const int left = -plan.col_offset;
-    const int right = pitch - left - static_cast<int>(p.in_w);  // columns read beyond the image's right edge
-    const int shared = left + static_cast<int>(p.in_w) + (right > left ? right - left : 0);
-    if (left >= 0 && shared < pitch) pitch = shared;
-    if (pitch < plan.tile_w) pitch = plan.tile_w;
-  }
-  plan.n = n;
-  plan.twin = shape.twin ? 1 : 0;
-  plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
-  plan.num_consumers = shape.consumers;
-  plan.producer_warps = shape.producer_warps;
-  plan.blocks_per_sweep = blocks_per_sweep;
-  plan.num_segments = shape.consumers / blocks_per_sweep;
-  plan.pooled = pooled ? 1 : 0;
-  plan.segment_pixels = pooled ? n / (2 * plan.pitch) * (2 * plan.pitch) : n;
-  plan.tile_pixels = plan.num_segments * plan.segment_pixels;
-  if (plan.segment_pixels == 0) return false;
-  const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
-  if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
-  plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
-  // outputs, and what taps of the last output row read beyond the next one's zeros.
-  plan.image_rows = below + plan.row_offset;
-  raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
-  raise(plan.image_rows, max_h);
-  if (plan.image_rows > below) plan.image_rows = below;
-  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
-  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
-  if (plan.line_samples < 1) return false;
-  const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + max_h;
-  const int64_t longest = (line_rows - 1) * plan.pitch + plan.tile_w;
-  const int64_t reach = static_cast<int64_t>(beyond_h) * plan.pitch + beyond_w;
-  if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
-  plan.reach = static_cast<int>(reach);
-  plan.num_tiles = ceil_div(longest, plan.tile_pixels);
-  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
-  plan.sweep_tiles = all_taps * plan.num_ic_blocks;
-  plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
-  for (int i = 0, base = 0; i < plan.num_phases; ++i) {
-    Phase& phase = plan.phases[i];
-    phase.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
-    phase.weight_base = base;
-    base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
-  }
-
-  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
-  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
-  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
-  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
-  plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
-  plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
-  const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
-  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
-  plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
-  plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
-  // A later tile of a chunk may start within a unit.
-  const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
-  const int least_units = single ? plan.window_units : misaligned;
-  const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
-  const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
-  const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
-  int stages = 0;
-  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
-    for (int units = most_units; units >= least_units && stages == 0; --units) {
-      plan.ring_units = units;
-      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
-      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
-      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
-      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
-      if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
-      const int fitting = (budget - plan.ring_bytes) / kTapBytes;
-      if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
-    }
-  }
-  if (stages == 0) return false;
-  plan.resident_weights = all_stages <= stages ? 1 : 0;
-  plan.ring_stages = stages / blocks_per_sweep;
-  plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
-  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
-  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
-  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
-
-  choose_chunks(plan, p, single, num_sms);
-  return true;
-}
-
-// The cheapest plan, or one that is not usable and says why. `moments`: of each sample's outputs may be wanted.
-inline Plan make_plan(const ConvTransposeProblem& p, bool pooled, bool moments, int smem_limit, int num_sms) {
-  const Plan geometry = plan_geometry(p);
-  if (!geometry.usable) return geometry;
-  Plan best = geometry;
-  best.usable = false;
-  best.reason = "no tile whose window fits in shared memory";
-  for (const Shape& shape : kShapes) {
-    if (moments && shape.twin) continue;
-    // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
-    for (int blocks = shape.consumers; blocks >= 1; --blocks) {
-      for (int strips = 1; strips <= 64; ++strips) {
-        if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        for (int kind = 0; kind < 8; ++kind) {
-          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
-          if (moments && stacked) continue;
-          Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
-          if (best.usable && plan.cost >= best.cost) continue;
-          best = plan;
-          best.reason = "";
-        }
-      }
-    }
-  }
-  return best;
-}
-
-}  // namespace sm90
-}  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_weights.cuh
-// Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
-//
-// In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
-//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
-//      channels beyond the end are zero.
-// fp32 weights become fp16 numbers: fp16_containers.cuh.
-// One block per (padded) output channel of a group.
-
 
 namespace tconv {
 namespace cuda {
@@ -4544,8 +4251,9 @@ struct SegmentValues {
   __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
-    int image;  // moments are wanted of the only one
+    int image;
     extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
+    if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
   }
 
   // All blocks, in order.
@@ -4613,6 +4321,21 @@ struct SegmentValues {
   }
 };
 
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
+// is stored, so that none waits for another.
+template <typename Storage>
+__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
+  float2 rows[kStoreChannels];
+#pragma unroll
+  for (int c = 0; c < rounds; ++c)
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(rows[c].x), "=f"(rows[c].y)
+                 : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+#pragma unroll
+  for (int c = 0; c < rounds; ++c)
+    if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
+}
+
 // Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
 // that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
@@ -4673,15 +4396,7 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
                      : "memory");
       __syncwarp();
       if (whole) {
-        float2 rows[kStoreChannels];
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(rows[c].x), "=f"(rows[c].y)
-                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          if (pair != 0) store_pair(to + c * (channels_at_once * plane), rows[c]);
+        store_rows(to, pair != 0, read_at, rounds, channels_at_once, plane);
       } else {
         float columns_of[kStoreChannels][2];
 #pragma unroll
@@ -5094,15 +4809,7 @@ __device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& arg
                      : "memory");
       __syncwarp();
       if (paired) {
-        float2 rows[kStoreChannels];
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(rows[c].x), "=f"(rows[c].y)
-                       : "r"(read_at + c * channels_at_once * kStorePitch * 4));
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-          if (first) store_pair(to + c * (channels_at_once * plane), rows[c]);
+        store_rows(to, first, read_at, rounds, channels_at_once, plane);
       } else {
         Storage* at_row = to;
 #pragma unroll
@@ -5444,13 +5151,317 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
 }  // namespace sm90
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_plan.h
+// How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
+// tested anywhere. The kernel and its launcher read nothing but this plan.
+//
+// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
+// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
+// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
+// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
+// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
+// wgmma wide. Pixels between rows are computed and dropped.
+// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
+// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
+// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
+// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
+// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
+// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
+// there is no room for all, a ring of one window takes one after the other, again for every sweep.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_cost.h
+// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
+
+
+namespace tconv {
+namespace sm90 {
+
+// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
+inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+  const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
+  // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
+  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
+  const double read = (2048.0 + 32.0 * n) / 112.0;
+  const double step = n * 0.5 > read ? n * 0.5 : read;
+  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double pixel_bytes = kBlockIC * 4.0;
+  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
+  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
+  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
+  const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
+  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
+  // Windows that do not continue are loaded while nothing is multiplied.
+  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
+  // Measured: with few bytes to many products a data warp had better load one batch at a time.
+  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
+  // does so while the other multiplies.
+  const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
+  // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
+  const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
+  const double stores = 2000.0 + plan.num_consumers * kBlockOC * 4.0 * sectors / 32.0;
+  double compute = multiply + passes * stores;
+  if (plan.alternate) {
+    const double one = multiply / plan.num_consumers + passes * stores;
+    compute = one > multiply ? one : multiply;
+  }
+  const double sum = compute + dram + l2;
+  double slowest = compute > dram ? compute : dram;
+  slowest = l2 > slowest ? l2 : slowest;
+  // Measured: turns overlap better.
+  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
+  // Measured: where weights need not be streamed, twins had better end with a block of stores.
+  if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
+  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
+  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
+
+  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
+  // reach and the time until the first unit is there.
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
+  plan.cost = 0;
+  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
+    const int chunks = ceil_div(plan.num_tiles, tiles);
+    const int rounds = ceil_div(lines * chunks, num_sms);
+    const double cost = rounds * (tiles * tile_cost + restart_cost);
+    if (plan.cost != 0 && cost >= plan.cost) continue;
+    plan.cost = cost;
+    plan.chunk_tiles = tiles;
+    plan.num_tile_chunks = chunks;
+    plan.num_chunks = static_cast<int>(lines * chunks);
+  }
+}
+
+}  // namespace sm90
+}  // namespace tconv
+
+namespace tconv {
+namespace sm90 {
+
+// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
+inline bool loads_vectors(const ConvTransposeProblem& p) {
+  const int64_t quad = kVectorPixels;
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
+         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
+}
+
+// The parts of a plan that do not depend on the tile shape. Sets usable.
+inline Plan plan_geometry(const ConvTransposeProblem& p) {
+  Plan plan{};
+  auto refuse = [&](const char* reason) {
+    plan.usable = false;
+    plan.reason = reason;
+    return plan;
+  };
+  if (p.stride_h * p.stride_w > kMaxPhases) return refuse("more than 16 stride phases");
+  const int64_t limit = int64_t(1) << 30;
+  if (p.batch * p.groups > limit || p.in_h > limit || p.in_w > limit || p.out_h > limit || p.out_w > limit)
+    return refuse("an extent over 2^30");
+  plan.num_groups = static_cast<int>(p.groups);
+  plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
+  plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
+  plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
+  int leftmost = INT32_MAX;
+  plan.last_tapped_phase = -1;
+  plan.row_offset = INT32_MAX;
+  for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
+    for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
+      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
+      Phase& phase = plan.phases[plan.num_phases++];
+      phase.out_first_h = rh;
+      phase.out_first_w = rw;
+      phase.out_count_h = static_cast<int>(h.out_count);
+      phase.out_count_w = static_cast<int>(w.out_count);
+      if (h.tap_count == 0 || w.tap_count == 0) continue;
+      plan.last_tapped_phase = plan.num_phases - 1;
+      phase.taps_h = h.tap_count;
+      phase.taps_w = w.tap_count;
+      phase.kernel_first_h = h.tap_first;
+      phase.kernel_first_w = w.tap_first;
+      phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
+      phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
+      plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
+      leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
+      plan.tap_step_h = h.offset_step;
+      plan.tap_step_w = w.offset_step;
+      plan.kernel_step_h = h.tap_step;
+      plan.kernel_step_w = w.tap_step;
+    }
+  }
+  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
+  plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
+  for (int i = 0; i < plan.num_phases; ++i) {
+    if (plan.phases[i].taps_h == 0) continue;
+    plan.phases[i].row_shift -= plan.row_offset;
+    plan.phases[i].col_shift -= plan.col_offset;
+  }
+  plan.usable = true;
+  return plan;
+}
+
+// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
+// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
+// images to a line as there are.
+inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
+                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
+  const int n = shape.n;
+  if (shape.scattered && loads_vectors(p)) return false;
+  if (side_by_side && plan.num_ic_blocks == 1) return false;
+  if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
+  if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
+  if (shape.twin && (p.stride_w != 2 || p.out_w < 2 || plan.out_channels_per_group < kBlockOC / 4)) return false;
+  // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
+  int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
+  const auto raise = [](int& most, int value) { most = value > most ? value : most; };
+  for (int i = 0; i < plan.num_phases; ++i) {
+    const Phase& phase = plan.phases[i];
+    raise(max_h, phase.out_count_h);
+    raise(max_w, phase.out_count_w);
+    raise(below, phase.out_count_h);
+    if (phase.taps_h == 0) continue;
+    const int rows = phase.row_shift + (phase.taps_h - 1) * plan.tap_step_h;
+    raise(beyond_h, rows);
+    raise(beyond_w, phase.col_shift + (phase.taps_w - 1) * plan.tap_step_w);
+    raise(below, phase.out_count_h + rows);  // rows read, from the line's row 0
+    all_taps += phase.taps_h * phase.taps_w;
+    ++with_taps;
+  }
+  plan.num_strips = num_strips;
+  plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 4);
+  if (num_strips > 1) plan.num_strips = ceil_div(max_w, plan.tile_w);
+  int pitch = plan.tile_w + beyond_w;
+  if (plan.num_strips == 1) {
+    // One strip: the zeros left of a row serve as the zeros right of the row before it, so the pitch need only
+    // cover the image and the larger reach; column_offset <= 0 zeros lie left, and reads beyond wrap into them.
+    const int left = -plan.col_offset;
+    const int right = pitch - left - static_cast<int>(p.in_w);  // columns read beyond the image's right edge
+    const int shared = left + static_cast<int>(p.in_w) + (right > left ? right - left : 0);
+    if (left >= 0 && shared < pitch) pitch = shared;
+    if (pitch < plan.tile_w) pitch = plan.tile_w;
+  }
+  plan.n = n;
+  plan.twin = shape.twin ? 1 : 0;
+  plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
+  plan.num_consumers = shape.consumers;
+  plan.producer_warps = shape.producer_warps;
+  plan.blocks_per_sweep = blocks_per_sweep;
+  plan.num_segments = shape.consumers / blocks_per_sweep;
+  plan.pooled = pooled ? 1 : 0;
+  plan.segment_pixels = pooled ? n / (2 * plan.pitch) * (2 * plan.pitch) : n;
+  plan.tile_pixels = plan.num_segments * plan.segment_pixels;
+  if (plan.segment_pixels == 0) return false;
+  const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
+  if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
+  plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
+  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  plan.image_rows = below + plan.row_offset;
+  raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
+  raise(plan.image_rows, max_h);
+  if (plan.image_rows > below) plan.image_rows = below;
+  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
+  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
+  if (plan.line_samples < 1) return false;
+  const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + max_h;
+  const int64_t longest = (line_rows - 1) * plan.pitch + plan.tile_w;
+  const int64_t reach = static_cast<int64_t>(beyond_h) * plan.pitch + beyond_w;
+  if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
+  plan.reach = static_cast<int>(reach);
+  plan.num_tiles = ceil_div(longest, plan.tile_pixels);
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
+  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  plan.sweep_tiles = all_taps * plan.num_ic_blocks;
+  plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
+  for (int i = 0, base = 0; i < plan.num_phases; ++i) {
+    Phase& phase = plan.phases[i];
+    phase.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
+    phase.weight_base = base;
+    base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
+  }
+
+  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
+  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
+  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
+  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
+  plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
+  plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
+  const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
+  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
+  plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
+  plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
+  // A later tile of a chunk may start within a unit.
+  const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
+  const int least_units = single ? plan.window_units : misaligned;
+  const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
+  const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
+  const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
+  int stages = 0;
+  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
+    for (int units = most_units; units >= least_units && stages == 0; --units) {
+      plan.ring_units = units;
+      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
+      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
+      if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
+      const int fitting = (budget - plan.ring_bytes) / kTapBytes;
+      if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
+    }
+  }
+  if (stages == 0) return false;
+  plan.resident_weights = all_stages <= stages ? 1 : 0;
+  plan.ring_stages = stages / blocks_per_sweep;
+  plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
+  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
+  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
+  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
+
+  choose_chunks(plan, p, single, num_sms);
+  return true;
+}
+
+// The cheapest plan, or one that is not usable and says why.
+inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_limit, int num_sms) {
+  const bool pooled = outputs == Outputs::kPooled;
+  const Plan geometry = plan_geometry(p);
+  if (!geometry.usable) return geometry;
+  Plan best = geometry;
+  best.usable = false;
+  best.reason = "no tile whose window fits in shared memory";
+  for (const Shape& shape : kShapes) {
+    if (!serves(shape, outputs)) continue;
+    // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
+    for (int blocks = shape.consumers; blocks >= 1; --blocks) {
+      for (int strips = 1; strips <= 64; ++strips) {
+        if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
+        for (int kind = 0; kind < 8; ++kind) {
+          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
+          if (outputs != Outputs::kAlone && stacked) continue;
+          Plan plan = geometry;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
+          if (best.usable && plan.cost >= best.cost) continue;
+          best = plan;
+          best.reason = "";
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace sm90
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
 namespace sm90 {
 
 // The plan of a call on a device, or an unusable one with the reason.
-inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const DeviceLimits& device) {
+inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
   if (device.compute_major != 9 || device.compute_minor != 0) {
@@ -5462,7 +5473,7 @@ inline Plan plan_call(const ConvCall& call, bool pooled, bool moments, const Dev
     refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
     return refused;
   }
-  return make_plan(call.problem, pooled, moments, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -5484,30 +5495,31 @@ struct Sm90Workspace {
 
 template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, plan.smem_bytes));
+  const auto kernel = conv_transpose_sm90<kShapeIndex, kPooled, Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_overlapped(conv_transpose_sm90<kShapeIndex, kPooled, Storage>, dim3(static_cast<unsigned>(blocks)),
-                           dim3(Sm90Config<kShapeIndex>::kThreads), plan.smem_bytes, stream, args);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex>::kThreads),
+                           plan.smem_bytes, stream, args);
 }
 
-// The compiled kernel of the plan's shape: one per entry of kShapes.
-template <bool kPooled, typename Storage, int kIndex = 0>
+// The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
+template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (!kPooled || kShape.pools)
+    if constexpr (serves(kShape, kOutputs))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
           plan.twin == kShape.twin)
-        return launch_shape<kIndex, kPooled>(plan, args, num_sms, stream);
-    return launch_planned<kPooled, Storage, kIndex + 1>(plan, args, num_sms, stream);
+        return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
   return kUnsupportedKernel;
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs. kPooled: outputs.out receives pooled windows, and pool_weight
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
 // says of which channels the smallest values (conv_transpose_sm90_pool.cuh).
-template <bool kPooled, typename Storage>
+template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
   const ConvTransposeProblem& p = call.problem;
@@ -5542,7 +5554,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.channel_halves = plan.in_channels_per_group > kHalfChannels ? 2 : 1;
   args.whole_batches = loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                        reinterpret_cast<uintptr_t>(call.x) % (kVectorPixels * sizeof(Storage)) == 0;
-  args.pair_stores = (p.stride_w == 1 || plan.twin) && p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
+  args.pair_stores = (p.stride_w == 1 || plan.twin) && p.out_w % 2 == 0 &&
+                     reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.weight_tiles = layout.tiles(workspace);
@@ -5551,16 +5564,16 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned<kPooled>(plan, args, num_sms, call.stream);
+  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
-template <bool kPooled = false>
+template <Outputs kOutputs>
 int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
                const void* pool_weight = nullptr) {
   switch (call.dtype) {
-    case kFloat32: return launch_typed<kPooled, float>(plan, call, outputs, pool_weight, workspace, num_sms);
-    case kFloat16: return launch_typed<kPooled, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
-    case kBFloat16: return launch_typed<kPooled, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
     default: return kUnsupportedDType;
   }
 }
@@ -5721,12 +5734,15 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
+constexpr sm90::Outputs hopper_outputs(bool moments) { return moments ? sm90::Outputs::kWithMoments : sm90::Outputs::kAlone; }
+
 // The Hopper kernel's plan, or one whose status and reason say why not.
-inline KernelPlan hopper_plan(const ConvCall& call, bool moments) {
+template <sm90::Outputs kOutputs>
+KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, false, moments, device);
+  const sm90::Plan hopper = sm90::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !mma_can_index(call.problem))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
@@ -5759,7 +5775,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan(call, kMoments);
+    case kHopper: return hopper_plan<hopper_outputs(kMoments)>(call);
     case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
@@ -5773,7 +5789,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
   }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan(call, kMoments);
+    const KernelPlan plan = hopper_plan<hopper_outputs(kMoments)>(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -5804,14 +5820,17 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-inline const KernelPlan& choose_kernel(const ConvCall& call, bool moments) {
-  return moments ? remembered_plan<KernelPlan, choose_kernel_anew<true>>(call)
-                 : remembered_plan<KernelPlan, choose_kernel_anew<false>>(call);
+template <bool kMoments>
+const KernelPlan& choose_kernel(const ConvCall& call) {
+  return remembered_plan<KernelPlan, choose_kernel_anew<kMoments>>(call);
 }
 
-int64_t conv_num_partials(const ConvCall& call) { return choose_kernel(call, true).num_partials; }
+inline int64_t conv_num_partials(const ConvCall& call) { return choose_kernel<true>(call).num_partials; }
 
-int64_t conv_workspace_bytes(const ConvCall& call, bool moments) { return choose_kernel(call, moments).workspace_bytes; }
+template <bool kMoments>
+int64_t conv_workspace_bytes(const ConvCall& call) {
+  return choose_kernel<kMoments>(call).workspace_bytes;
+}
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
 inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
@@ -5826,10 +5845,11 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
                               call.problem.batch, call.problem.out_channels, guard, call.stream);
 }
 
-inline int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+template <bool kMoments>
+int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch(plan.hopper, call, outputs, workspace, device.sm_count));
+  TCONV_RETURN_IF_ERROR(sm90::launch<hopper_outputs(kMoments)>(plan.hopper, call, outputs, workspace, device.sm_count));
   return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
 }
 
@@ -5849,11 +5869,12 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
   }
 }
 
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace, bool moments) {
-  const KernelPlan plan = choose_kernel(call, moments);
+template <bool kMoments>
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+  const KernelPlan plan = choose_kernel<kMoments>(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
-  if (plan.kernel == kHopper) return launch_hopper(plan, call, outputs, workspace);
+  if (plan.kernel == kHopper) return launch_hopper<kMoments>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {
@@ -6121,7 +6142,7 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return no_pooled_plan(status, "the device cannot be queried");
   PooledPlan plan{};
-  plan.hopper = sm90::plan_call(call, true, true, device);
+  plan.hopper = sm90::plan_call(call, sm90::Outputs::kPooled, device);
   if (!plan.hopper.usable) return no_pooled_plan(kUnsupportedKernel, plan.hopper.reason);
   plan.num_partials = plan.hopper.partials_per_sample();
   plan.workspace_bytes = sm90::Sm90Workspace(plan.hopper).total_bytes;
@@ -6138,7 +6159,8 @@ inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const
   const ConvTransposeProblem& p = call.problem;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<true>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
+  TCONV_RETURN_IF_ERROR(
+      sm90::launch<sm90::Outputs::kPooled>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
   if (call.dtype != kFloat32) return kOk;
   return launch_pooled_wide(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight), outputs.partials,
                             plan.num_partials, &sm90::Sm90Workspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);
@@ -6333,7 +6355,7 @@ struct ConvBatchNormPoolGroupNorm {
                    call.conv.problem.out_h * call.conv.problem.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes(call.conv, true))) {}
+        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<true>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
     const ConvTransposeProblem& p = call.conv.problem;
@@ -6372,7 +6394,7 @@ struct ConvBatchNormPoolGroupNorm {
     ConvOutputs outputs{y, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
     TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace), true));
+        launch_conv_transpose<true>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
         y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
