@@ -120,8 +120,10 @@ def test_the_kept_output_is_what_the_stream_had_when_the_calls_last_event_was_qu
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(clock, "_wait", lambda: [out.fill_(1.0) for out in late])
+    monkeypatch.setattr(clock, "_spin", lambda cycles: Event.notes.append("spin"))
     stopwatch = clock.Stopwatch(CPU)
     stopwatch.device, stopwatch._flush = CUDA, torch.zeros(1)
+    stopwatch._spin_cycles_per_s = 1e9
 
     def call(x):
         Event.notes.append("call")
@@ -131,7 +133,10 @@ def test_the_kept_output_is_what_the_stream_had_when_the_calls_last_event_was_qu
     times, kept = stopwatch.slice(call, lambda scale: [scale], [0.5, 0.6, 0.7], keep=1)
     assert times == [1.0] * 3 and Event.notes == ["event", "call", "event"] * 3
     assert kept.tolist() == [0.0] * 3 and late[1].tolist() == [1.0] * 3
+    del Event.notes[:]
     assert stopwatch.slice(call, lambda scale: [scale], [0.5])[1] is None
+    # Now it knows how long the host takes, and gives it a head start.
+    assert Event.notes == ["spin", "event", "call", "event"]
 
 
 class Sampled:

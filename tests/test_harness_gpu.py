@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 import pytest
 import torch
 
+from harness import clock
 from harness import evaluate as evaluation
 from harness.device_memory import DeviceMemory
 from harness.errors import Rejected
@@ -168,3 +169,17 @@ def test_every_fixture_has_its_expected_reason():
     assert set(ALSO_WRONG) <= set(names("wrong")) and set(ALSO_HONEST) <= set(names("honest"))
     text = (FIXTURES.parent.parent / "harness" / "README.md").read_text()
     assert [c for c in {*WRONG.values(), *ALSO_WRONG.values()} if f"`{c}`" not in text] == []
+
+
+def test_a_slow_launch_is_not_the_devices_time():
+    """The host takes 2 ms to launch what the device does in some microseconds."""
+    x = torch.ones(1024, device="cuda")
+
+    def call(x):
+        time.sleep(0.002)
+        return x * 2
+
+    stopwatch = clock.Stopwatch(torch.device("cuda"))
+    for _ in range(3):  # the first slice teaches it how long launches take
+        times, _ = stopwatch.slice(call, lambda scale: [x * scale], [0.5] * 10)
+    assert max(times) < 1.0
