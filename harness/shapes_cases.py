@@ -70,7 +70,6 @@ SHAPES = (
 )
 
 _SINGLES = "rows no multiple of four long, so pixels are loaded one by one"
-_BUSY = "launches were late: the host was busy with tests (IQR); on an idle host"
 
 # Why a shape is below 1x: by the folder of the record, the record's file name without .json, and
 # the shape's name. A test wants an entry for each such shape of a committed record. What is said
@@ -82,12 +81,9 @@ WHY: dict[str, dict[str, str]] = {
         "3x3-image7": f"77 % of a tile's pixels are outputs; {_SINGLES}",
         "3x3-image14": f"82 % of a tile's pixels are outputs; {_SINGLES}",
         "3x3-image512": "32 channels: half of each 64-channel tile is padding",
-        "3x3-batch1": f"{_BUSY} 0.08 ms, PyTorch's best 0.096",
-        "3x3-stride2": f"{_BUSY} 0.12 ms, PyTorch's best 0.128",
         "3x3-groups4": "32 channels a group: half of each 64-channel tile is padding",
         "4x4-stride2": "images of 16 x 16: a fifth of a tile's pixels are no outputs, and 1 MB of "
         "weights is streamed for each image",
-        "1x7": f"{_BUSY} 0.095 ms, PyTorch's best 0.118",
         "5x5-stride3": "strides over two are the portable kernel's, 0.25 ms against Hopper's 0.30",
     },
 }

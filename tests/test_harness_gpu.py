@@ -171,6 +171,7 @@ def test_every_fixture_has_its_expected_reason():
     assert [c for c in {*WRONG.values(), *ALSO_WRONG.values()} if f"`{c}`" not in text] == []
 
 
+@pytest.mark.gpu
 def test_a_slow_launch_is_not_the_devices_time():
     """The host takes 2 ms to launch what the device does in some microseconds."""
     x = torch.ones(1024, device="cuda")

@@ -246,9 +246,6 @@ def test_what_is_slower_than_pytorch_has_its_reason(path):
 GPU_RECORDS = [path for path in RECORDS if path.parent.name != "cpu"]
 
 
-# Wanted, and not shown: the committed record was taken while the host was busy with tests, and two
-# of its short shapes waited for their launches.
-@pytest.mark.xfail(reason="3x3-batch1 and 3x3-stride2 were measured on a busy host", strict=True)
 @pytest.mark.parametrize("path", GPU_RECORDS, ids=relative)
 def test_no_cliff_on_a_gpu(path):
     record = json.loads(path.read_text())
