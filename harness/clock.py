@@ -1,8 +1,9 @@
 """The one way anything is timed here, used by the harness for baselines and by the worker.
 
 CUDA: device events around each call, the L2 cache flushed before it, all calls of a slice queued
-behind a kernel that only waits, as long as the host took to queue so many calls before: on either
-side of a comparison the time is the device's, also where a call is shorter than its launch.
+behind a kernel that only waits, half as long again as the host took to queue so many calls before:
+on either side of a comparison the time is the device's, also where a call is shorter than its
+launch.
 CPU: time.perf_counter around each call, after a pause in which the other process comes to rest.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 _CPU_PAUSE_S = 0.02
-_MAX_HEAD_START_S = 0.25
+_MAX_HEAD_START_S = 0.25  # the first slice compiles, which says nothing of the next
 # Bound before any solution could put something else in its place; None in a build without CUDA.
 _wait = getattr(torch._C, "_cuda_synchronize", None)
 _spin = getattr(torch._C, "_cuda_sleep", None)  # so many cycles of the device
@@ -35,6 +36,7 @@ class Stopwatch:
             self._spin_cycles_per_s = self._measured_spin()
 
     def _measured_spin(self) -> float:
+        """Cycles that the device spins in a second: its clock is no fixed number."""
         cycles = 2_000_000
         with torch.cuda.device(self.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
