@@ -23,7 +23,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {

@@ -94,6 +94,13 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             for training in (True, False):
                 yield Run(problem, arguments, shape, torch.float64, "plain", training=training)
     if "hopper" in kernels:
+        for shape in (
+            (3, 64, 10, 28),
+            (2, 64, 60, 60),
+            (5, 64, 9, 11),
+        ):  # held: one block, and many
+            for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                yield Run("19", (64, 64, 3, 1, 8, 8), shape, dtype, "held")
         for arguments, shape in filter(None, hopper_shapes().values()):
             yield Run("69", arguments, shape, torch.float32, "hopper")
             yield Run("69", arguments, shape, torch.float16, "hopper")

@@ -5,12 +5,14 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
+#include "conv_transpose_sm90_types.h"
 
 namespace tconv {
 namespace cuda {
 
-// kMoments below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch: no
-// kernel is compiled that the answer rules out.
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
+// that the answer rules out.
+using tconv::sm90::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
@@ -20,15 +22,16 @@ struct ConvOutputs {
   Moments* partials;
 };
 
-// Tiles per sample of the kernel that launch_conv_transpose will pick for this call with moments.
+// Tiles per sample of the kernel that launch_conv_transpose will pick for this call.
+template <Outputs kOutputs>
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
 
 }  // namespace cuda

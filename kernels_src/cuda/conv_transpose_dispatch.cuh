@@ -117,8 +117,6 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
-constexpr sm90::Outputs hopper_outputs(bool moments) { return moments ? sm90::Outputs::kWithMoments : sm90::Outputs::kAlone; }
-
 // The Hopper kernel's plan, or one whose status and reason say why not.
 template <sm90::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
@@ -147,7 +145,7 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
@@ -158,7 +156,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan<hopper_outputs(kMoments)>(call);
+    case kHopper: return hopper_plan<kOutputs>(call);
     case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
@@ -172,7 +170,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
   }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan<hopper_outputs(kMoments)>(call);
+    const KernelPlan plan = hopper_plan<kOutputs>(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -203,16 +201,19 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-template <bool kMoments>
+template <Outputs kOutputs>
 const KernelPlan& choose_kernel(const ConvCall& call) {
-  return remembered_plan<KernelPlan, choose_kernel_anew<kMoments>>(call);
+  return remembered_plan<KernelPlan, choose_kernel_anew<kOutputs>>(call);
 }
 
-inline int64_t conv_num_partials(const ConvCall& call) { return choose_kernel<true>(call).num_partials; }
+template <Outputs kOutputs>
+int64_t conv_num_partials(const ConvCall& call) {
+  return choose_kernel<kOutputs>(call).num_partials;
+}
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  return choose_kernel<kMoments>(call).workspace_bytes;
+  return choose_kernel<kOutputs>(call).workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -228,11 +229,11 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
                               call.problem.batch, call.problem.out_channels, guard, call.stream);
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<hopper_outputs(kMoments)>(plan.hopper, call, outputs, workspace, device.sm_count));
+  TCONV_RETURN_IF_ERROR(sm90::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
   return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
 }
 
@@ -252,12 +253,12 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
   }
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel<kMoments>(call);
+  const KernelPlan plan = choose_kernel<kOutputs>(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
-  if (plan.kernel == kHopper) return launch_hopper<kMoments>(plan, call, outputs, workspace);
+  if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {

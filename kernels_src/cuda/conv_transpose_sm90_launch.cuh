@@ -14,19 +14,20 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// Why no kernel for Hopper can run a call on a device, or null.
+inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
+  if (device.compute_major != 9 || device.compute_minor != 0) return "not a compute capability 9.0 device";
+  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
+  if (sixteen_bit || (call.dtype == kFloat32 && call.math == kMathTF32)) return nullptr;
+  return "neither fp32 with TF32 allowed nor fp16 nor bf16";
+}
+
 // The plan of a call on a device, or an unusable one with the reason.
 inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
-  if (device.compute_major != 9 || device.compute_minor != 0) {
-    refused.reason = "not a compute capability 9.0 device";
-    return refused;
-  }
-  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
-  if (!sixteen_bit && !(call.dtype == kFloat32 && call.math == kMathTF32)) {
-    refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
-    return refused;
-  }
+  refused.reason = cannot_run(call, device);
+  if (refused.reason != nullptr) return refused;
   return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 

@@ -101,9 +101,8 @@ struct BatchSource {
 
 // Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
 // a half has all of its channels or none.
-template <bool kWhole, typename Storage>
-__device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const BatchSource<Storage>& source, int half,
-                                          Storage (&values)[8][kVectorPixels]) {
+template <bool kWhole, typename Args, typename Source, typename Storage>
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
@@ -135,32 +134,42 @@ __device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const B
   }
 }
 
-// Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
+// Rounds a pixel's channels to 16 bits and packs them. `largest`: pack_scaled_inputs.
 template <typename Storage>
-__device__ __forceinline__ void convert_half(const Sm90Args<Storage>& args,
-                                              const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
-  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest) {
+  uint32_t packed[4];
 #pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (sizeof(Storage) == 4) {
-        packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
-      } else {
-        packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
-      }
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (sizeof(Storage) == 4) {
+      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+    } else {
+      packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
     }
-    pixels[j] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
+  return make_uint4(packed[0], packed[1], packed[2], packed[3]);
+}
+
+// Raises the guard where it must be, over pixels that have all been converted.
+template <typename Storage>
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
   if constexpr (sizeof(Storage) == 4) {
-    guard_range(largest, args.guard, [&](auto&& inspect) {
+    guard_range(largest, guard, [&](auto&& inspect) {
 #pragma unroll
       for (int k = 0; k < 8; ++k)
 #pragma unroll
         for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
     });
   }
+}
+
+// pixels[j] is what goes to shared memory.
+template <typename Storage>
+__device__ __forceinline__ void convert_half(GuardState* guard, const Storage (&values)[8][kVectorPixels],
+                                             uint4 (&pixels)[kVectorPixels]) {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest);
+  guard_pixels(values, largest, guard);
 }
 
 __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
@@ -226,7 +235,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
       for (int half = 0; half < args.channel_halves; ++half) {
         load_half<kWhole>(args, source, half, values[0]);
         if (half == 0) await_free(shared, place, walk.ring.parity);
-        convert_half(args, values[0], pixels);
+        convert_half(args.guard, values[0], pixels);
         store_half(args, shared, place, half, lane, pixels);
       }
       report_full(shared, place, lane);
@@ -245,12 +254,12 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
-      convert_half(args, values[0], pixels);
+      convert_half(args.guard, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
       await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
-        convert_half(args, values[1], pixels);
+        convert_half(args.guard, values[1], pixels);
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }

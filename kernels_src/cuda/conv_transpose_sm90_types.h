@@ -31,11 +31,13 @@ constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
                              {2, 64, 4, false, false, true}};
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too; windows of them pooled, and moments.
-enum class Outputs { kAlone, kWithMoments, kPooled };
-// Is the shape compiled for them?
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
+// Is the shape compiled for them? What is seldom wanted has one, because compiling takes its time.
 TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
-  return (outputs != Outputs::kPooled || shape.pools) && (outputs == Outputs::kAlone || !shape.twin);
+  if (outputs == Outputs::kPooled) return shape.pools;
+  if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
+  return outputs == Outputs::kAlone || !shape.twin;
 }
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 

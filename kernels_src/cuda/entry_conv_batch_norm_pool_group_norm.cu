@@ -14,6 +14,9 @@ namespace tconv {
 namespace cuda {
 namespace {
 
+// What the second way wants of the convolution.
+constexpr Outputs kInPasses = Outputs::kSeldomWithMoments;
+
 template <typename S>
 struct ConvBatchNormPoolGroupNorm {
   norm::WorkspaceLayout layout;
@@ -28,7 +31,7 @@ struct ConvBatchNormPoolGroupNorm {
                    call.conv.problem.out_h * call.conv.problem.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<true>(call.conv))) {}
+        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
     const ConvTransposeProblem& p = call.conv.problem;
@@ -51,7 +54,7 @@ struct ConvBatchNormPoolGroupNorm {
   // The convolution's moments are fp32.
   int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) const {
     if (pooled) return plan_pooled(call.conv).num_partials;
-    return std::is_same<S, double>::value ? 0 : conv_num_partials(call.conv);
+    return std::is_same<S, double>::value ? 0 : conv_num_partials<kInPasses>(call.conv);
   }
 
   int64_t run(const ConvBatchNormPoolGroupNormCall& call) const {
@@ -67,7 +70,7 @@ struct ConvBatchNormPoolGroupNorm {
     ConvOutputs outputs{y, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
     TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose<true>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+        launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
         y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,

@@ -18,16 +18,15 @@ struct GroupNormApplyConfig {
   static constexpr int kBlockElements = kThreads * kVectorsPerThread * kVector;
 };
 
+// kBlockElements of the line, by one block of threads.
 template <typename S>
-__global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
-    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                            int64_t plane) {
+__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                                            int64_t plane, int64_t block) {
   using Config = GroupNormApplyConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
 
   // The line starts at the 16-byte boundary at or below `data`, so `first` may be negative in the first block.
-  const int64_t block = gridDim.x - 1 - blockIdx.x;
   const int64_t block_first = block * Config::kBlockElements - elements_past_boundary(data);
   const int64_t block_plane = (block_first > 0 ? block_first : 0) / plane;
   const int64_t block_pixel = block_first - block_plane * plane;
@@ -80,12 +79,24 @@ __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
 }
 
 template <typename S>
+__global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
+    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                            int64_t plane, int64_t num_blocks, const int* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
+  for (int64_t block = num_blocks - 1 - blockIdx.x; block >= 0; block -= gridDim.x)
+    apply_block(data, table, elements, plane, block);
+}
+
+template <typename S>
 int64_t launch_group_norm_apply(S* data, const ChannelAffine<AccOf<S>>* table, int64_t elements, int64_t plane,
-                                cudaStream_t stream) {
+                                cudaStream_t stream, const int* only_if = nullptr) {
   using Config = GroupNormApplyConfig<S>;
   if (elements == 0) return kOk;
   const int64_t blocks = ceil_div(elements + elements_past_boundary(data), Config::kBlockElements);
-  return launch(group_norm_apply_kernel<S>, blocks, Config::kThreads, stream, data, table, elements, plane);
+  // A launch that may do nothing has few blocks.
+  constexpr int64_t kFewBlocks = 1024;
+  const int64_t grid = only_if != nullptr && blocks > kFewBlocks ? kFewBlocks : blocks;
+  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks, only_if);
 }
 
 }  // namespace norm

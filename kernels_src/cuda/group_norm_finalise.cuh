@@ -2,6 +2,7 @@
 //   mean, var over the group's channels and pixels (biased), rstd = 1 / sqrt(var + eps)
 //   affine[n][c] = { mean, rstd * weight[c], bias[c] }
 // partials [batch][num_partials][channels]; affine [batch][channels].
+// only_if: where it holds 0, nothing is done (null: something is).
 // One block per (sample, group) combines them in fp64 in a fixed order.
 #pragma once
 
@@ -40,7 +41,8 @@ struct GroupNormFinaliseConfig {
 template <typename S>
 __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
     group_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t num_partials, GroupNormShape shape,
-                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table) {
+                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table, const int* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
   const int64_t group_channels = shape.channels_per_group();
   const int64_t sample = blockIdx.x / shape.num_groups;
   const int64_t first_channel = (blockIdx.x - sample * shape.num_groups) * group_channels;
@@ -64,10 +66,10 @@ __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
 template <typename S>
 int64_t launch_group_norm_finalise(const PartialOf<S>* partials, int64_t num_partials, const GroupNormShape& shape,
                                    const GroupNormAffine<S>& affine, ChannelAffine<AccOf<S>>* table,
-                                   cudaStream_t stream) {
+                                   cudaStream_t stream, const int* only_if = nullptr) {
   const int threads = GroupNormFinaliseConfig::threads(num_partials * shape.channels_per_group());
   return launch(group_norm_finalise_kernel<S>, shape.batch * shape.num_groups, threads, stream, partials, num_partials,
-                shape, affine, table);
+                shape, affine, table, only_if);
 }
 
 }  // namespace norm

@@ -36,8 +36,9 @@ template <typename S>
 class GroupNormPlan {
  public:
   // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
-  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout)
-      : shape_(shape), measure_(producer_partials == 0) {
+  // may_use_one_block: false where run is given `only_if`.
+  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout, bool may_use_one_block = true)
+      : shape_(shape), measure_(producer_partials == 0), one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
     if (one_block()) return;
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(shape.plane) : producer_partials;
     partials_ = layout.reserve(shape.batch * num_partials_ * shape.channels * sizeof(PartialOf<S>));
@@ -49,20 +50,20 @@ class GroupNormPlan {
     return one_block() || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
   }
 
-  // Normalises data [batch][channels][plane] in place.
-  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream) const {
+  // Normalises data [batch][channels][plane] in place; with only_if, where that holds no 0.
+  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream, const int* only_if = nullptr) const {
     if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
     if (measure_)
       TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels,
                                                                shape_.plane, stream));
-    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream));
-    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
+    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
+    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream, only_if);
   }
 
   // Does one block hold a group? Then run_transformed may be called instead of run.
-  bool one_block() const { return GroupNormSingleBlockConfig<S>::fits(shape_); }
+  bool one_block() const { return one_block_; }
 
   // Normalises transform(data) in place.
   template <typename Transform>
@@ -71,9 +72,8 @@ class GroupNormPlan {
   }
 
  private:
-
   GroupNormShape shape_;
-  bool measure_;
+  bool measure_, one_block_;
   int64_t num_partials_ = 0, partials_ = 0, table_ = 0;
 };
 

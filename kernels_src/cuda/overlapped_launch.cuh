@@ -31,5 +31,18 @@ int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int6
   return launch_configured(config, kernel, std::forward<Args>(args)...);
 }
 
+// As launch_kernel, of blocks that wait for each other: all of them run at once, or the launch fails and none does.
+template <typename... Params, typename... Args>
+int64_t launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                        Args&&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = launch_config(grid, block, dynamic_smem_bytes, stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return launch_configured(config, kernel, std::forward<Args>(args)...);
+}
+
 }  // namespace cuda
 }  // namespace tconv

@@ -44,6 +44,21 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// Has it?
+__device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -107,6 +122,14 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
   return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
 }
 constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
+
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
+// 32 bytes.
+__device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle32B = 3u << 30;
+  constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;
+  return static_cast<uint64_t>(kSwizzle32B | kStrideByteOffset) << 32 | low;
+}
 
 }  // namespace sm90
 }  // namespace cuda

@@ -20,8 +20,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE: f8ffa2d2ae32c1008f876b36cde5942ee727a5863b53bb3ecdea3ad6092c9df9
-sha256 of CPU_SOURCE:  25d7f0859aa947b9c41e14a5bb03a006cb4ae673370237a19811710597f48d0a
+sha256 of CUDA_SOURCE: 95013ac21e67c04d62813e9c3f2112eab07b55eedc181390ab9a1c702e24ba7b
+sha256 of CPU_SOURCE:  c064874b835f03b5f96557cf3ff5758e6f789fa9fc1898d5513c5a8073f5601b
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -86,7 +86,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -424,12 +424,126 @@ struct MomentsF64 {
 };
 
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_types.h
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// it and defines the terms). Plain C++.
+
+
+namespace tconv {
+namespace sm90 {
+
+constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kPixelBytes = 128;
+constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
+constexpr int kMaxPhases = 16;
+constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kMaxRingUnits = 32;
+constexpr int kMaxWeightStages = 32;
+struct Shape {
+  int consumers, n;
+  int producer_warps;
+  bool pools;      // compiled with the pooling epilogue too
+  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
+  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
+};
+// The compiled kernels. Of two that cost the same the first is taken.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
+                             {2, 128, 8, false, true, false},
+                             {2, 128, 4, false, false, false},
+                             {2, 104, 4, false, false, true},
+                             {2, 64, 4, false, false, true}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
+// Is the shape compiled for them? What is seldom wanted has one, because compiling takes its time.
+TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
+  if (outputs == Outputs::kPooled) return shape.pools;
+  if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
+  return outputs == Outputs::kAlone || !shape.twin;
+}
+constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+
+// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
+// align the ring to 1024 bytes.
+constexpr int kStoreColumns = 64;
+constexpr int kStoreChannels = 8;
+constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
+constexpr int kAlignmentSlack = 1024;
+
+struct Phase {
+  int out_first_h, out_first_w;   // residues
+  int out_count_h, out_count_w;   // outputs of this phase
+  int taps_h, taps_w;             // both 0 where either is
+  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
+  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                // the same as pixels along the line
+  int weight_base;                // first weight tile of this phase, from the sweep's first
+};
+
+struct Plan {
+  bool usable;
+  const char* reason;  // why not usable
+  int num_consumers;   // warpgroups that multiply
+  int producer_warps;
+  int n;               // columns of a segment's wgmma
+  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int line_samples;    // images behind each other in a line
+  int image_rows;      // of the line, from one to the next
+  int num_segments;
+  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
+  int tile_pixels;
+  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;           // pixels of a window beyond its tile's, the most over phases
+  int row_offset;      // input row of the line's row 0
+  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
+  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
+  int last_tapped_phase;  // with it a tile's window is used for the last time
+  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
+  int num_groups, in_channels_per_group, out_channels_per_group;
+  int num_ic_blocks, num_sweeps, blocks_per_sweep;
+  int window_units, ring_units, mirror_pixels;
+  int ring_ic_blocks;  // side by side: all, or one
+  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_block_pixels;  // of one of them, the mirror included
+  int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
+  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int resident_weights;
+  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
+  int64_t num_weight_tiles;  // of all sweeps and groups
+  int ring_bytes, smem_bytes;
+  double cost;
+  Phase phases[kMaxPhases];
+
+  TCONV_HD int64_t partials_per_sample() const {
+    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
+  }
+};
+
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
+
+}  // namespace sm90
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
 
-// kMoments below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch: no
-// kernel is compiled that the answer rules out.
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
+// that the answer rules out.
+using tconv::sm90::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
@@ -439,15 +553,16 @@ struct ConvOutputs {
   Moments* partials;
 };
 
-// Tiles per sample of the kernel that launch_conv_transpose will pick for this call with moments.
+// Tiles per sample of the kernel that launch_conv_transpose will pick for this call.
+template <Outputs kOutputs>
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
 
 }  // namespace cuda
@@ -1777,6 +1892,19 @@ int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int6
   return launch_configured(config, kernel, std::forward<Args>(args)...);
 }
 
+// As launch_kernel, of blocks that wait for each other: all of them run at once, or the launch fails and none does.
+template <typename... Params, typename... Args>
+int64_t launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                        Args&&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = launch_config(grid, block, dynamic_smem_bytes, stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return launch_configured(config, kernel, std::forward<Args>(args)...);
+}
+
 }  // namespace cuda
 }  // namespace tconv
 
@@ -2576,117 +2704,6 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_types.h
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
-// it and defines the terms). Plain C++.
-
-
-namespace tconv {
-namespace sm90 {
-
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
-constexpr int kPixelBytes = 128;
-constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
-constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
-constexpr int kMaxRingUnits = 32;
-constexpr int kMaxWeightStages = 32;
-struct Shape {
-  int consumers, n;
-  int producer_warps;
-  bool pools;      // compiled with the pooling epilogue too
-  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
-  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
-};
-// The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
-                             {2, 128, 8, false, true, false},
-                             {2, 128, 4, false, false, false},
-                             {2, 104, 4, false, false, true},
-                             {2, 64, 4, false, false, true}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
-TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too; windows of them pooled, and moments.
-enum class Outputs { kAlone, kWithMoments, kPooled };
-// Is the shape compiled for them?
-TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
-  return (outputs != Outputs::kPooled || shape.pools) && (outputs == Outputs::kAlone || !shape.twin);
-}
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
-
-// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
-// align the ring to 1024 bytes.
-constexpr int kStoreColumns = 64;
-constexpr int kStoreChannels = 8;
-constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
-TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
-constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
-constexpr int kAlignmentSlack = 1024;
-
-struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
-  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
-};
-
-struct Plan {
-  bool usable;
-  const char* reason;  // why not usable
-  int num_consumers;   // warpgroups that multiply
-  int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
-  int num_segments;
-  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
-  int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
-  int kernel_step_h, kernel_step_w;  // and of the kernel
-  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
-  int last_tapped_phase;  // with it a tile's window is used for the last time
-  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
-  int num_groups, in_channels_per_group, out_channels_per_group;
-  int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
-  int ring_block_pixels;  // of one of them, the mirror included
-  int store_bytes_per_warp;
-  int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
-  int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
-  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
-  int64_t num_weight_tiles;  // of all sweeps and groups
-  int ring_bytes, smem_bytes;
-  double cost;
-  Phase phases[kMaxPhases];
-
-  TCONV_HD int64_t partials_per_sample() const {
-    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
-  }
-};
-
-inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
-inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
-
-}  // namespace sm90
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -2813,6 +2830,21 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// Has it?
+__device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -2876,6 +2908,14 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
   return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
 }
 constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
+
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
+// 32 bytes.
+__device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle32B = 3u << 30;
+  constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;
+  return static_cast<uint64_t>(kSwizzle32B | kStrideByteOffset) << 32 | low;
+}
 
 }  // namespace sm90
 }  // namespace cuda
@@ -3683,9 +3723,8 @@ struct BatchSource {
 
 // Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
 // a half has all of its channels or none.
-template <bool kWhole, typename Storage>
-__device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const BatchSource<Storage>& source, int half,
-                                          Storage (&values)[8][kVectorPixels]) {
+template <bool kWhole, typename Args, typename Source, typename Storage>
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
@@ -3717,32 +3756,42 @@ __device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const B
   }
 }
 
-// Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
+// Rounds a pixel's channels to 16 bits and packs them. `largest`: pack_scaled_inputs.
 template <typename Storage>
-__device__ __forceinline__ void convert_half(const Sm90Args<Storage>& args,
-                                              const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
-  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest) {
+  uint32_t packed[4];
 #pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (sizeof(Storage) == 4) {
-        packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
-      } else {
-        packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
-      }
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (sizeof(Storage) == 4) {
+      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+    } else {
+      packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
     }
-    pixels[j] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
+  return make_uint4(packed[0], packed[1], packed[2], packed[3]);
+}
+
+// Raises the guard where it must be, over pixels that have all been converted.
+template <typename Storage>
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
   if constexpr (sizeof(Storage) == 4) {
-    guard_range(largest, args.guard, [&](auto&& inspect) {
+    guard_range(largest, guard, [&](auto&& inspect) {
 #pragma unroll
       for (int k = 0; k < 8; ++k)
 #pragma unroll
         for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
     });
   }
+}
+
+// pixels[j] is what goes to shared memory.
+template <typename Storage>
+__device__ __forceinline__ void convert_half(GuardState* guard, const Storage (&values)[8][kVectorPixels],
+                                             uint4 (&pixels)[kVectorPixels]) {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest);
+  guard_pixels(values, largest, guard);
 }
 
 __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
@@ -3808,7 +3857,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
       for (int half = 0; half < args.channel_halves; ++half) {
         load_half<kWhole>(args, source, half, values[0]);
         if (half == 0) await_free(shared, place, walk.ring.parity);
-        convert_half(args, values[0], pixels);
+        convert_half(args.guard, values[0], pixels);
         store_half(args, shared, place, half, lane, pixels);
       }
       report_full(shared, place, lane);
@@ -3827,12 +3876,12 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
-      convert_half(args, values[0], pixels);
+      convert_half(args.guard, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
       await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
-        convert_half(args, values[1], pixels);
+        convert_half(args.guard, values[1], pixels);
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }
@@ -3988,10 +4037,11 @@ struct Wgmma;
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
 #define TCONV_NAMES_128 TCONV_NAMES_104 ", " \
   "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TCONV_NAMES_216 TCONV_NAMES_128 ", " \
+#define TCONV_NAMES_184 TCONV_NAMES_128 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
-  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
-  "%104, %105, %106, %107"
+  "%84, %85, %86, %87, %88, %89, %90, %91"
+#define TCONV_NAMES_216 TCONV_NAMES_184 ", " \
+  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
 
 #define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
   template <>                                                                                                       \
@@ -4012,6 +4062,7 @@ struct Wgmma;
 TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
 TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
 TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
 TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
 
 }  // namespace sm90
@@ -4594,19 +4645,20 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// Why no kernel for Hopper can run a call on a device, or null.
+inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
+  if (device.compute_major != 9 || device.compute_minor != 0) return "not a compute capability 9.0 device";
+  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
+  if (sixteen_bit || (call.dtype == kFloat32 && call.math == kMathTF32)) return nullptr;
+  return "neither fp32 with TF32 allowed nor fp16 nor bf16";
+}
+
 // The plan of a call on a device, or an unusable one with the reason.
 inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
-  if (device.compute_major != 9 || device.compute_minor != 0) {
-    refused.reason = "not a compute capability 9.0 device";
-    return refused;
-  }
-  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
-  if (!sixteen_bit && !(call.dtype == kFloat32 && call.math == kMathTF32)) {
-    refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
-    return refused;
-  }
+  refused.reason = cannot_run(call, device);
+  if (refused.reason != nullptr) return refused;
   return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
@@ -4868,8 +4920,6 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
-constexpr sm90::Outputs hopper_outputs(bool moments) { return moments ? sm90::Outputs::kWithMoments : sm90::Outputs::kAlone; }
-
 // The Hopper kernel's plan, or one whose status and reason say why not.
 template <sm90::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
@@ -4898,7 +4948,7 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
@@ -4909,7 +4959,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan<hopper_outputs(kMoments)>(call);
+    case kHopper: return hopper_plan<kOutputs>(call);
     case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
@@ -4923,7 +4973,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
   }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan<hopper_outputs(kMoments)>(call);
+    const KernelPlan plan = hopper_plan<kOutputs>(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -4954,16 +5004,19 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-template <bool kMoments>
+template <Outputs kOutputs>
 const KernelPlan& choose_kernel(const ConvCall& call) {
-  return remembered_plan<KernelPlan, choose_kernel_anew<kMoments>>(call);
+  return remembered_plan<KernelPlan, choose_kernel_anew<kOutputs>>(call);
 }
 
-inline int64_t conv_num_partials(const ConvCall& call) { return choose_kernel<true>(call).num_partials; }
+template <Outputs kOutputs>
+int64_t conv_num_partials(const ConvCall& call) {
+  return choose_kernel<kOutputs>(call).num_partials;
+}
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  return choose_kernel<kMoments>(call).workspace_bytes;
+  return choose_kernel<kOutputs>(call).workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -4979,11 +5032,11 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
                               call.problem.batch, call.problem.out_channels, guard, call.stream);
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<hopper_outputs(kMoments)>(plan.hopper, call, outputs, workspace, device.sm_count));
+  TCONV_RETURN_IF_ERROR(sm90::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
   return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
 }
 
@@ -5003,12 +5056,12 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
   }
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel<kMoments>(call);
+  const KernelPlan plan = choose_kernel<kOutputs>(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
-  if (plan.kernel == kHopper) return launch_hopper<kMoments>(plan, call, outputs, workspace);
+  if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {
@@ -5022,14 +5075,16 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 }  // namespace cuda
 }  // namespace tconv
 
+constexpr auto kOutputs = tconv::cuda::Outputs::kAlone;
+
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
-  return tconv::cuda::conv_workspace_bytes<false>(call->conv);
+  return tconv::cuda::conv_workspace_bytes<kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
-  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<false>(conv)) return tconv::kWorkspaceTooSmall;
-  return tconv::cuda::launch_conv_transpose<false>(conv, {conv.out, nullptr}, conv.workspace);
+  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<kOutputs>(conv)) return tconv::kWorkspaceTooSmall;
+  return tconv::cuda::launch_conv_transpose<kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
@@ -5079,7 +5134,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -6392,7 +6447,7 @@ _NUM_VECTORS = 0
 
 _KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4}
+_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4, "held": 5}
 _STATUS_MESSAGES = {
     -1: "the kernel does not support this dtype",
     -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
@@ -6666,7 +6721,7 @@ _WORKSPACE_ALIGNMENT = 256
 
 
 def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper forces one; unset means auto."""
+    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held forces one; unset: auto."""
     name = _os.environ.get("TCONV_KERNEL", "auto")
     if name not in _KERNEL_CHOICES:
         raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")

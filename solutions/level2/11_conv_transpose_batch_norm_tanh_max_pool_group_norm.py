@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: da08276373ec6359f8c943dacd050ace192a1250161d361386162ac789a436f3
-sha256 of CPU_SOURCE:  6814f7f2008f2b4c3e0a3b830d95e3c8722611e5801e5e99b55459ff202d891a
+sha256 of CUDA_SOURCE: e7b14ead7a2b14aa9241a569fc2a9e573c61b4dde64a27b31ffc4c67e8f1d522
+sha256 of CPU_SOURCE:  0a3e78cabf83727e8d75886ff719366ba755215e96e8edff990fbf95f8c5e0d5
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -93,7 +93,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -709,16 +709,15 @@ struct GroupNormApplyConfig {
   static constexpr int kBlockElements = kThreads * kVectorsPerThread * kVector;
 };
 
+// kBlockElements of the line, by one block of threads.
 template <typename S>
-__global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
-    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                            int64_t plane) {
+__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                                            int64_t plane, int64_t block) {
   using Config = GroupNormApplyConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
 
   // The line starts at the 16-byte boundary at or below `data`, so `first` may be negative in the first block.
-  const int64_t block = gridDim.x - 1 - blockIdx.x;
   const int64_t block_first = block * Config::kBlockElements - elements_past_boundary(data);
   const int64_t block_plane = (block_first > 0 ? block_first : 0) / plane;
   const int64_t block_pixel = block_first - block_plane * plane;
@@ -771,12 +770,24 @@ __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
 }
 
 template <typename S>
+__global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
+    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                            int64_t plane, int64_t num_blocks, const int* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
+  for (int64_t block = num_blocks - 1 - blockIdx.x; block >= 0; block -= gridDim.x)
+    apply_block(data, table, elements, plane, block);
+}
+
+template <typename S>
 int64_t launch_group_norm_apply(S* data, const ChannelAffine<AccOf<S>>* table, int64_t elements, int64_t plane,
-                                cudaStream_t stream) {
+                                cudaStream_t stream, const int* only_if = nullptr) {
   using Config = GroupNormApplyConfig<S>;
   if (elements == 0) return kOk;
   const int64_t blocks = ceil_div(elements + elements_past_boundary(data), Config::kBlockElements);
-  return launch(group_norm_apply_kernel<S>, blocks, Config::kThreads, stream, data, table, elements, plane);
+  // A launch that may do nothing has few blocks.
+  constexpr int64_t kFewBlocks = 1024;
+  const int64_t grid = only_if != nullptr && blocks > kFewBlocks ? kFewBlocks : blocks;
+  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks, only_if);
 }
 
 }  // namespace norm
@@ -904,6 +915,7 @@ struct FastDivisor64 {
 //   mean, var over the group's channels and pixels (biased), rstd = 1 / sqrt(var + eps)
 //   affine[n][c] = { mean, rstd * weight[c], bias[c] }
 // partials [batch][num_partials][channels]; affine [batch][channels].
+// only_if: where it holds 0, nothing is done (null: something is).
 // One block per (sample, group) combines them in fp64 in a fixed order.
 
 
@@ -940,7 +952,8 @@ struct GroupNormFinaliseConfig {
 template <typename S>
 __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
     group_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t num_partials, GroupNormShape shape,
-                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table) {
+                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table, const int* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
   const int64_t group_channels = shape.channels_per_group();
   const int64_t sample = blockIdx.x / shape.num_groups;
   const int64_t first_channel = (blockIdx.x - sample * shape.num_groups) * group_channels;
@@ -964,10 +977,10 @@ __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
 template <typename S>
 int64_t launch_group_norm_finalise(const PartialOf<S>* partials, int64_t num_partials, const GroupNormShape& shape,
                                    const GroupNormAffine<S>& affine, ChannelAffine<AccOf<S>>* table,
-                                   cudaStream_t stream) {
+                                   cudaStream_t stream, const int* only_if = nullptr) {
   const int threads = GroupNormFinaliseConfig::threads(num_partials * shape.channels_per_group());
   return launch(group_norm_finalise_kernel<S>, shape.batch * shape.num_groups, threads, stream, partials, num_partials,
-                shape, affine, table);
+                shape, affine, table, only_if);
 }
 
 }  // namespace norm
@@ -1257,8 +1270,9 @@ template <typename S>
 class GroupNormPlan {
  public:
   // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
-  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout)
-      : shape_(shape), measure_(producer_partials == 0) {
+  // may_use_one_block: false where run is given `only_if`.
+  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout, bool may_use_one_block = true)
+      : shape_(shape), measure_(producer_partials == 0), one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
     if (one_block()) return;
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(shape.plane) : producer_partials;
     partials_ = layout.reserve(shape.batch * num_partials_ * shape.channels * sizeof(PartialOf<S>));
@@ -1270,20 +1284,20 @@ class GroupNormPlan {
     return one_block() || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
   }
 
-  // Normalises data [batch][channels][plane] in place.
-  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream) const {
+  // Normalises data [batch][channels][plane] in place; with only_if, where that holds no 0.
+  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream, const int* only_if = nullptr) const {
     if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
     if (measure_)
       TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels,
                                                                shape_.plane, stream));
-    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream));
-    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
+    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
+    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream, only_if);
   }
 
   // Does one block hold a group? Then run_transformed may be called instead of run.
-  bool one_block() const { return GroupNormSingleBlockConfig<S>::fits(shape_); }
+  bool one_block() const { return one_block_; }
 
   // Normalises transform(data) in place.
   template <typename Transform>
@@ -1292,9 +1306,8 @@ class GroupNormPlan {
   }
 
  private:
-
   GroupNormShape shape_;
-  bool measure_;
+  bool measure_, one_block_;
   int64_t num_partials_ = 0, partials_ = 0, table_ = 0;
 };
 
@@ -1545,12 +1558,126 @@ TCONV_HD Acc apply_epilogue(Acc acc, const EpilogueArgs<Storage>& args, int64_t 
 }
 
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_types.h
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// it and defines the terms). Plain C++.
+
+
+namespace tconv {
+namespace sm90 {
+
+constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kPixelBytes = 128;
+constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
+constexpr int kMaxPhases = 16;
+constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kMaxRingUnits = 32;
+constexpr int kMaxWeightStages = 32;
+struct Shape {
+  int consumers, n;
+  int producer_warps;
+  bool pools;      // compiled with the pooling epilogue too
+  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
+  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
+};
+// The compiled kernels. Of two that cost the same the first is taken.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
+                             {2, 128, 8, false, true, false},
+                             {2, 128, 4, false, false, false},
+                             {2, 104, 4, false, false, true},
+                             {2, 64, 4, false, false, true}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
+// Is the shape compiled for them? What is seldom wanted has one, because compiling takes its time.
+TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
+  if (outputs == Outputs::kPooled) return shape.pools;
+  if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
+  return outputs == Outputs::kAlone || !shape.twin;
+}
+constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+
+// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
+// align the ring to 1024 bytes.
+constexpr int kStoreColumns = 64;
+constexpr int kStoreChannels = 8;
+constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
+constexpr int kAlignmentSlack = 1024;
+
+struct Phase {
+  int out_first_h, out_first_w;   // residues
+  int out_count_h, out_count_w;   // outputs of this phase
+  int taps_h, taps_w;             // both 0 where either is
+  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
+  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                // the same as pixels along the line
+  int weight_base;                // first weight tile of this phase, from the sweep's first
+};
+
+struct Plan {
+  bool usable;
+  const char* reason;  // why not usable
+  int num_consumers;   // warpgroups that multiply
+  int producer_warps;
+  int n;               // columns of a segment's wgmma
+  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int line_samples;    // images behind each other in a line
+  int image_rows;      // of the line, from one to the next
+  int num_segments;
+  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
+  int tile_pixels;
+  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;           // pixels of a window beyond its tile's, the most over phases
+  int row_offset;      // input row of the line's row 0
+  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
+  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
+  int last_tapped_phase;  // with it a tile's window is used for the last time
+  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
+  int num_groups, in_channels_per_group, out_channels_per_group;
+  int num_ic_blocks, num_sweeps, blocks_per_sweep;
+  int window_units, ring_units, mirror_pixels;
+  int ring_ic_blocks;  // side by side: all, or one
+  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_block_pixels;  // of one of them, the mirror included
+  int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
+  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int resident_weights;
+  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
+  int64_t num_weight_tiles;  // of all sweeps and groups
+  int ring_bytes, smem_bytes;
+  double cost;
+  Phase phases[kMaxPhases];
+
+  TCONV_HD int64_t partials_per_sample() const {
+    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
+  }
+};
+
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
+
+}  // namespace sm90
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
 
-// kMoments below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch: no
-// kernel is compiled that the answer rules out.
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
+// that the answer rules out.
+using tconv::sm90::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
@@ -1560,15 +1687,16 @@ struct ConvOutputs {
   Moments* partials;
 };
 
-// Tiles per sample of the kernel that launch_conv_transpose will pick for this call with moments.
+// Tiles per sample of the kernel that launch_conv_transpose will pick for this call.
+template <Outputs kOutputs>
 int64_t conv_num_partials(const ConvCall& call);
 
 // Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call);
 
 // Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
 
 }  // namespace cuda
@@ -2752,6 +2880,19 @@ int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int6
   return launch_configured(config, kernel, std::forward<Args>(args)...);
 }
 
+// As launch_kernel, of blocks that wait for each other: all of them run at once, or the launch fails and none does.
+template <typename... Params, typename... Args>
+int64_t launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                        Args&&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = launch_config(grid, block, dynamic_smem_bytes, stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return launch_configured(config, kernel, std::forward<Args>(args)...);
+}
+
 }  // namespace cuda
 }  // namespace tconv
 
@@ -3551,117 +3692,6 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_types.h
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
-// it and defines the terms). Plain C++.
-
-
-namespace tconv {
-namespace sm90 {
-
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
-constexpr int kPixelBytes = 128;
-constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
-constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
-constexpr int kMaxRingUnits = 32;
-constexpr int kMaxWeightStages = 32;
-struct Shape {
-  int consumers, n;
-  int producer_warps;
-  bool pools;      // compiled with the pooling epilogue too
-  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
-  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
-};
-// The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
-                             {2, 128, 8, false, true, false},
-                             {2, 128, 4, false, false, false},
-                             {2, 104, 4, false, false, true},
-                             {2, 64, 4, false, false, true}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
-TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too; windows of them pooled, and moments.
-enum class Outputs { kAlone, kWithMoments, kPooled };
-// Is the shape compiled for them?
-TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
-  return (outputs != Outputs::kPooled || shape.pools) && (outputs == Outputs::kAlone || !shape.twin);
-}
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
-
-// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
-// align the ring to 1024 bytes.
-constexpr int kStoreColumns = 64;
-constexpr int kStoreChannels = 8;
-constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
-TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
-constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
-constexpr int kAlignmentSlack = 1024;
-
-struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
-  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
-};
-
-struct Plan {
-  bool usable;
-  const char* reason;  // why not usable
-  int num_consumers;   // warpgroups that multiply
-  int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
-  int num_segments;
-  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
-  int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
-  int kernel_step_h, kernel_step_w;  // and of the kernel
-  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
-  int last_tapped_phase;  // with it a tile's window is used for the last time
-  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
-  int num_groups, in_channels_per_group, out_channels_per_group;
-  int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
-  int ring_block_pixels;  // of one of them, the mirror included
-  int store_bytes_per_warp;
-  int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
-  int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
-  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
-  int64_t num_weight_tiles;  // of all sweeps and groups
-  int ring_bytes, smem_bytes;
-  double cost;
-  Phase phases[kMaxPhases];
-
-  TCONV_HD int64_t partials_per_sample() const {
-    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
-  }
-};
-
-inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
-inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
-
-}  // namespace sm90
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -3788,6 +3818,21 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// Has it?
+__device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -3851,6 +3896,14 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
   return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
 }
 constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
+
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
+// 32 bytes.
+__device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle32B = 3u << 30;
+  constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;
+  return static_cast<uint64_t>(kSwizzle32B | kStrideByteOffset) << 32 | low;
+}
 
 }  // namespace sm90
 }  // namespace cuda
@@ -4549,9 +4602,8 @@ struct BatchSource {
 
 // Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
 // a half has all of its channels or none.
-template <bool kWhole, typename Storage>
-__device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const BatchSource<Storage>& source, int half,
-                                          Storage (&values)[8][kVectorPixels]) {
+template <bool kWhole, typename Args, typename Source, typename Storage>
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
@@ -4583,32 +4635,42 @@ __device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const B
   }
 }
 
-// Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
+// Rounds a pixel's channels to 16 bits and packs them. `largest`: pack_scaled_inputs.
 template <typename Storage>
-__device__ __forceinline__ void convert_half(const Sm90Args<Storage>& args,
-                                              const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
-  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest) {
+  uint32_t packed[4];
 #pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (sizeof(Storage) == 4) {
-        packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
-      } else {
-        packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
-      }
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (sizeof(Storage) == 4) {
+      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+    } else {
+      packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
     }
-    pixels[j] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
+  return make_uint4(packed[0], packed[1], packed[2], packed[3]);
+}
+
+// Raises the guard where it must be, over pixels that have all been converted.
+template <typename Storage>
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
   if constexpr (sizeof(Storage) == 4) {
-    guard_range(largest, args.guard, [&](auto&& inspect) {
+    guard_range(largest, guard, [&](auto&& inspect) {
 #pragma unroll
       for (int k = 0; k < 8; ++k)
 #pragma unroll
         for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
     });
   }
+}
+
+// pixels[j] is what goes to shared memory.
+template <typename Storage>
+__device__ __forceinline__ void convert_half(GuardState* guard, const Storage (&values)[8][kVectorPixels],
+                                             uint4 (&pixels)[kVectorPixels]) {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest);
+  guard_pixels(values, largest, guard);
 }
 
 __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
@@ -4674,7 +4736,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
       for (int half = 0; half < args.channel_halves; ++half) {
         load_half<kWhole>(args, source, half, values[0]);
         if (half == 0) await_free(shared, place, walk.ring.parity);
-        convert_half(args, values[0], pixels);
+        convert_half(args.guard, values[0], pixels);
         store_half(args, shared, place, half, lane, pixels);
       }
       report_full(shared, place, lane);
@@ -4693,12 +4755,12 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
-      convert_half(args, values[0], pixels);
+      convert_half(args.guard, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
       await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
-        convert_half(args, values[1], pixels);
+        convert_half(args.guard, values[1], pixels);
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }
@@ -4854,10 +4916,11 @@ struct Wgmma;
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
 #define TCONV_NAMES_128 TCONV_NAMES_104 ", " \
   "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TCONV_NAMES_216 TCONV_NAMES_128 ", " \
+#define TCONV_NAMES_184 TCONV_NAMES_128 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
-  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
-  "%104, %105, %106, %107"
+  "%84, %85, %86, %87, %88, %89, %90, %91"
+#define TCONV_NAMES_216 TCONV_NAMES_184 ", " \
+  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
 
 #define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
   template <>                                                                                                       \
@@ -4878,6 +4941,7 @@ struct Wgmma;
 TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
 TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
 TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
 TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
 
 }  // namespace sm90
@@ -5460,19 +5524,20 @@ namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// Why no kernel for Hopper can run a call on a device, or null.
+inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
+  if (device.compute_major != 9 || device.compute_minor != 0) return "not a compute capability 9.0 device";
+  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
+  if (sixteen_bit || (call.dtype == kFloat32 && call.math == kMathTF32)) return nullptr;
+  return "neither fp32 with TF32 allowed nor fp16 nor bf16";
+}
+
 // The plan of a call on a device, or an unusable one with the reason.
 inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
-  if (device.compute_major != 9 || device.compute_minor != 0) {
-    refused.reason = "not a compute capability 9.0 device";
-    return refused;
-  }
-  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
-  if (!sixteen_bit && !(call.dtype == kFloat32 && call.math == kMathTF32)) {
-    refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
-    return refused;
-  }
+  refused.reason = cannot_run(call, device);
+  if (refused.reason != nullptr) return refused;
   return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
@@ -5734,8 +5799,6 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
-constexpr sm90::Outputs hopper_outputs(bool moments) { return moments ? sm90::Outputs::kWithMoments : sm90::Outputs::kAlone; }
-
 // The Hopper kernel's plan, or one whose status and reason say why not.
 template <sm90::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
@@ -5764,7 +5827,7 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
@@ -5775,7 +5838,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan<hopper_outputs(kMoments)>(call);
+    case kHopper: return hopper_plan<kOutputs>(call);
     case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
@@ -5789,7 +5852,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
   }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan<hopper_outputs(kMoments)>(call);
+    const KernelPlan plan = hopper_plan<kOutputs>(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -5820,16 +5883,19 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-template <bool kMoments>
+template <Outputs kOutputs>
 const KernelPlan& choose_kernel(const ConvCall& call) {
-  return remembered_plan<KernelPlan, choose_kernel_anew<kMoments>>(call);
+  return remembered_plan<KernelPlan, choose_kernel_anew<kOutputs>>(call);
 }
 
-inline int64_t conv_num_partials(const ConvCall& call) { return choose_kernel<true>(call).num_partials; }
+template <Outputs kOutputs>
+int64_t conv_num_partials(const ConvCall& call) {
+  return choose_kernel<kOutputs>(call).num_partials;
+}
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  return choose_kernel<kMoments>(call).workspace_bytes;
+  return choose_kernel<kOutputs>(call).workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -5845,11 +5911,11 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
                               call.problem.batch, call.problem.out_channels, guard, call.stream);
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<hopper_outputs(kMoments)>(plan.hopper, call, outputs, workspace, device.sm_count));
+  TCONV_RETURN_IF_ERROR(sm90::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
   return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
 }
 
@@ -5869,12 +5935,12 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
   }
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel<kMoments>(call);
+  const KernelPlan plan = choose_kernel<kOutputs>(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
-  if (plan.kernel == kHopper) return launch_hopper<kMoments>(plan, call, outputs, workspace);
+  if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {
@@ -6341,6 +6407,9 @@ namespace tconv {
 namespace cuda {
 namespace {
 
+// What the second way wants of the convolution.
+constexpr Outputs kInPasses = Outputs::kSeldomWithMoments;
+
 template <typename S>
 struct ConvBatchNormPoolGroupNorm {
   norm::WorkspaceLayout layout;
@@ -6355,7 +6424,7 @@ struct ConvBatchNormPoolGroupNorm {
                    call.conv.problem.out_h * call.conv.problem.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<true>(call.conv))) {}
+        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
     const ConvTransposeProblem& p = call.conv.problem;
@@ -6378,7 +6447,7 @@ struct ConvBatchNormPoolGroupNorm {
   // The convolution's moments are fp32.
   int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) const {
     if (pooled) return plan_pooled(call.conv).num_partials;
-    return std::is_same<S, double>::value ? 0 : conv_num_partials(call.conv);
+    return std::is_same<S, double>::value ? 0 : conv_num_partials<kInPasses>(call.conv);
   }
 
   int64_t run(const ConvBatchNormPoolGroupNormCall& call) const {
@@ -6394,7 +6463,7 @@ struct ConvBatchNormPoolGroupNorm {
     ConvOutputs outputs{y, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
     TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose<true>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+        launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
         y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
@@ -6490,7 +6559,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -8082,7 +8151,7 @@ def _pair(value) -> tuple:
 
 _KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4}
+_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4, "held": 5}
 _STATUS_MESSAGES = {
     -1: "the kernel does not support this dtype",
     -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
@@ -8535,7 +8604,7 @@ _WORKSPACE_ALIGNMENT = 256
 
 
 def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper forces one; unset means auto."""
+    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held forces one; unset: auto."""
     name = _os.environ.get("TCONV_KERNEL", "auto")
     if name not in _KERNEL_CHOICES:
         raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")

@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 91a1980633d0cb65d3e2600f84bd0bbba14d2d8cd150784225a6b494c52ed28a
-sha256 of CPU_SOURCE:  3897cc2edf6d345e63f32bf512815fdb6ec6a6f2763a78628df35823f1db0230
+sha256 of CUDA_SOURCE: 7c9aa9115e374fc2cbed16bdfcb1834f3760baf6731c9ffba51dd0f2bab84ffc
+sha256 of CPU_SOURCE:  2366af0b7a5e3b4bf34ba1363bd472477db7124dca205ab085698062d4e76bef
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -39,18 +39,32 @@ import torch.utils.cpp_extension as _cpp_extension
 CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/entry_conv_group_norm.cu
 // Pattern 2 on CUDA: transposed convolution with its element-wise epilogue, then GroupNorm.
-//   convolution -> out (and moments of it) -> GroupNorm in place
+//   where a sample's outputs fit the shared memory of the GPU: one kernel, which writes normalised outputs
+//   otherwise: convolution -> out (and moments of it) -> GroupNorm in place
+// TCONV_KERNEL=held forces the first way, any other kernel's name the second.
+#include <algorithm>
 #include <type_traits>
 
-// ---- kernels_src/cuda/conv_transpose_dispatch.cuh
-// Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
+// ---- kernels_src/cuda/conv_group_norm_held_launch.cuh
+// Host side of the kernel that holds a sample's outputs: is it to be used, what does it need, launch. Where it cannot be used, the
+// caller goes another way.
 
-#include <cstring>
+// ---- kernels_src/cuda/conv_group_norm_held.cuh
+// Transposed convolution, element-wise chain and GroupNorm in one kernel on Hopper, from NCHW to NCHW: DRAM sees the input once and
+// the output once. A sample's outputs wait in the shared memory of all processors until its statistics are known.
+//
+// A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a segment each,
+// put outputs through the chain and into shared memory, and store those of the sample before once its statistics are there;
+// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance.
+// README.md follows a value through.
 
-// ---- kernels_src/cuda/conv_transpose.cuh
-// The one door to the transposed convolution on CUDA: picks a kernel and launches it.
+// ---- kernels_src/cuda/conv_group_norm_held_consumers.cuh
+// Consumers of the kernel that holds a sample's outputs: products, and the stores of the sample before meanwhile; then bias,
+// element-wise chain and moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their
+// channel. What a warp has put there, the same warp stores.
 
-#include <cuda_runtime.h>
+// ---- kernels_src/cuda/conv_group_norm_held_args.cuh
+// What the roles of the kernel that holds a sample's outputs share: arguments, the walk over samples, shared memory.
 
 // ---- kernels_src/epilogue.h
 // What a kernel does with an accumulator before storing it. The generator writes `struct Epilogue`
@@ -95,7 +109,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -434,39 +448,881 @@ struct MomentsF64 {
 };
 
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_types.h
+// What the kernel that holds a sample's outputs until they are normalised (conv_group_norm_held.cuh) and its launcher read: its
+// shape, and the plan of a call (conv_group_norm_held_plan.h makes it). Plain C++.
+//
+// Terms as in conv_transpose_sm90_plan.h: strip, line, pitch, tile, segment, window. A *chunk* is 16 input channels of a window: 32
+// bytes a pixel, pixel after pixel.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_types.h
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// it and defines the terms). Plain C++.
+
+
+namespace tconv {
+namespace sm90 {
+
+constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kPixelBytes = 128;
+constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
+constexpr int kMaxPhases = 16;
+constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kMaxRingUnits = 32;
+constexpr int kMaxWeightStages = 32;
+struct Shape {
+  int consumers, n;
+  int producer_warps;
+  bool pools;      // compiled with the pooling epilogue too
+  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
+  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
+};
+// The compiled kernels. Of two that cost the same the first is taken.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
+                             {2, 128, 8, false, true, false},
+                             {2, 128, 4, false, false, false},
+                             {2, 104, 4, false, false, true},
+                             {2, 64, 4, false, false, true}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
+// Is the shape compiled for them? What is seldom wanted has one, because compiling takes its time.
+TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
+  if (outputs == Outputs::kPooled) return shape.pools;
+  if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
+  return outputs == Outputs::kAlone || !shape.twin;
+}
+constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+
+// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
+// align the ring to 1024 bytes.
+constexpr int kStoreColumns = 64;
+constexpr int kStoreChannels = 8;
+constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
+constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
+constexpr int kAlignmentSlack = 1024;
+
+struct Phase {
+  int out_first_h, out_first_w;   // residues
+  int out_count_h, out_count_w;   // outputs of this phase
+  int taps_h, taps_w;             // both 0 where either is
+  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
+  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                // the same as pixels along the line
+  int weight_base;                // first weight tile of this phase, from the sweep's first
+};
+
+struct Plan {
+  bool usable;
+  const char* reason;  // why not usable
+  int num_consumers;   // warpgroups that multiply
+  int producer_warps;
+  int n;               // columns of a segment's wgmma
+  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
+  int line_samples;    // images behind each other in a line
+  int image_rows;      // of the line, from one to the next
+  int num_segments;
+  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
+  int tile_pixels;
+  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;           // pixels of a window beyond its tile's, the most over phases
+  int row_offset;      // input row of the line's row 0
+  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
+  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
+  int last_tapped_phase;  // with it a tile's window is used for the last time
+  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
+  int num_groups, in_channels_per_group, out_channels_per_group;
+  int num_ic_blocks, num_sweeps, blocks_per_sweep;
+  int window_units, ring_units, mirror_pixels;
+  int ring_ic_blocks;  // side by side: all, or one
+  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_block_pixels;  // of one of them, the mirror included
+  int store_bytes_per_warp;
+  int batches_in_flight;  // of a data warp: loads under way
+  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int resident_weights;
+  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
+  int64_t num_weight_tiles;  // of all sweeps and groups
+  int ring_bytes, smem_bytes;
+  double cost;
+  Phase phases[kMaxPhases];
+
+  TCONV_HD int64_t partials_per_sample() const {
+    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
+  }
+};
+
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
+
+}  // namespace sm90
+}  // namespace tconv
+
+namespace tconv {
+namespace held {
+
+constexpr int kChannels = sm90::kBlockOC;  // of outputs, at most: wgmma's M
+constexpr int kSegments = 3;               // a warpgroup of consumers each
+constexpr int kN = 184;
+constexpr int kPairs = kN / 2;             // of neighbouring pixels; an odd multiple of 4: rows spread over the banks
+constexpr int kTilePixels = kSegments * kN;
+constexpr int kChunkChannels = 16;         // wgmma's K
+constexpr int kPixelBytes = 2 * kChunkChannels;
+constexpr int kSwizzleBytes = 256;         // what the 32-byte swizzle repeats after
+constexpr int kStages = 2;                 // of the ring of chunks
+constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on statistics
+constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
+
+// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: words of two pixels' upper halves, for each channel, and
+// words of the third bytes of two pixels in two channels, kPartner apart.
+constexpr int kPartner = 8;
+constexpr int kHighBytes = kSegments * kChannels * kPairs * 4;
+constexpr int kThirdBytes = kHighBytes / 2;
+constexpr int kMomentsBytes = kSegments * kChannels * 16;
+constexpr int kAffineBytes = kChannels * 8;
+constexpr int kParameterBytes = 3 * kChannels * 4;
+constexpr int kNumBarriers = 1 + 2 * kStages + 2;
+constexpr int kFixedBytes = kHighBytes + kThirdBytes + kMomentsBytes + kAffineBytes + kParameterBytes + 8 * kNumBarriers;
+
+// Bytes that depend on the number of a sample's blocks: outputs of each.
+TCONV_HD constexpr int counts_bytes(int blocks) { return (blocks + 1) / 2 * 2 * 4; }
+
+struct Plan {
+  bool usable;
+  const char* reason;  // why not usable
+  int in_channels, out_channels, num_chunks;
+  int taps_h, taps_w;
+  int first_pixel;               // of the window: where the first tap of output 0 reads
+  int tap_step_h, tap_step_w;    // in pixels of the line
+  int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
+  int num_strips, tile_w, pitch, num_tiles;  // tiles of a strip
+  int window_quads;  // of pixels
+  int reach_rows;    // of a window, beyond its tile's
+  int stage_bytes;
+  int weight_bytes, smem_bytes;
+
+  // Blocks that hold a sample. They must all run at once.
+  TCONV_HD int blocks_per_sample() const { return num_strips * num_tiles; }
+};
+
+}  // namespace held
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_sm90_args.cuh
+// What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_weights.cuh
+// Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
+//
+// In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
+//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
+//      channels beyond the end are zero.
+// fp32 weights become fp16 numbers: fp16_containers.cuh.
+// One block per (padded) output channel of a group.
+
+// ---- kernels_src/cuda/fp16_containers.cuh
+// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
+// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
+// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
+// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
 
 namespace tconv {
 namespace cuda {
 
-// kMoments below: may they be wanted of this call's outputs? The same in every question about a call, and in its launch: no
-// kernel is compiled that the answer rules out.
+// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
+constexpr float kInputScale = 256.0f;
+constexpr float kSmallestExact = 0x1p-22f;
 
-// Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
-// `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
-// call's dtype), laid out [batch][conv_num_partials(call)][out_channels]; every entry is written.
-struct ConvOutputs {
-  void* out;
-  Moments* partials;
+// Device-side words of a call; cleared before its kernels run.
+struct GuardState {
+  int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
 };
 
-// Tiles per sample of the kernel that launch_conv_transpose will pick for this call with moments.
-int64_t conv_num_partials(const ConvCall& call);
+__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t pack_pair(__half a, __half b) {
+  return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
+}
+__device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return static_cast<uint32_t>(__bfloat16_as_ushort(a)) | static_cast<uint32_t>(__bfloat16_as_ushort(b)) << 16;
+}
 
-// Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
-template <bool kMoments>
-int64_t conv_workspace_bytes(const ConvCall& call);
+// Two inputs, scaled and rounded; `largest` follows the magnitudes, NaN above all.
+__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest) {
+  const uint32_t packed = pack_pair(a * kInputScale, b * kInputScale);
+  largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed)));
+  return packed;
+}
 
-// Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
-template <bool kMoments>
-int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
+// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
+// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
+// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
+template <typename Subnormal>
+__device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
+  const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
+  if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
+  bool raise = __any_sync(0xFFFFFFFFu, overflow);
+  if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
+  if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
+}
+
+// The same where the values are still at hand: for_each(f) calls f with every value of this thread, unscaled.
+template <typename ForEach>
+__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+  guard_packed(largest, guard, [&] {
+    bool subnormal = false;
+    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
+    return subnormal;
+  });
+}
+
+// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
+struct RangeWatch {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  uint32_t any_bits = 0;
+
+  __device__ __forceinline__ uint32_t pack(float a, float b) {
+    any_bits |= __float_as_uint(a) | __float_as_uint(b);
+    return pack_scaled_inputs(a, b, largest);
+  }
+  __device__ __forceinline__ void raise(GuardState* guard) const {
+    guard_packed(largest, guard, [&] { return any_bits << 1 != 0; });
+  }
+};
+
+// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
+// to 2^-29 of it; and what undoes it and kInputScale.
+struct WeightScale {
+  float scale, inverse;
+};
+
+__device__ __forceinline__ float scale_of_inverse(float inverse) { return 1.0f / (inverse * kInputScale); }
+
+// All kThreads threads of a block, for one channel: [in_channels] runs of `taps` weights, `run_stride` apart.
+template <int kThreads>
+__device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
+                                                         int64_t run_stride, GuardState* guard) {
+  uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
+  // Several loads at a time and no division for each, or this takes longer than all the rest.
+  constexpr int kInFlight = 8;
+  const int64_t run_step = kThreads / taps, tap_step = kThreads % taps;
+  for (int64_t run = threadIdx.x / taps, tap = threadIdx.x % taps; run < in_channels;) {
+    uint32_t magnitudes[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      magnitudes[k] = run < in_channels ? __float_as_uint(weights[run * run_stride + tap]) & 0x7FFFFFFFu : 0;
+      run += run_step;
+      tap += tap_step;
+      if (tap >= taps) {
+        tap -= taps;
+        ++run;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) largest = max(largest, magnitudes[k]);
+  }
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  __shared__ uint32_t warp_largest[kThreads / 32];
+  if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) largest = max(largest, warp_largest[i]);
+  const int exponent = static_cast<int>(largest >> 23) - 127;  // of the largest magnitude
+  // Outside these the power of two, or its inverse with the input's, is no normal fp32 number.
+  const bool representable = largest == 0 || (exponent >= -96 && exponent <= 96);
+  if (!representable && threadIdx.x == 0) guard->out_of_range = 1;
+  const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
+  return {__uint_as_float(static_cast<uint32_t>(127 + shift) << 23),
+          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale};
+}
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_direct_launch.cuh
-// Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
 
-#include <algorithm>
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+using namespace tconv::sm90;
+
+template <typename Storage>
+struct WeightsArgs {
+  Plan plan;
+  int kernel_h, kernel_w;
+  const Storage* weight;
+  uint4* tiles;
+  float* inv_scale;  // [groups * padded output channels]
+  GuardState* guard;
+};
+
+struct WeightsConfig {
+  static constexpr int kThreads = 256;
+};
+
+template <typename Storage>
+__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
+                                                                                  WeightsArgs<Storage> args) {
+  const Plan& plan = args.plan;
+  const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
+  const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
+  const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
+  const bool real = channel < num_oc;
+  const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
+  const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
+
+  float scale = 1.0f;
+  if constexpr (sizeof(Storage) == 4) {
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    scale = found.scale;
+    if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
+  } else {
+    if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
+  }
+
+  const int sweep = channel / (plan.blocks_per_sweep * kBlockOC);
+  const int block = channel / kBlockOC % plan.blocks_per_sweep;
+  const int row = channel % kBlockOC;
+  // All tiles of all phases side by side: a phase has too few for the threads of a block.
+  for (int i = threadIdx.x; i < plan.sweep_tiles * 8; i += WeightsConfig::kThreads) {
+    const int chunk = i % 8;
+    int phase_index = plan.last_tapped_phase;
+    while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
+    const Phase& phase = plan.phases[phase_index];
+    const int num_taps = phase.taps_h * phase.taps_w;
+    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
+    const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
+    const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
+    uint32_t packed[4] = {0, 0, 0, 0};
+    if (real) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
+        Storage a = static_cast<Storage>(0.0f), b = a;
+        const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
+        if (ic < num_ic) a = at[0];
+        if (ic + 1 < num_ic) b = at[num_oc * taps];
+        if constexpr (sizeof(Storage) == 4) {
+          packed[k] = pack_pair(a * scale, b * scale);
+        } else {
+          packed[k] = pack_pair(a, b);
+        }
+      }
+    }
+    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
+                         tile_of_phase;
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/fast_divisor.h
+// Division of non-negative integers by an invariant positive one: a multiplication and a shift.
+// Source: Granlund, Montgomery, "Division by invariant integers using multiplication", 1994.
+
+
+namespace tconv {
+namespace cuda {
+
+// n, divisor < 2^31.
+struct FastDivisor {
+  uint32_t divisor, multiplier, shift;
+
+  static FastDivisor make(uint32_t d) {
+    FastDivisor f{d, 0, 0};
+    while ((uint64_t{1} << f.shift) < d) ++f.shift;  // 2^shift >= d
+    if (d > 1) f.multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + f.shift)) + d - 1) / d);
+    return f;
+  }
+
+  TCONV_HD uint32_t quotient(uint32_t n) const {
+    if (divisor == 1) return n;
+    return static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> (31 + shift));
+  }
+};
+
+// n, divisor < 2^63.
+struct FastDivisor64 {
+  uint64_t divisor, multiplier;
+  uint32_t shift;
+
+  static FastDivisor64 make(uint64_t d) {
+    FastDivisor64 f{d, 0, 0};
+    while ((uint64_t{1} << f.shift) < d) ++f.shift;
+    using Wide = unsigned __int128;
+    if (d > 1) f.multiplier = static_cast<uint64_t>(((Wide{1} << (63 + f.shift)) + d - 1) / d);
+    return f;
+  }
+
+  TCONV_HD int64_t quotient(int64_t n) const {
+    if (divisor == 1) return n;
+#if defined(__CUDA_ARCH__)
+    const uint64_t high = __umul64hi(static_cast<uint64_t>(n), multiplier);
+#else
+    const uint64_t high = static_cast<uint64_t>((static_cast<unsigned __int128>(n) * multiplier) >> 64);
+#endif
+    return static_cast<int64_t>(high >> (shift - 1));
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/sm90_primitives.cuh
+// The few sm_90a instructions the Hopper kernels use, one thin wrapper each: mbarriers, bulk copies, wgmma's
+// bookkeeping, register reallocation. Semantics: PTX ISA, "Asynchronous barrier", "wgmma".
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the asynchronous proxy.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Returns once the barrier has completed the phase of this parity.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Has it?
+__device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
+// Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
+__device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
+__device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  return v;
+}
+__device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
+  uint2 v;
+  asm volatile("ld.global.nc.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global));
+  return v;
+}
+
+// Orders this thread's ordinary shared-memory stores before later reads by wgmma or bulk copies.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most kPending of this warp's committed groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving reads of accumulators above the wait that completes them.
+template <int kCount>
+__device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+
+// Changes this warpgroup's registers a thread from kFrom to kTo.
+template <int kFrom, int kTo>
+__device__ __forceinline__ void set_registers() {
+  if constexpr (kTo > kFrom) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kTo));
+  if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
+}
+
+// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
+
+// Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
+// 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
+// hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
+// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
+  constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
+  return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
+}
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle128B = 1u << 30;
+  constexpr uint32_t kStrideByteOffset = 1024 >> 4;
+  return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
+}
+constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
+
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
+// 32 bytes.
+__device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle32B = 3u << 30;
+  constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;
+  return static_cast<uint64_t>(kSwizzle32B | kStrideByteOffset) << 32 | low;
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// Warpgroups of consumers multiply, N columns each; one or two more produce.
+template <int kIndex>
+struct Sm90Config {
+  static constexpr Shape kShape = kShapes[kIndex];
+  static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
+  static_assert(kConsumers == 2, "register shares are worked out for this");
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerWarps = kShape.producer_warps;
+  static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
+  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
+  // for N/2 accumulators.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : 184;
+  static constexpr int kProducerRegisters =
+      (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
+                "what some take others must give, or setmaxnreg waits for ever");
+};
+
+// A batch is what a data warp moves at once: kBatchPixels x a block of input channels, in halves.
+constexpr int kHalfChannels = kBlockIC / 2;
+static_assert(kBatchPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
+constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
+
+// Outputs go to memory through a buffer per consumer warp: its channels x kStoreColumns columns, rows padded so that
+// neither writing fragments nor reading rows conflicts.
+constexpr int kStorePitch = kStoreColumns + 8;
+static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
+
+template <typename Storage>
+struct Sm90Args {
+  Plan plan;
+  FastDivisor by_pitch, by_pooled_w, by_image_rows;
+  FastDivisor by_ring_ic_blocks;
+  const Storage* x;
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+  int batch, in_h, in_w;
+  int channel_halves;    // of a block of input channels that are not empty
+  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
+  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
+  int out_h, out_w, stride_h, stride_w;
+  const uint4* weight_tiles;
+  const float* inv_scale;
+  GuardState* guard;  // null: no guard needed (16-bit inputs)
+  EpilogueArgs<Storage> epilogue;
+  Storage* out;
+  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
+  Moments* partials;           // or null
+};
+
+// The tiles of a block, in order: chunks of neighbouring tiles of one line; chunk c belongs to block c modulo the grid, so
+// that blocks work side by side and memory sees long runs.
+struct TileCursor {
+  int chunk, first_tile, tile, tile_end;
+  int strip, group, sample;  // the line's first
+
+  __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
+
+  __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
+    chunk = new_chunk;
+    int rest = chunk;
+    const auto next_digit = [&rest](int radix) {  // most radices are 1, and divisions are slow
+      if (radix == 1) return 0;
+      const int quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    strip = next_digit(plan.num_strips);
+    const int tile_chunk = next_digit(plan.num_tile_chunks);
+    group = next_digit(plan.num_groups);
+    sample = rest * plan.line_samples;
+    first_tile = tile = tile_chunk * plan.chunk_tiles;
+    tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
+  }
+
+  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
+  __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
+
+  __device__ __forceinline__ void next(const Plan& plan) {
+    if (++tile == tile_end) enter(plan, chunk + gridDim.x);
+  }
+};
+
+// A position in a ring of `size` slots that knows how often it has gone round.
+struct RingCursor {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void next(int size) {
+    if (++slot == size) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Units that hold the first `pixels` of a line.
+__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
+
+struct Shared {
+  uint32_t ring, weights, stores;
+  uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
+  uint32_t turn;                                              // one for each warpgroup
+};
+
+template <typename Storage>
+__device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
+  Shared s;
+  s.ring = (base + 1023u) & ~1023u;
+  s.weights = s.ring + args.plan.ring_bytes;
+  s.stores = s.weights + args.plan.weight_stages * kTapBytes;
+  s.unit_full = s.stores + args.plan.num_consumers * 4 * args.plan.store_bytes_per_warp;
+  s.unit_empty = s.unit_full + 8 * kMaxRingUnits;
+  s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
+  s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
+  s.turn = s.weight_empty + 8 * kMaxWeightStages;
+  return s;
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+using namespace tconv::held;
+using tconv::sm90::kTapBytes;
+using tconv::sm90::kVectorPixels;
+
+// Registers of a thread: what the others do not need of the 65536 goes to consumers, for kN / 2 accumulators.
+constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+constexpr int kConsumerRegisters = 136;
+constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
+static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
+static_assert(kPairs % 8 == 4, "rows of fragments spread over the banks");
+
+// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
+// there: all bits set, which no result has.
+struct alignas(8) Entry {  // of a block's outputs in a group: mean, and sum of squared deviations from it
+  float mean, m2;
+};
+struct alignas(16) Statistics {  // of a group in a sample: its mean, as a sum of two numbers; 1 / standard deviation
+  float mean, rest, rstd, unused;
+};
+static_assert(sizeof(Moments) == 16 && sizeof(Entry) == 8, "the plan counts them");
+
+template <typename Storage>
+struct Args {
+  Plan plan;
+  FastDivisor by_pitch;
+  const Storage* x;
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+  int batch, in_h, in_w;
+  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
+  int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
+  int pair_stores;  // pairs of neighbouring outputs are aligned
+  int out_h, out_w;
+  const uint4* weight_tiles;
+  const float* inv_scale;
+  GuardState* guard;
+  EpilogueArgs<Storage> epilogue;
+  Storage* out;
+  // GroupNorm.
+  int num_groups, channels_per_group;
+  float inverse_values;  // 1 / (channels and pixels of a group)
+  float eps;
+  const Storage* norm_weight;  // [out_channels] or null
+  const Storage* norm_bias;
+  Entry* entries;          // [sample][group][block of the sample], none there before the launch
+  Statistics* statistics;  // [sample][group], the same
+};
+
+// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while multiplying.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// A block's part of the samples: as many samples are held at once as the grid has room for; a block takes every so many-th.
+struct Place {
+  int block, strip, tile;  // of the sample
+  int first_sample, sample_step;
+
+  __device__ __forceinline__ explicit Place(const Plan& plan) {
+    const int blocks = plan.blocks_per_sample();
+    first_sample = blockIdx.x / blocks;
+    block = blockIdx.x - first_sample * blocks;
+    sample_step = gridDim.x / blocks;
+    strip = block / plan.num_tiles;
+    tile = block - strip * plan.num_tiles;
+  }
+};
+
+// Which pixels of a segment from `position` of the line on are outputs: where a pair of them lies.
+struct PairPlace {
+  int row, col;  // of the sample, of the strip
+  bool first, second;
+
+  template <typename Storage>
+  __device__ __forceinline__ PairPlace(const Args<Storage>& args, const Place& place, int position) {
+    const Plan& plan = args.plan;
+    row = static_cast<int>(args.by_pitch.quotient(position));
+    col = position - row * plan.pitch;
+    const int columns = row < args.out_h ? min(plan.tile_w, args.out_w - place.strip * plan.tile_w) : 0;
+    first = col < columns;
+    second = col + 1 < columns;
+  }
+};
+
+struct Shared {
+  uint32_t weights, ring, high, third, moments, affine, parameters, counts;
+  uint32_t weights_full, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; those of chunks are arrays
+
+  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
+    weights = base;  // a multiple of 1024
+    ring = weights + plan.weight_bytes;
+    high = ring + kStages * plan.stage_bytes;
+    third = high + kHighBytes;
+    moments = third + kThirdBytes;
+    affine = moments + kMomentsBytes;
+    parameters = affine + kAffineBytes;
+    counts = parameters + kParameterBytes;
+    weights_full = counts + counts_bytes(plan.blocks_per_sample());
+    chunk_full = weights_full + 8;
+    chunk_empty = chunk_full + 8 * kStages;
+    moments_full = chunk_empty + 8 * kStages;
+    affine_full = moments_full + 8;
+  }
+
+  // Words of a segment's outputs: of pairs in a channel, and in two channels, `row` of kChannels / 2.
+  __device__ __forceinline__ uint32_t high_at(int segment, int channel, int pair) const {
+    return high + ((segment * kChannels + channel) * kPairs + pair) * 4;
+  }
+  __device__ __forceinline__ uint32_t third_at(int segment, int row, int pair) const {
+    return third + ((segment * (kChannels / 2) + row) * kPairs + pair) * 4;
+  }
+};
+
+__device__ __forceinline__ uint32_t load_word(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
+// What makes a held difference from the pivot an output.
+struct Affine {
+  float scale, shift;
+};
+__device__ __forceinline__ Affine load_affine(uint32_t at) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return {v.x, v.y};
+}
+__device__ __forceinline__ void store_affine(uint32_t at, Affine affine) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(affine.scale), "f"(affine.shift) : "memory");
+}
+
+// What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
+// 11 bits make of them, and a large bias costs none of their digits.
+template <typename Storage>
+__device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel) {
+  return Epilogue::apply<float, Storage>(channel_bias<float>(args.epilogue, channel), args.epilogue, channel);
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_store.cuh
+// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way, a few at a time while the
+// tensor cores multiply.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
+// Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
+
 #include <type_traits>
+
+// ---- kernels_src/cuda/conv_transpose_sm90_pool.cuh
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
+// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
+// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
+// the same, and an infinite one NaN: there the largest magnitude stands for the window.
+
+// ---- kernels_src/cuda/pool_window.cuh
+// Max-pooling windows: their geometry, and the maximum that NaN passes through.
+
+// ---- kernels_src/cuda/group_norm_storage.cuh
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+
+#include <cstring>
 
 // ---- kernels_src/cuda/check.h
 // Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
@@ -531,6 +1387,2159 @@ inline const char* error_string(int64_t code) {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/storage.cuh
+// Tensor element types on CUDA: the C++ type of each DType, what it accumulates in, conversions.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+struct StorageTraits {
+  using Acc = float;
+};
+template <>
+struct StorageTraits<double> {
+  using Acc = double;
+};
+
+// Rounds an accumulator to the tensor's type, to nearest even.
+template <typename Storage, typename Acc>
+__device__ __forceinline__ Storage to_storage(Acc v) {
+  return static_cast<Storage>(v);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+template <typename S>
+using AccOf = typename StorageTraits<S>::Acc;
+
+// fp64 statistics need fp64 partials; every other dtype has fp32 ones, combined in fp64.
+template <typename S>
+struct PartialTraits {
+  using type = Moments;
+};
+template <>
+struct PartialTraits<double> {
+  using type = MomentsF64;
+};
+template <typename S>
+using PartialOf = typename PartialTraits<S>::type;
+
+// Named intrinsics, because PyTorch's build flags remove the implicit half conversions.
+__device__ __forceinline__ float to_acc(float v) { return v; }
+__device__ __forceinline__ double to_acc(double v) { return v; }
+__device__ __forceinline__ float to_acc(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+// An affine parameter that may be absent.
+template <typename S>
+__device__ __forceinline__ double parameter_or(const S* values, int64_t index, double absent) {
+  return values != nullptr ? static_cast<double>(to_acc(values[index])) : absent;
+}
+
+template <typename S, int kBytes>
+struct alignas(kBytes) Vector {
+  static constexpr int kElements = kBytes / static_cast<int>(sizeof(S));
+  S values[kElements];
+};
+
+template <int kBytes>
+struct RawVector;
+template <>
+struct RawVector<16> {
+  using type = uint4;
+};
+template <>
+struct RawVector<8> {
+  using type = uint2;
+};
+template <>
+struct RawVector<4> {
+  using type = unsigned;
+};
+
+// Data that is touched once: evict it from the caches first.
+template <typename S, int kBytes>
+__device__ __forceinline__ Vector<S, kBytes> load_streaming(const S* address) {
+  using Raw = typename RawVector<kBytes>::type;
+  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(address));
+  Vector<S, kBytes> v;
+  memcpy(&v, &raw, kBytes);
+  return v;
+}
+
+template <typename S, int kBytes>
+__device__ __forceinline__ void store_streaming(S* address, const Vector<S, kBytes>& v) {
+  using Raw = typename RawVector<kBytes>::type;
+  Raw raw;
+  memcpy(&raw, &v, kBytes);
+  __stcs(reinterpret_cast<Raw*>(address), raw);
+}
+
+// Elements between the 16-byte boundary at or below `address` and `address`.
+template <typename S>
+TCONV_HD int elements_past_boundary(const S* address) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address) % 16 / sizeof(S));
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls f(S{}) with the storage type of `dtype`.
+template <typename F>
+int64_t dispatch_dtype(int64_t dtype, F f) {
+  switch (dtype) {
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+    default: return kUnsupportedDType;
+  }
+}
+
+// Launches a one-dimensional grid; nothing where there are no blocks.
+template <typename... Params, typename... Args>
+int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream, const Args&... args) {
+  constexpr int64_t kMaxGridX = 0x7fffffff;
+  if (blocks == 0) return kOk;
+  if (blocks > kMaxGridX) return cudaErrorInvalidConfiguration;
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), 0, stream,
+                       static_cast<Params>(args)...);
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+// in [.., in_h, in_w] -> out [.., out_h, out_w]; window taps outside the image do not exist.
+struct PoolGeometry {
+  int in_h, in_w, out_h, out_w;
+  int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+
+  TCONV_HD int64_t in_plane() const { return int64_t{in_h} * in_w; }
+  TCONV_HD int64_t out_plane() const { return int64_t{out_h} * out_w; }
+
+  // Whole 2 x 2 windows side by side.
+  bool is_2x2() const {
+    return kernel_h == 2 && kernel_w == 2 && stride_h == 2 && stride_w == 2 && padding_h == 0 && padding_w == 0 &&
+           dilation_h == 1 && dilation_w == 1 && out_h <= in_h / 2 && out_w <= in_w / 2;
+  }
+};
+
+inline PoolGeometry make_pool_geometry(int64_t in_h, int64_t in_w, const BatchNormPoolArgs& args) {
+  const auto narrow = [](int64_t v) { return static_cast<int>(v); };
+  return {narrow(in_h),
+          narrow(in_w),
+          narrow(args.pooled_h),
+          narrow(args.pooled_w),
+          narrow(args.pool_kernel_h),
+          narrow(args.pool_kernel_w),
+          narrow(args.pool_stride_h),
+          narrow(args.pool_stride_w),
+          narrow(args.pool_padding_h),
+          narrow(args.pool_padding_w),
+          narrow(args.pool_dilation_h),
+          narrow(args.pool_dilation_w)};
+}
+
+// The larger of two; NaN if either is, as PyTorch's max-pool.
+__device__ __forceinline__ double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+// Positions of one window along one axis: first, first + dilation, ... below end.
+struct WindowSpan {
+  int64_t first, end;
+};
+
+__device__ __forceinline__ WindowSpan window_span(int out, int stride, int padding, int dilation, int kernel, int in) {
+  int64_t first = int64_t{out} * stride - padding;
+  const int64_t past_last = first + int64_t{kernel - 1} * dilation + 1;
+  if (first < 0) first += (-first + dilation - 1) / dilation * dilation;
+  return {first, past_last < in ? past_last : in};
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// The BatchNorm weight of a channel of all.
+template <typename Storage>
+__device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
+  return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
+}
+
+// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
+// the warp's buffer: 8 channels at a time, a float per column pair.
+template <int N, typename Storage>
+__device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                                     int first_position, int channel0, int thread, const float (&weights)[2],
+                                                     const float (&acc)[N / 2]) {
+  const Plan& plan = args.plan;
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  constexpr int kPitch = pool_store_pitch(N);
+  const int pooled_w = args.out_w / 2, row_pairs = plan.pitch / 2;  // pixels of a row, column pairs of a row
+  // Windows of the segment, one after another: they lie so in memory too.
+  const int first_row = static_cast<int>(args.by_pitch.quotient(first_position)) / 2;
+  const int windows = min(plan.segment_pixels / (2 * plan.pitch), args.out_h / 2 - first_row) * pooled_w;
+  const int64_t plane = static_cast<int64_t>(args.out_h / 2) * pooled_w;
+  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const uint32_t write_at = buffer + ((lane / 4) * kPitch + lane % 4) * 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first_channel = channel0 + warp * 16 + half * 8;  // of the group
+    const int channels_left = plan.out_channels_per_group - first_channel;
+    const int64_t channel = static_cast<int64_t>(at.group) * plan.out_channels_per_group + first_channel;
+    const float weight = weights[half];
+    // As bits: the sign is turned round where the weight is negative, taken away where it is zero.
+    const uint32_t keep = weight == 0.0f ? 0x7FFFFFFFu : 0xFFFFFFFFu, turn = weight < 0.0f ? 0x80000000u : 0u;
+    const auto turned = [keep, turn](float v) { return __uint_as_float((__float_as_uint(v) & keep) ^ turn); };
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j)
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(write_at + j * 16),
+                   "f"(norm::max_or_nan(turned(acc[4 * j + 2 * half]), turned(acc[4 * j + 2 * half + 1])))
+                   : "memory");
+    __syncwarp();
+    Storage* out = args.out + (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
+                   static_cast<int64_t>(first_row) * pooled_w;
+    const uint32_t negative = __ballot_sync(0xFFFFFFFFu, turn != 0);  // bit 4c: channel c
+    for (int window = lane; window < windows; window += 32) {
+      const int row = static_cast<int>(args.by_pooled_w.quotient(window));
+      const uint32_t read_at = buffer + (row * 2 * row_pairs + window - row * pooled_w) * 4;
+      float upper[8], lower[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(upper[c]) : "r"(read_at + c * kPitch * 4));
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lower[c]) : "r"(read_at + (c * kPitch + row_pairs) * 4));
+      }
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float largest = norm::max_or_nan(upper[c], lower[c]);
+        if (c < channels_left) out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
+      }
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+template <typename Storage>
+__device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
+  if constexpr (sizeof(Storage) == 4) {
+    __stcs(reinterpret_cast<float2*>(at), pair);  // not read again soon: the cache is for the input
+  } else {
+    Storage values[2] = {static_cast<Storage>(pair.x), static_cast<Storage>(pair.y)};
+    __stcs(reinterpret_cast<unsigned*>(at), *reinterpret_cast<unsigned*>(values));
+  }
+}
+
+// Where a position of a line lies, and what of it is output: the rest is between rows, or beyond the image.
+template <bool kStacks>
+struct LineExtent {
+  int images, rows, cols;  // rows of an image
+  int image_rows;
+  FastDivisor by_pitch, by_image_rows;
+
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
+  __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
+    *row = static_cast<int>(by_pitch.quotient(position));
+    *col = position - *row * static_cast<int>(by_pitch.divisor);
+    *image = 0;
+    if constexpr (kStacks) {
+      *image = static_cast<int>(by_image_rows.quotient(*row));
+      *row -= *image * image_rows;
+      if (*image >= images) return 0;
+    }
+    if (*row >= rows || *col >= cols) return 0;
+    return *col + 1 < cols ? 3 : 1;
+  }
+};
+
+// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
+// mean costs no more digits than the set's spread does.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+struct ShiftedSums {
+  float shift = 0.0f, sum = 0.0f, squares = 0.0f;
+
+  __device__ __forceinline__ void add(float value, bool counts) {
+    const float d = counts ? value - shift : 0.0f;
+    sum += d;
+    squares = fmaf(d, d, squares);
+  }
+
+  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
+  __device__ __forceinline__ Moments quad_moments(int count) const {
+    float n = static_cast<float>(count);
+    const float mean_shifted = count > 0 ? sum / n : 0.0f;
+    const float within = squares - sum * mean_shifted;
+    float mean = shift + mean_shifted, m2 = within < 0.0f ? 0.0f : within;  // NaN stays
+#pragma unroll
+    for (int other = 1; other <= 2; other *= 2) {
+      const float other_n = __shfl_xor_sync(0xFFFFFFFFu, n, other);
+      const float delta = __shfl_xor_sync(0xFFFFFFFFu, mean, other) - mean;
+      const float other_m2 = __shfl_xor_sync(0xFFFFFFFFu, m2, other);
+      const float total = n + other_n;
+      const float share = other_n > 0.0f ? other_n / total : 0.0f;
+      if (n == 0.0f || other_n > 0.0f) {
+        m2 += other_m2 + delta * delta * n * share;
+        mean += delta * share;
+      }
+      n = total;
+    }
+    return Moments{n, mean, m2};
+  }
+};
+
+// What the epilogue needs to know of a thread's two channels, 8 apart. Loaded while the last products are under way.
+struct ChannelPair {
+  int first;  // of the group; the other is 8 behind
+  float inv_scale[2], bias[2];
+
+  template <typename Storage>
+  __device__ __forceinline__ void load(const Sm90Args<Storage>& args, int group, int channel0) {
+    const Plan& plan = args.plan;
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+    first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
+    const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      inv_scale[half] = args.inv_scale[group * padded + first + half * 8];
+      bias[half] = channel_bias<float>(args.epilogue, channel(plan, group, half));
+    }
+  }
+
+  __device__ __forceinline__ bool real(const Plan& plan, int half) const {
+    return first + half * 8 < plan.out_channels_per_group;
+  }
+
+  // Of all; where there is none, one that is.
+  __device__ __forceinline__ int channel(const Plan& plan, int group, int half) const {
+    return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
+  }
+};
+
+// Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
+template <int N, typename Storage>
+__device__ __forceinline__ void finish_fragments(const Sm90Args<Storage>& args, const ChannelPair& channels, int group,
+                                                 float (&acc)[N / 2], int j0, int j1) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = j0; j < j1; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& value = acc[4 * j + 2 * half + e];
+        value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
+                                                channels.channel(args.plan, group, half));
+      }
+}
+
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
+template <int N, bool kPooled, typename Storage>
+struct SegmentValues {
+  static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
+  static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
+
+  const Sm90Args<Storage>& args;
+  const LineExtent<stacks(N)>& extent;
+  const ChannelPair& channels;
+  int group, first_position, lane;
+  int row, col;  // of this lane's first pair of columns in the next block
+  ShiftedSums sums[2];
+  int count = 0;  // of either channel
+
+  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
+                                           int position, int of_lane)
+      : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
+    int image;
+    extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
+    if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
+  }
+
+  // All blocks, in order.
+  __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
+    const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
+    finish_fragments<N>(args, channels, group, acc, j0, j1);
+    if (args.partials != nullptr) add_moments(acc, j0, j1);
+  }
+
+  __device__ __forceinline__ void add_moments(const float (&acc)[N / 2], int j0, int j1) {
+    // Bits 2(j - j0) + e: is column 8j + 2(lane%4) + e an output of this segment?
+    uint32_t valid = 0;
+#pragma unroll
+    for (int j = j0; j < j1; ++j) {
+      uint32_t pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
+      if (kPooled && 8 * j >= args.plan.segment_pixels) pair = 0;  // the next segment's
+      valid |= pair << (2 * (j - j0));
+      col += 8;  // at most the pitch
+      if (col >= args.plan.pitch) {
+        col -= args.plan.pitch;
+        ++row;
+      }
+    }
+    const uint32_t all = (1u << (2 * (j1 - j0))) - 1;
+    if (__all_sync(0xFFFFFFFFu, valid == all)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (count == 0) sums[half].shift = acc[4 * j0 + 2 * half];
+#pragma unroll
+        for (int j = j0; j < j1; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) sums[half].add(acc[4 * j + 2 * half + e], true);
+      }
+    } else {
+      if (count == 0) {
+#pragma unroll
+        for (int j = j1 - 1; j >= j0; --j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            if (valid >> (2 * (j - j0)) & 1) sums[half].shift = acc[4 * j + 2 * half];
+      }
+#pragma unroll
+      for (int j = j0; j < j1; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool counts = valid >> (2 * (j - j0) + e) & 1;
+          sums[0].add(acc[4 * j + e], counts);
+          sums[1].add(acc[4 * j + 2 + e], counts);
+        }
+    }
+    count += __popc(valid);
+  }
+
+  // After all blocks. The plan keeps entries below 2^31.
+  __device__ __forceinline__ void store_moments(const TileCursor& at, int phase, int segment) const {
+    const Plan& plan = args.plan;
+    const int tile = (at.strip * plan.num_phases + phase) * plan.num_tiles + at.tile;
+    const int row = at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Moments moments = sums[half].quad_moments(count);
+      if (lane % 4 == 0 && channels.real(plan, half))
+        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
+    }
+  }
+};
+
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
+// is stored, so that none waits for another.
+template <typename Storage>
+__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
+  float2 rows[kStoreChannels];
+#pragma unroll
+  for (int c = 0; c < rounds; ++c)
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(rows[c].x), "=f"(rows[c].y)
+                 : "r"(read_at + c * channels_at_once * kStorePitch * 4));
+#pragma unroll
+  for (int c = 0; c < rounds; ++c)
+    if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
+}
+
+// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
+// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
+template <int N, typename Storage>
+__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                              const Phase& phase, int channel0, int thread,
+                                              SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
+  constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
+  const Plan& plan = args.plan;
+  const LineExtent<stacks(N)>& extent = values.extent;
+  const int lane = thread % 32, warp = thread / 32 % 4;
+  const int num_channels = plan.num_groups * plan.out_channels_per_group;
+  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  const int first_channel = channel0 + warp * 16;
+  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
+                                  at.group * plan.out_channels_per_group + first_channel) * plane +
+                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  const int channels_left = plan.out_channels_per_group - first_channel;
+  // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
+  const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
+#pragma unroll
+  for (int block = 0; block < values.kBlocks; ++block) {
+    constexpr int kFragments = values.kFragments;
+    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
+    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
+    const int columns = min(kStoreColumns, N - block * kStoreColumns);
+    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
+    const int lane_channel = lane / row_lanes;
+    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
+    const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
+    values.finish(acc, block);
+    int image, row, col;
+    int position = values.first_position + block * kStoreColumns + lane_column;
+    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
+    int pair = extent.pair_at(position, &image, &row, &col);
+    if (lane_column >= columns) pair = 0;
+    bool second = pair == 3;
+    int64_t to_second = args.stride_w;
+    if (kSpreads && apart > 1) {
+      int other_image, other_row, other_col;
+      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+      to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
+                  static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(other_col - col) * args.stride_w;
+    }
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(col) * args.stride_w;
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
+      __syncwarp();
+#pragma unroll
+      for (int j = block * kFragments; j < (block + 1) * kFragments && j < N / 8; ++j)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + j % kFragments * 32),
+                     "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
+                     : "memory");
+      __syncwarp();
+      if (whole) {
+        store_rows(to, pair != 0, read_at, rounds, channels_at_once, plane);
+      } else {
+        float columns_of[kStoreChannels][2];
+#pragma unroll
+        for (int c = 0; c < rounds; ++c)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(columns_of[c][e])
+                         : "r"(read_at + (c * channels_at_once * kStorePitch + e * apart) * 4));
+        Storage* at_row = to;
+#pragma unroll
+        for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
+          const bool real = half * kStoreChannels + lane_channel + c * channels_at_once < channels_left;
+          if (real && pair != 0) at_row[0] = static_cast<Storage>(columns_of[c][0]);
+          if (real && second) at_row[to_second] = static_cast<Storage>(columns_of[c][1]);
+        }
+      }
+    }
+  }
+}
+
+// Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
+template <int N, bool kPooled, typename Storage>
+__device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
+                                               float (&acc)[N / 2]) {
+  const Plan& plan = args.plan;
+  const Phase& phase = plan.phases[phase_index];
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
+                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
+                          args.by_image_rows};
+  SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
+                                            at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
+  if constexpr (kPooled) {
+    const float weights[2] = {pool_weight(args, channels.channel(plan, at.group, 0)),
+                              pool_weight(args, channels.channel(plan, at.group, 1))};
+#pragma unroll
+    for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
+    store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, weights, acc);
+  } else {
+    store_segment<N>(args, shared, at, phase, channel0, thread, values, acc);
+  }
+  if (args.partials != nullptr) values.store_moments(at, phase_index, segment);
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// A consumer warp's outputs of one sample on their way to memory: 16 channels of a segment, two of them in a step.
+template <typename Storage>
+struct StoreWalk {
+  static constexpr int kRounds = (kPairs + 31) / 32;  // a lane takes every 32nd pair
+  uint32_t offsets[kRounds];  // of the lane's pairs in an output plane, bytes
+  uint32_t exist = 0;    // bits 2r and 2r + 1: are the pixels of pair r outputs?
+  int sample = 0;
+  int row = kPartner;    // of kPartner: all are stored
+
+  __device__ __forceinline__ StoreWalk(const Args<Storage>& args, const Place& place, int segment) {
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int pair = round * 32 + threadIdx.x % 32;
+      const PairPlace at(args, place, place.tile * kTilePixels + segment * kN + 2 * pair);
+      offsets[round] = (at.row * args.out_w + place.strip * args.plan.tile_w + at.col) * static_cast<uint32_t>(sizeof(Storage));
+      if (pair < kPairs) exist |= ((at.first ? 1u : 0u) | (at.second ? 2u : 0u)) << 2 * round;
+    }
+  }
+
+  __device__ __forceinline__ bool done() const { return row == kPartner; }
+
+  __device__ __forceinline__ void begin(int of_sample) {
+    sample = of_sample;
+    row = 0;
+  }
+
+  __device__ __forceinline__ void step(const Args<Storage>& args, const Shared& shared) {
+    const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
+    const int plane = args.out_h * args.out_w, channel = warp * 2 * kPartner + row;
+    const uint32_t high = shared.high_at(segment, channel, lane), third = shared.third_at(segment, warp * kPartner + row, lane);
+    const Affine affines[2] = {load_affine(shared.affine + channel * 8), load_affine(shared.affine + (channel + kPartner) * 8)};
+    uint32_t words[kRounds][3];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const uint32_t behind = (round + 1) * 32 > kPairs && round * 32 + lane >= kPairs ? 0 : round * 128;
+      words[round][0] = load_word(high + behind);
+      words[round][1] = load_word(high + behind + kPartner * kPairs * 4);
+      words[round][2] = load_word(third + behind);
+    }
+    char* to = reinterpret_cast<char*>(args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half, to += kPartner * plane * static_cast<int64_t>(sizeof(Storage))) {
+      const uint32_t mine = channel + half * kPartner < args.plan.out_channels ? exist : 0;
+      float2 values[kRounds];
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        // The fourth byte is a copy of the third, as good as any.
+        const uint32_t high_word = words[round][half], thirds = words[round][2];
+        const uint32_t first = __byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422);
+        const uint32_t second = __byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633);
+        values[round] = make_float2(fmaf(__uint_as_float(first), affines[half].scale, affines[half].shift),
+                                    fmaf(__uint_as_float(second), affines[half].scale, affines[half].shift));
+      }
+      if (args.pair_stores != 0) {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round)
+          if ((mine >> 2 * round & 1) != 0) sm90::store_pair(reinterpret_cast<Storage*>(to + offsets[round]), values[round]);
+      } else {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+          Storage* const at = reinterpret_cast<Storage*>(to + offsets[round]);
+          if ((mine >> 2 * round & 1) != 0) at[0] = static_cast<Storage>(values[round].x);
+          if ((mine >> 2 * round & 2) != 0) at[1] = static_cast<Storage>(values[round].y);
+        }
+      }
+    }
+    ++row;
+  }
+};
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/sm90_wgmma.cuh
+// wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
+// A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
+// 8j + 2(l%4) + {0, 1}. (Source: PTX ISA, register fragments of wgmma.mma_async.)
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+template <int N>
+struct Wgmma;
+
+// Inline assembly wants every accumulator named: operands and constraints in blocks of four.
+#define TCONV_ACC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define TCONV_ACC_20(i) TCONV_ACC_4(i), TCONV_ACC_4(i + 4), TCONV_ACC_4(i + 8), TCONV_ACC_4(i + 12), TCONV_ACC_4(i + 16)
+#define TCONV_NAMES_64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TCONV_NAMES_104 TCONV_NAMES_64 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
+#define TCONV_NAMES_128 TCONV_NAMES_104 ", " \
+  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TCONV_NAMES_184 TCONV_NAMES_128 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+  "%84, %85, %86, %87, %88, %89, %90, %91"
+#define TCONV_NAMES_216 TCONV_NAMES_184 ", " \
+  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
+
+#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
+  template <>                                                                                                       \
+  struct Wgmma<N> {                                                                                                 \
+    template <bool kBFloat16>                                                                                       \
+    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {                    \
+      if constexpr (kBFloat16) {                                                                                    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
+                     : __VA_ARGS__                                                                                  \
+                     : "l"(a), "l"(b));                                                                             \
+      } else {                                                                                                      \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
+                     : __VA_ARGS__                                                                                  \
+                     : "l"(a), "l"(b));                                                                             \
+      }                                                                                                             \
+    }                                                                                                               \
+  };
+TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// Begins all products of one segment of a sample. Gives every chunk back but the last, which is still being read.
+// meanwhile(chunk) is called while a chunk's are under way.
+template <bool kBFloat16, typename Meanwhile>
+__device__ __forceinline__ void multiply_sample(const Plan& plan, const Shared& shared, int segment, sm90::RingCursor& stage,
+                                                float (&acc)[kN / 2], Meanwhile&& meanwhile) {
+  const bool elected = threadIdx.x % 32 == 0;
+  const uint32_t weights_low = sm90::descriptor_low(shared.weights);
+  constexpr uint32_t kPixel = kPixelBytes >> 4;
+  const uint32_t ring_low = sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel;
+  int previous = -1;
+  for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
+    sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
+    uint32_t a = sm90::uniform(weights_low + chunk * sm90::kDescriptorStepK16);
+    uint32_t row = sm90::uniform(ring_low + stage.slot * (plan.stage_bytes >> 4));
+    for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, row += plan.tap_step_h * kPixel) {
+      uint32_t b = row;
+#pragma unroll 1
+      for (int tap_w = 0; tap_w < plan.taps_w; ++tap_w, a += kTapBytes >> 4, b += plan.tap_step_w * kPixel) {
+        sm90::wgmma_fence();
+        sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
+        sm90::wgmma_commit();
+        if (tap_h + tap_w == 0 && previous >= 0) {
+          sm90::wgmma_wait<1>();  // the chunk before is done with its stage
+          if (elected) sm90::mbarrier_arrive(shared.chunk_empty + 8 * previous);
+        }
+      }
+    }
+    previous = stage.slot;
+    stage.next(kStages);
+    meanwhile(chunk);
+  }
+}
+
+// Which of a thread's pixels are outputs: those of fragments of 8 columns. The same for every sample.
+struct SegmentPart {
+  uint32_t first = 0, second = 0;  // bit j: is column 8j + 2(lane%4), or the next, one?
+
+  template <typename Storage>
+  __device__ __forceinline__ SegmentPart(const Args<Storage>& args, const Place& place, int segment) {
+    for (int j = 0; j < kN / 8; ++j) {
+      const PairPlace pair(args, place, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
+      first |= static_cast<uint32_t>(pair.first) << j;
+      second |= static_cast<uint32_t>(pair.second) << j;
+    }
+  }
+};
+
+// A thread's two channels, kPartner apart. Loaded while the last products are under way.
+template <typename Storage>
+struct ChannelPair {
+  int channels[2];  // where there is no such channel, one that there is
+  float inv_scale[2], bias[2];
+
+  __device__ __forceinline__ explicit ChannelPair(const Args<Storage>& args) {
+    const int thread = opaque(threadIdx.x), first = thread / 32 % 4 * 2 * kPartner + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int channel = first + half * kPartner;
+      channels[half] = channel < args.plan.out_channels ? channel : 0;
+      inv_scale[half] = args.inv_scale[channel];
+      bias[half] = channel_bias<float>(args.epilogue, channels[half]);
+    }
+  }
+
+  __device__ __forceinline__ float finish(const Args<Storage>& args, float acc, int half) const {
+    return Epilogue::apply<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
+  }
+};
+
+// Chain and moments of a segment's accumulators, and outputs to where they are held.
+template <typename Storage>
+__device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
+                                             const ChannelPair<Storage>& pair, const float (&acc)[kN / 2]) {
+  const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
+  const int channel0 = warp * 2 * kPartner + lane / 4;
+  const uint32_t high = shared.high_at(segment, channel0, lane % 4);
+  const uint32_t third = shared.third_at(segment, warp * kPartner + lane / 4, lane % 4);
+  const uint32_t is_first = opaque(part.first), is_second = opaque(part.second);
+  float pivot[2];
+  // Moments about one of the values themselves, so that its distance from the mean costs no more digits than their spread does:
+  // of the few that are looked at in a quad of lanes; about the pivot where none is an output. (Source: sm90::ShiftedSums.)
+  float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+  float raw[2] = {0.0f, 0.0f};
+  bool found = false;
+#pragma unroll
+  for (int j : {0, 5, 11, 17}) {
+    if (!found && (is_first >> j & 1)) raw[0] = acc[4 * j], raw[1] = acc[4 * j + 2], found = true;
+  }
+  const uint32_t finders = __ballot_sync(0xFFFFFFFFu, found) >> (lane & ~3) & 15;
+  const int finder = (lane & ~3) + (finders & 1 ? 0 : finders & 2 ? 1 : finders & 4 ? 2 : 3);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    pivot[half] = pair.finish(args, 0.0f, half);  // as pivot_of
+    shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
+  }
+  const auto add = [&](int half, float value) {
+    const float d = value - shift[half];
+    sum[half] += d;
+    squares[half] = fmaf(d, d, squares[half]);
+  };
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j) {
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = pair.finish(args, acc[4 * j + i], i / 2);
+    if (is_first >> j & 1) add(0, v[0]), add(1, v[2]);
+    if (is_second >> j & 1) add(0, v[1]), add(1, v[3]);
+    uint32_t bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(v[i] - pivot[i / 2]);
+    const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+    store_word(high + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
+    store_word(high + kPartner * kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
+    store_word(third + 16 * j, thirds);
+  }
+  float count = static_cast<float>(__popc(is_first) + __popc(is_second));
+#pragma unroll
+  for (int other = 1; other <= 2; other *= 2) {
+    count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(0xFFFFFFFFu, sum[half], other);
+      squares[half] += __shfl_xor_sync(0xFFFFFFFFu, squares[half], other);
+    }
+  }
+  if (lane % 4 != 0) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
+    const int row = segment * kChannels + channel0 + half * kPartner;
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + row * 16), "f"(count), "f"(shift[half] + mean),
+                 "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
+                 : "memory");
+  }
+}
+
+template <typename Storage>
+__device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place, int segment) {
+  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
+  const SegmentPart part(args, place, segment);
+  sm90::RingCursor stage;
+  StoreWalk<Storage> walk(args, place, segment);
+  bool holding = false;  // outputs of the sample before?
+  uint32_t parity = 0;   // of its statistics
+  // Where the statistics are there early, warpgroups store one after the other, while the others keep the tensor cores busy.
+  const int store_after = args.plan.num_chunks - kSegments + segment;
+  const auto store_all = [&] {
+    while (!walk.done()) walk.step(args, shared);
+  };
+  const auto meanwhile = [&](int chunk) {
+    if (!holding || walk.done() || chunk < store_after) return;
+    if (__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.affine_full, parity))) store_all();
+  };
+  const auto finish_stores = [&] {
+    if (!holding) return;
+    if (!walk.done()) {
+      sm90::mbarrier_wait(shared.affine_full, parity);
+      store_all();
+    }
+    __syncwarp();
+    parity ^= 1;
+  };
+  sm90::mbarrier_wait(shared.weights_full, 0);
+  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step) {
+    float acc[kN / 2];
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
+    multiply_sample<kBFloat16>(args.plan, shared, segment, stage, acc, meanwhile);
+    sm90::wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.chunk_empty + 8 * (stage.slot == 0 ? kStages - 1 : stage.slot - 1));
+    sm90::pin_registers(acc);
+    finish_stores();
+    const ChannelPair<Storage> pair(args);
+    hold_segment(args, shared, part, pair, acc);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.moments_full);
+    holding = true;
+    walk.begin(sample);
+  }
+  finish_stores();
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
+// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels; weights by
+// bulk copy.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
+// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
+// them and store them as pixel rows; one warp streams weight tiles by bulk copy.
+
+#include <type_traits>
+
+
+namespace tconv {
+namespace cuda {
+namespace sm90 {
+
+// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
+// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
+__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
+
+// Walks the batches of one data warp: one in as many as there are data warps.
+template <typename Storage>
+struct BatchWalk {
+  const Sm90Args<Storage>& args;
+  TileCursor at;
+  int batches;      // of a load: a chunk's line, or where ic blocks follow each other the window of its only tile
+  int load;         // of this chunk's window_loads
+  int ic_block;     // of the load's first batch; those side by side in the ring take turns
+  int batch;        // of the load
+  RingCursor ring;  // the batch's place, in batches
+  const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
+
+  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
+      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
+    enter_chunk();
+    step(first);
+  }
+
+  __device__ __forceinline__ bool done() const { return at.done(args.plan); }
+
+  __device__ __forceinline__ void enter_chunk() {
+    const Plan& plan = args.plan;
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
+    load = 0;
+    const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
+    channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
+  }
+
+  __device__ __forceinline__ void step(int count) {
+    batch += count;
+    ring.slot += count;
+    const int ring_batches = args.plan.ring_units * kBatchesPerUnit * args.plan.ring_ic_blocks;
+    if (ring.slot >= ring_batches) {
+      ring.slot -= ring_batches;
+      ring.parity ^= 1;
+    }
+    while (batch >= batches && !done()) {
+      batch -= batches;
+      if (args.plan.ring_ic_blocks == 1 && ++ic_block == args.plan.num_ic_blocks) ic_block = 0;
+      if (++load == args.plan.window_loads) {
+        at.enter(args.plan, at.chunk + gridDim.x);
+        enter_chunk();
+      }
+    }
+  }
+};
+
+// Where a lane's part of a batch comes from: its first pixel in its first channel, half 0.
+template <typename Storage>
+struct BatchSource {
+  const Storage* from;  // not read where it is outside x
+  int column;           // of the input
+  int channels_left;    // from the lane's first one on
+  bool inside;
+
+  __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
+    const Sm90Args<Storage>& args = walk.args;
+    const Plan& plan = args.plan;
+    int batch = walk.batch, ic_block = walk.ic_block;
+    if (plan.ring_ic_blocks > 1) {
+      batch = static_cast<int>(args.by_ring_ic_blocks.quotient(batch));
+      ic_block = walk.batch - batch * plan.ring_ic_blocks;
+    }
+    const int position = walk.at.first_tile * plan.tile_pixels + batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+    int row = line_row + plan.row_offset, image = 0;
+    from = walk.channels;
+    if (plan.line_samples > 1) {
+      image = static_cast<int>(args.by_image_rows.quotient(line_row));
+      row -= image * plan.image_rows;
+      from += image * args.x_stride_n;
+    }
+    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
+    channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
+    if (args.whole_batches) {
+      from += row * static_cast<int>(args.x_stride_h) + column;
+    } else {
+      from += row * args.x_stride_h + column * args.x_stride_w;
+    }
+  }
+};
+
+// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
+// a half has all of its channels or none.
+template <bool kWhole, typename Args, typename Source, typename Storage>
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
+  using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
+  static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
+  const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
+  const int channels_left = source.channels_left - half * kHalfChannels;
+  if constexpr (kWhole) {
+    // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+    const bool inside = source.inside && channels_left > 0;
+    if (__all_sync(0xFFFFFFFFu, inside)) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k, from += args.x_stride_c)
+        *reinterpret_cast<Vector*>(values[k]) = load_with_neighbours(reinterpret_cast<const Vector*>(from));
+    } else {
+#pragma unroll
+      for (int k = 0; k < 8; ++k, from += args.x_stride_c) {
+        Vector vector = {};
+        if (inside) vector = load_with_neighbours(reinterpret_cast<const Vector*>(from));
+        *reinterpret_cast<Vector*>(values[k]) = vector;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+#pragma unroll
+      for (int j = 0; j < kVectorPixels; ++j) {
+        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+        values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
+      }
+    }
+  }
+}
+
+// Rounds a pixel's channels to 16 bits and packs them. `largest`: pack_scaled_inputs.
+template <typename Storage>
+__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest) {
+  uint32_t packed[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (sizeof(Storage) == 4) {
+      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+    } else {
+      packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
+    }
+  }
+  return make_uint4(packed[0], packed[1], packed[2], packed[3]);
+}
+
+// Raises the guard where it must be, over pixels that have all been converted.
+template <typename Storage>
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
+  if constexpr (sizeof(Storage) == 4) {
+    guard_range(largest, guard, [&](auto&& inspect) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+#pragma unroll
+        for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
+    });
+  }
+}
+
+// pixels[j] is what goes to shared memory.
+template <typename Storage>
+__device__ __forceinline__ void convert_half(GuardState* guard, const Storage (&values)[8][kVectorPixels],
+                                             uint4 (&pixels)[kVectorPixels]) {
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest);
+  guard_pixels(values, largest, guard);
+}
+
+__device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
+#pragma unroll
+  for (uint32_t j = 0; j < kVectorPixels; ++j)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + j * kPixelBytes + ((first_chunk ^ j) << 4)),
+                 "r"(pixels[j].x), "r"(pixels[j].y), "r"(pixels[j].z), "r"(pixels[j].w)
+                 : "memory");
+}
+
+// A batch's place in the ring: pixels from the start of its ic block's part, and that part.
+struct BatchPlace {
+  int pixel, part;
+
+  template <typename Storage>
+  __device__ __forceinline__ BatchPlace(const Sm90Args<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+    if (args.plan.ring_ic_blocks > 1) {
+      pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
+      part = place.slot - pixel * args.plan.ring_ic_blocks;
+    }
+    pixel *= kBatchPixels;
+  }
+
+  __device__ __forceinline__ int unit() const { return pixel / kUnitPixels; }
+};
+
+// Stores a half of a batch whose unit is free.
+template <typename Storage>
+__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
+                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
+  const int first = place.part * args.plan.ring_block_pixels + place.pixel;
+  const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
+  // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
+  const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
+  store_pixels(at, chunk, pixels);
+  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
+}
+
+__device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
+  mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
+}
+
+// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
+// loads under way.
+__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place, int lane) {
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());
+}
+
+// kSets halves are under way at a time.
+template <int kSets, bool kWhole, typename Storage>
+__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
+                                               int lane) {
+  BatchWalk<Storage> walk(args, warp);
+  if (walk.done()) return;
+  Storage values[kSets][8][kVectorPixels];
+  uint4 pixels[kVectorPixels];
+  if constexpr (kSets == 1) {
+    for (; !walk.done(); walk.step(data_warps)) {
+      const BatchSource<Storage> source(walk, lane);
+      const BatchPlace place(args, walk.ring);
+#pragma unroll 1
+      for (int half = 0; half < args.channel_halves; ++half) {
+        load_half<kWhole>(args, source, half, values[0]);
+        if (half == 0) await_free(shared, place, walk.ring.parity);
+        convert_half(args.guard, values[0], pixels);
+        store_half(args, shared, place, half, lane, pixels);
+      }
+      report_full(shared, place, lane);
+    }
+  } else {
+    const bool both = args.channel_halves == 2;
+    {
+      const BatchSource<Storage> source(walk, lane);
+      load_half<kWhole>(args, source, 0, values[0]);
+      if (both) load_half<kWhole>(args, source, 1, values[1]);
+    }
+    for (;;) {
+      // The loads that reuse the registers of what is stored here are under way meanwhile.
+      const BatchPlace place(args, walk.ring);
+      const uint32_t parity = walk.ring.parity;
+      walk.step(data_warps);
+      const bool more = !walk.done();
+      const BatchSource<Storage> source(walk, lane);
+      convert_half(args.guard, values[0], pixels);
+      if (more) load_half<kWhole>(args, source, 0, values[0]);
+      await_free(shared, place, parity);
+      store_half(args, shared, place, 0, lane, pixels);
+      if (both) {
+        convert_half(args.guard, values[1], pixels);
+        if (more) load_half<kWhole>(args, source, 1, values[1]);
+        store_half(args, shared, place, 1, lane, pixels);
+      }
+      report_full(shared, place, lane);
+      if (!more) return;
+    }
+  }
+}
+
+// ---- Producer of weight tiles ----------------------------------------------------------------------------------
+
+// Resident weights are loaded once, by one thread; otherwise thread `block` fills the ring of that block of the sweep.
+template <typename Storage>
+__device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared, int block) {
+  const Plan& plan = args.plan;
+  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
+  if (plan.resident_weights) {
+    for (int i = 0; block == 0 && i < plan.weight_stages; ++i) {
+      mbarrier_arrive_expect_bytes(shared.weight_full + 8 * i, kTapBytes);
+      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes, shared.weight_full + 8 * i);
+    }
+    return;
+  }
+  const int first_stage = block * plan.ring_stages;
+  tiles += block * kTapBytes;
+  const int64_t step = plan.blocks_per_sweep * kTapBytes;
+  RingCursor stage;
+  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
+    const int count = plan.num_sweeps * plan.sweep_tiles;
+    const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
+    for (int i = 0; i < count; ++i, from += step) {
+      const int slot = first_stage + stage.slot;
+      mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
+      mbarrier_arrive_expect_bytes(shared.weight_full + 8 * slot, kTapBytes);
+      bulk_load(shared.weights + slot * kTapBytes, from, kTapBytes, shared.weight_full + 8 * slot);
+      stage.next(plan.ring_stages);
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+constexpr int kBatchQuads = 16;  // of a warp: 16 channels of so many
+
+// Which part of a batch is this lane's: 8 channels of one quad. A warp's loads are two runs of 16 quads.
+__device__ __forceinline__ int lane_half(int lane) { return lane >> 4 & 1; }
+__device__ __forceinline__ int lane_quad(int lane) { return lane & 15; }
+
+// Where a lane's quads of a chunk come from: 8 channels of a sample.
+template <typename Storage>
+struct QuadSource {
+  const Storage* channel;  // its first
+  const Storage* from;     // the quad's first pixel in it; not read where that is outside x
+  int column;              // of the input
+  int channels_left;       // from the first one on
+  bool inside;
+
+  __device__ __forceinline__ void enter(const Args<Storage>& args, int sample, int chunk) {
+    const int first = chunk * kChunkChannels + lane_half(threadIdx.x) * (kChunkChannels / 2);
+    channels_left = args.plan.in_channels - first;
+    channel = args.x + sample * args.x_stride_n + first * args.x_stride_c;
+  }
+
+  __device__ __forceinline__ void find(const Args<Storage>& args, const Place& place, int quad) {
+    const Plan& plan = args.plan;
+    const int position = place.tile * kTilePixels + quad * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position)), row = line_row + plan.row_offset;
+    column = position - line_row * plan.pitch + place.strip * plan.tile_w + plan.col_offset;
+    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    if (args.whole_quads) {
+      from = channel + (row * static_cast<int>(args.x_stride_h) + column);
+    } else {
+      from = channel + (row * args.x_stride_h + column * args.x_stride_w);
+    }
+  }
+};
+
+// Converts and stores a lane's pixels, the first of them a multiple of 4 from a swizzle's start. `at`: of that one's row.
+template <typename Storage>
+__device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool wanted, int lane,
+                                           const Storage (&values)[8][kVectorPixels]) {
+  // Swizzled: 16-byte half h of pixel p lies at h XOR p / 4 mod 2.
+  const uint32_t half_at = at + ((lane_half(lane) ^ lane_quad(lane)) & 1) * 16;
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kVectorPixels; ++j) {
+    const uint4 pixel = sm90::convert_pixel(values, j, largest);
+    if (wanted)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(half_at + j * kPixelBytes), "r"(pixel.x), "r"(pixel.y),
+                   "r"(pixel.z), "r"(pixel.w)
+                   : "memory");
+  }
+  sm90::guard_pixels(values, largest, guard);
+}
+
+template <typename Storage>
+__device__ __forceinline__ void produce_weights(const Args<Storage>& args, const Shared& shared) {
+  sm90::mbarrier_arrive_expect_bytes(shared.weights_full, args.plan.weight_bytes);
+  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
+  for (int at = 0; at < args.plan.weight_bytes; at += kTapBytes)
+    sm90::bulk_load(shared.weights + at, tiles + at, kTapBytes, shared.weights_full);
+}
+
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them, one or two, under way at a time.
+template <int kSets, bool kWhole, typename Storage>
+__device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
+                                               int lane) {
+  const Plan& plan = args.plan;
+  QuadSource<Storage> source;
+  Storage values[kSets][8][kVectorPixels];
+  int first = warp * kBatchQuads, next = first;  // quads of the batch that is stored, and of the one that is loaded
+  int sample = place.first_sample, chunk = 0;    // of the one that is loaded
+  source.enter(args, sample, chunk);
+  const auto load_next = [&](Storage (&to)[8][kVectorPixels]) {
+    if (next >= plan.window_quads) {
+      next = warp * kBatchQuads;
+      if (++chunk == plan.num_chunks) {
+        chunk = 0;
+        sample += place.sample_step;
+      }
+      if (sample < args.batch) source.enter(args, sample, chunk);
+    }
+    if (sample >= args.batch) return;
+    source.find(args, place, next + lane_quad(lane));
+    sm90::load_half<kWhole>(args, source, 0, to);
+    next += kProducerWarps * kBatchQuads;
+  };
+  load_next(values[0]);
+  if (kSets > 1) load_next(values[kSets - 1]);
+  sm90::RingCursor stage;
+  int chunks_left = (args.batch - place.first_sample + place.sample_step - 1) / place.sample_step * plan.num_chunks;
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
+    if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
+    const int quad = first + lane_quad(lane);
+    store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
+               quad < plan.window_quads, lane, from);
+    first += kProducerWarps * kBatchQuads;
+    if (first < plan.window_quads) {
+      load_next(from);
+      return;
+    }
+    sm90::fence_async_proxy();  // waits for loads under way, too: these begin after it
+    load_next(from);
+    first = warp * kBatchQuads;
+    __syncwarp();
+    if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
+    stage.next(kStages);
+    --chunks_left;
+  };
+  while (chunks_left > 0) {
+    store_next(values[0]);
+    if (kSets > 1 && chunks_left > 0) store_next(values[kSets - 1]);
+  }
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_statistics.cuh
+// How the blocks of a sample whose outputs are held agree on its statistics, while consumers multiply the next sample:
+//   moments of each channel -> of each group in this block -> an entry in global memory
+//   in one block for each group: entries of all blocks of the sample -> mean and variance, in global memory
+//   these -> an affine map per channel
+// A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that follows one
+// which never ended, finds what it expects.
+
+// ---- kernels_src/cuda/group_norm_moments.cuh
+// Moments within a warp and across a block, and what a normalisation does to one channel.
+
+
+namespace tconv {
+namespace cuda {
+namespace norm {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// out = (y - mean) * scale + shift. Subtracting first keeps the digits that y * scale + offset would cancel;
+// shift also carries what rounding the mean to Acc lost.
+template <typename Acc>
+struct alignas(16) ChannelAffine {
+  Acc mean, scale, shift, unused;
+
+  __device__ __forceinline__ Acc apply(Acc y) const { return (y - mean) * scale + shift; }
+};
+
+template <typename Acc>
+__device__ __forceinline__ ChannelAffine<Acc> make_channel_affine(double mean, double rstd, double weight,
+                                                                  double bias) {
+  ChannelAffine<Acc> a;
+  const double scale = rstd * weight;
+  a.mean = static_cast<Acc>(mean);
+  a.scale = static_cast<Acc>(scale);
+  const double lost = mean - static_cast<double>(a.mean);
+  // An infinite mean loses nothing (and Inf - Inf would), nor does an exact one (0 * Inf would).
+  const bool exact = lost == 0 || isinf(mean);
+  a.shift = static_cast<Acc>(exact ? bias : bias - lost * scale);
+  a.unused = Acc(0);
+  return a;
+}
+
+template <typename T>
+__device__ __forceinline__ T warp_sum(T v) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) v += __shfl_xor_sync(kAllLanes, v, step);
+  return v;
+}
+
+// Moments of the `count` (>= 1) values a warp holds in registers: value i of lane l is number i * 32 + l.
+// Two passes about the mean, so a large mean costs no digits. The same on every lane.
+template <typename Partial, typename Acc, int kItems>
+__device__ __forceinline__ Partial warp_moments(const Acc (&values)[kItems], int count, int lane) {
+  Acc sum = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i)
+    if (i * kWarp + lane < count) sum += values[i];
+  const Acc centre = warp_sum(sum) / static_cast<Acc>(count);
+  Acc deviation = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (i * kWarp + lane < count) {
+      const Acc d = values[i] - centre;
+      deviation += d;
+      squares += d * d;
+    }
+  }
+  deviation = warp_sum(deviation);
+  squares = warp_sum(squares);
+  const Acc correction = deviation / static_cast<Acc>(count);
+  Partial m;
+  m.count = static_cast<Acc>(count);
+  m.mean = centre + correction;
+  m.m2 = squares - deviation * correction;
+  return m;
+}
+
+// Sums over the block of kCount values at a time, the same on every thread: within warps in Acc, across them in fp64.
+// `scratch` has an entry per warp and must not be in use.
+template <int kCount, typename Acc>
+__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount], double (&sums)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const Acc sum = warp_sum(values[k]);
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp][k] = sum;
+    sums[k] = 0;
+  }
+  __syncthreads();
+  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sums[k] += scratch[warp][k];
+}
+
+// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first, then
+// the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
+template <typename Partial>
+__device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ partials, int64_t rows, int64_t cols,
+                                                    int64_t row_stride) {
+  constexpr int kInFlight = 4;
+  // Entry e = row * cols + col; the block's stride in (row, col) avoids a division per entry.
+  const int64_t row_step = blockDim.x / cols, col_step = blockDim.x % cols;
+  Partial batch[kInFlight];
+  const bool one_batch = rows * cols <= int64_t{kInFlight} * blockDim.x;  // kept from the first time to the second
+  const auto for_each = [&](bool again, auto&& take) {
+    int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
+    do {
+      if (!(again && one_batch)) {
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+          batch[i] = Partial{0, 0, 0};
+          if (row < rows) batch[i] = partials[row * row_stride + col];
+          row += row_step;
+          col += col_step;
+          if (col >= cols) {
+            col -= cols;
+            ++row;
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) take(batch[i]);
+    } while (row < rows && !one_batch);
+  };
+  __shared__ double first[kWarp][2], second[kWarp][1];
+  double counted[2] = {0, 0}, totals[2];
+  for_each(false, [&](const Partial& p) {
+    counted[0] += p.count;
+    counted[1] += static_cast<double>(p.count) * p.mean;
+  });
+  block_sums(counted, first, totals);
+  MomentsF64 m;
+  m.count = totals[0];
+  m.mean = totals[0] > 0 ? totals[1] / totals[0] : 0;
+  double squares[1] = {0}, m2[1];
+  for_each(true, [&](const Partial& p) {
+    const double d = p.mean - m.mean;
+    if (p.count > 0) squares[0] += p.m2 + p.count * d * d;
+  });
+  block_sums(squares, second, m2);
+  m.m2 = m2[0];
+  return m;
+}
+
+}  // namespace norm
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+__device__ __forceinline__ void publish(void* at, float first, float second) {
+  const uint64_t bits = static_cast<uint64_t>(__float_as_uint(second)) << 32 | __float_as_uint(first);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
+}
+
+// A message of two numbers, if it is there.
+struct Message {
+  uint64_t bits;
+
+  __device__ __forceinline__ void read(const void* at) {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(at) : "memory");
+  }
+  __device__ __forceinline__ bool is_there() const { return bits != ~uint64_t{0}; }
+  __device__ __forceinline__ float first() const { return __uint_as_float(static_cast<uint32_t>(bits)); }
+  __device__ __forceinline__ float second() const { return __uint_as_float(static_cast<uint32_t>(bits >> 32)); }
+};
+
+// Sums over the `lanes` neighbouring lanes that share a group.
+template <typename T>
+__device__ __forceinline__ T group_sum(T v, int lanes) {
+  for (int step = 1; step < lanes; step *= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+  return v;
+}
+
+// Moments that a lane is given one by one, as deviations from the first.
+struct MomentsSum {
+  float shift, count = 0.0f, sum = 0.0f, squares = 0.0f;
+
+  __device__ __forceinline__ explicit MomentsSum(float first_mean) : shift(first_mean) {}
+  __device__ __forceinline__ void add(float n, float mean, float m2) {
+    const float d = n > 0.0f ? mean - shift : 0.0f;
+    count += n;
+    sum += n * d;
+    squares += m2 + n * d * d;
+  }
+};
+
+struct Words {
+  float x, y, z;
+};
+__device__ __forceinline__ Words load_words(uint32_t at) {
+  uint32_t v[4];
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+  return {__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2])};
+}
+
+// Pixels of each of the sample's blocks that are outputs.
+template <typename Storage>
+__device__ __forceinline__ void fill_counts(const Args<Storage>& args, const Shared& shared, int lane) {
+  const Plan& plan = args.plan;
+  for (int block = lane; block < plan.blocks_per_sample(); block += 32) {
+    const int strip = block / plan.num_tiles, tile = block - strip * plan.num_tiles;
+    const int columns = min(plan.tile_w, args.out_w - strip * plan.tile_w);
+    const auto below = [&](int position) {
+      const int row = static_cast<int>(args.by_pitch.quotient(position));
+      return min(row, args.out_h) * columns + (row < args.out_h ? min(position - row * plan.pitch, columns) : 0);
+    };
+    const int pixels = below((tile + 1) * kTilePixels) - below(tile * kTilePixels);
+    store_word(shared.counts + block * 4, __float_as_uint(static_cast<float>(pixels)));
+  }
+}
+
+// Entry of a group's channels in this block. In every lane of the group.
+template <typename Storage>
+__device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, const Shared& shared, int group,
+                                                  int lane_of_group, int lanes) {
+  const int first = group * args.channels_per_group;
+  MomentsSum total(load_words(shared.moments + first * 16).y);
+  for (int i = lane_of_group; i < args.channels_per_group; i += lanes) {
+#pragma unroll
+    for (int segment = 0; segment < kSegments; ++segment) {
+      const Words m = load_words(shared.moments + (segment * kChannels + first + i) * 16);
+      total.add(m.x, m.y, m.z);
+    }
+  }
+  const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes), squares = group_sum(total.squares, lanes);
+  const float mean = count > 0.0f ? __fdividef(sum, count) : 0.0f, m2 = squares - sum * mean;
+  return {total.shift + mean, m2 < 0.0f ? 0.0f : m2};
+}
+
+// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane.
+template <typename Storage>
+__device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared& shared, const Entry* entries,
+                                         Statistics* statistics, int lane) {
+  const int blocks = args.plan.blocks_per_sample();
+  const float channels = static_cast<float>(args.channels_per_group);
+  constexpr int kInFlight = 5;  // all, where a sample has 160 blocks at most
+  MomentsSum total(0.0f);
+  for (int first = lane; first - lane < blocks; first += kInFlight * 32) {
+    Message some[kInFlight];
+    bool all_there = true;
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) some[k].read(entries + min(first + k * 32, blocks - 1));
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) all_there = all_there && some[k].is_there();
+    if (!__all_sync(0xFFFFFFFFu, all_there)) return false;
+    if (first == lane) total.shift = __shfl_sync(0xFFFFFFFFu, some[0].first(), 0);
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int block = first + k * 32;
+      if (block >= blocks) continue;
+      const float pixels = __uint_as_float(load_word(shared.counts + block * 4));
+      total.add(pixels * channels, some[k].first(), some[k].second());
+    }
+  }
+  const float mean = group_sum(total.sum, 32) * args.inverse_values;
+  const float variance = fmaf(-mean, mean, group_sum(total.squares, 32) * args.inverse_values);
+  const float v = (variance < 0.0f ? 0.0f : variance) + args.eps;
+  const float rough = rsqrtf(v);
+  // A Newton step, where there is one.
+  const float rstd = v > 0x1p-120f && v < 0x1p120f ? rough * fmaf(-0.5f * v * rough, rough, 1.5f) : rough;
+  if (lane == 0) publish(&statistics->mean, total.shift, mean);
+  if (lane == 1) publish(&statistics->rstd, rstd, 0.0f);
+  return true;
+}
+
+// Brings this block's share of a sample to L2, before producers ask for it: any share, because all blocks need all of it.
+template <typename Storage>
+__device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const Place& place, int sample, int lane) {
+  if (sample >= args.batch || args.prefetch_bytes == 0) return;
+
+  const Storage* const first = args.x + sample * args.x_stride_n;
+  const char* const from = reinterpret_cast<const char*>(first) + (place.block * 32 + lane) * args.prefetch_bytes;
+  const char* const end = reinterpret_cast<const char*>(first + args.plan.in_channels * args.x_stride_c);
+  if (from + args.prefetch_bytes <= end)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
+}
+
+// A channel's parameters, and what its outputs are held as differences from. In shared memory, by all lanes of a warp.
+template <typename Storage>
+__device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
+  for (int channel = lane; channel < kChannels; channel += 32) {
+    const int real = min(channel, args.plan.out_channels - 1);
+    const uint32_t at = shared.parameters + channel * 4;
+    store_word(at, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_weight, real, 1.0))));
+    store_word(at + kChannels * 4, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_bias, real, 0.0))));
+    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
+  }
+}
+
+// After each sample's products. One warp.
+template <typename Storage>
+__device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
+  constexpr int kChannelsPerLane = kChannels / 32;
+  const int blocks = args.plan.blocks_per_sample();
+  int lanes = 32;  // that share a group: as many for each, a power of two
+  while (lanes > 1 && lanes * args.num_groups > 32) lanes /= 2;
+  fill_counts(args, shared, lane);
+  fill_parameters(args, shared, lane);
+  prefetch_sample(args, place, place.first_sample, lane);
+  prefetch_sample(args, place, place.first_sample + place.sample_step, lane);
+  __syncwarp();
+  uint32_t parity = 0;
+  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step, parity ^= 1) {
+    Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
+    Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
+    sm90::mbarrier_wait(shared.moments_full, parity);
+    for (int first = 0; first < args.num_groups; first += 32 / lanes) {
+      const int group = first + lane / lanes;
+      // All lanes do as if there were a group for each.
+      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane % lanes, lanes);
+      if (group < args.num_groups && lane % lanes == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+    }
+    __syncwarp();
+    for (int group = place.block; group < args.num_groups; group += blocks)
+      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) continue;
+#pragma unroll
+    for (int i = 0; i < kChannelsPerLane; ++i) {
+      const Statistics* of_group = statistics + min(lane + 32 * i, args.plan.out_channels - 1) / args.channels_per_group;
+      Message mean, rstd;
+      do {
+        mean.read(&of_group->mean);
+        rstd.read(&of_group->rstd);
+      } while (!__all_sync(0xFFFFFFFFu, mean.is_there() && rstd.is_there()));
+      const uint32_t at = shared.parameters + (lane + 32 * i) * 4;
+      const float weight = __uint_as_float(load_word(at)), bias = __uint_as_float(load_word(at + kChannels * 4));
+      const float pivot = __uint_as_float(load_word(at + 2 * kChannels * 4)), scale = rstd.first() * weight;
+      store_affine(shared.affine + (lane + 32 * i) * 8, {scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias)});
+    }
+    __syncwarp();
+    if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
+    prefetch_sample(args, place, sample + 2 * place.sample_step, lane);
+  }
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// All blocks must run at once.
+template <typename Storage>
+__global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const __grid_constant__ Args<Storage> args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const Shared shared(args.plan, sm90::smem_address(smem));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    sm90::mbarrier_init(shared.weights_full, 1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
+      sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
+    }
+    sm90::mbarrier_init(shared.moments_full, 4 * kSegments);
+    sm90::mbarrier_init(shared.affine_full, 1);
+    sm90::fence_barrier_init();
+  }
+  const Place place(args.plan);
+  __syncthreads();
+
+  // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
+  if (warpgroup < kSegments) {
+    sm90::set_registers<kLaunchRegisters, kConsumerRegisters>();
+    consume(args, shared, place, warpgroup);
+  } else {
+    sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
+    const int producer = warp - 4 * kSegments;
+    if (producer == kProducerWarps) {
+      agree(args, shared, place, lane);
+      return;
+    }
+    if (producer == 0 && lane == 0) produce_weights(args, shared);
+    __syncwarp();
+    if (args.whole_quads) {
+      produce_chunks<2, true>(args, shared, place, producer, lane);
+    } else {
+      produce_chunks<1, false>(args, shared, place, producer, lane);
+    }
+  }
+#endif
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_plan.h
+// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_sm90_plan.h.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_plan.h
+// How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
+// tested anywhere. The kernel and its launcher read nothing but this plan.
+//
+// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
+// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
+// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
+// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
+// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
+// wgmma wide. Pixels between rows are computed and dropped.
+// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
+// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
+// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
+// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
+// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
+// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
+// there is no room for all, a ring of one window takes one after the other, again for every sweep.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_cost.h
+// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
+
+
+namespace tconv {
+namespace sm90 {
+
+// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
+inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+  const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
+  // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
+  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
+  const double read = (2048.0 + 32.0 * n) / 112.0;
+  const double step = n * 0.5 > read ? n * 0.5 : read;
+  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double pixel_bytes = kBlockIC * 4.0;
+  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
+  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
+  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
+  const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
+  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
+  // Windows that do not continue are loaded while nothing is multiplied.
+  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
+  // Measured: with few bytes to many products a data warp had better load one batch at a time.
+  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
+  // does so while the other multiplies.
+  const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
+  // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
+  const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
+  const double stores = 2000.0 + plan.num_consumers * kBlockOC * 4.0 * sectors / 32.0;
+  double compute = multiply + passes * stores;
+  if (plan.alternate) {
+    const double one = multiply / plan.num_consumers + passes * stores;
+    compute = one > multiply ? one : multiply;
+  }
+  const double sum = compute + dram + l2;
+  double slowest = compute > dram ? compute : dram;
+  slowest = l2 > slowest ? l2 : slowest;
+  // Measured: turns overlap better.
+  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
+  // Measured: where weights need not be streamed, twins had better end with a block of stores.
+  if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
+  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
+  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
+
+  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
+  // reach and the time until the first unit is there.
+  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
+  plan.cost = 0;
+  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
+    const int chunks = ceil_div(plan.num_tiles, tiles);
+    const int rounds = ceil_div(lines * chunks, num_sms);
+    const double cost = rounds * (tiles * tile_cost + restart_cost);
+    if (plan.cost != 0 && cost >= plan.cost) continue;
+    plan.cost = cost;
+    plan.chunk_tiles = tiles;
+    plan.num_tile_chunks = chunks;
+    plan.num_chunks = static_cast<int>(lines * chunks);
+  }
+}
+
+}  // namespace sm90
+}  // namespace tconv
+
+namespace tconv {
+namespace sm90 {
+
+// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
+inline bool loads_vectors(const ConvTransposeProblem& p) {
+  const int64_t quad = kVectorPixels;
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
+         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
+}
+
+// The parts of a plan that do not depend on the tile shape. Sets usable.
+inline Plan plan_geometry(const ConvTransposeProblem& p) {
+  Plan plan{};
+  auto refuse = [&](const char* reason) {
+    plan.usable = false;
+    plan.reason = reason;
+    return plan;
+  };
+  if (p.stride_h * p.stride_w > kMaxPhases) return refuse("more than 16 stride phases");
+  const int64_t limit = int64_t(1) << 30;
+  if (p.batch * p.groups > limit || p.in_h > limit || p.in_w > limit || p.out_h > limit || p.out_w > limit)
+    return refuse("an extent over 2^30");
+  plan.num_groups = static_cast<int>(p.groups);
+  plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
+  plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
+  plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
+  int leftmost = INT32_MAX;
+  plan.last_tapped_phase = -1;
+  plan.row_offset = INT32_MAX;
+  for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
+    for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
+      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
+      Phase& phase = plan.phases[plan.num_phases++];
+      phase.out_first_h = rh;
+      phase.out_first_w = rw;
+      phase.out_count_h = static_cast<int>(h.out_count);
+      phase.out_count_w = static_cast<int>(w.out_count);
+      if (h.tap_count == 0 || w.tap_count == 0) continue;
+      plan.last_tapped_phase = plan.num_phases - 1;
+      phase.taps_h = h.tap_count;
+      phase.taps_w = w.tap_count;
+      phase.kernel_first_h = h.tap_first;
+      phase.kernel_first_w = w.tap_first;
+      phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
+      phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
+      plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
+      leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
+      plan.tap_step_h = h.offset_step;
+      plan.tap_step_w = w.offset_step;
+      plan.kernel_step_h = h.tap_step;
+      plan.kernel_step_w = w.tap_step;
+    }
+  }
+  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
+  plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
+  for (int i = 0; i < plan.num_phases; ++i) {
+    if (plan.phases[i].taps_h == 0) continue;
+    plan.phases[i].row_shift -= plan.row_offset;
+    plan.phases[i].col_shift -= plan.col_offset;
+  }
+  plan.usable = true;
+  return plan;
+}
+
+// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
+// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
+// images to a line as there are.
+inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
+                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
+  const int n = shape.n;
+  if (shape.scattered && loads_vectors(p)) return false;
+  if (side_by_side && plan.num_ic_blocks == 1) return false;
+  if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
+  if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
+  if (shape.twin && (p.stride_w != 2 || p.out_w < 2 || plan.out_channels_per_group < kBlockOC / 4)) return false;
+  // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
+  int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
+  const auto raise = [](int& most, int value) { most = value > most ? value : most; };
+  for (int i = 0; i < plan.num_phases; ++i) {
+    const Phase& phase = plan.phases[i];
+    raise(max_h, phase.out_count_h);
+    raise(max_w, phase.out_count_w);
+    raise(below, phase.out_count_h);
+    if (phase.taps_h == 0) continue;
+    const int rows = phase.row_shift + (phase.taps_h - 1) * plan.tap_step_h;
+    raise(beyond_h, rows);
+    raise(beyond_w, phase.col_shift + (phase.taps_w - 1) * plan.tap_step_w);
+    raise(below, phase.out_count_h + rows);  // rows read, from the line's row 0
+    all_taps += phase.taps_h * phase.taps_w;
+    ++with_taps;
+  }
+  plan.num_strips = num_strips;
+  plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 4);
+  if (num_strips > 1) plan.num_strips = ceil_div(max_w, plan.tile_w);
+  int pitch = plan.tile_w + beyond_w;
+  if (plan.num_strips == 1) {
+    // One strip: the zeros left of a row serve as the zeros right of the row before it, so the pitch need only
+    // cover the image and the larger reach; column_offset <= 0 zeros lie left, and reads beyond wrap into them.
+    const int left = -plan.col_offset;
+    const int right = pitch - left - static_cast<int>(p.in_w);  // columns read beyond the image's right edge
+    const int shared = left + static_cast<int>(p.in_w) + (right > left ? right - left : 0);
+    if (left >= 0 && shared < pitch) pitch = shared;
+    if (pitch < plan.tile_w) pitch = plan.tile_w;
+  }
+  plan.n = n;
+  plan.twin = shape.twin ? 1 : 0;
+  plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
+  plan.num_consumers = shape.consumers;
+  plan.producer_warps = shape.producer_warps;
+  plan.blocks_per_sweep = blocks_per_sweep;
+  plan.num_segments = shape.consumers / blocks_per_sweep;
+  plan.pooled = pooled ? 1 : 0;
+  plan.segment_pixels = pooled ? n / (2 * plan.pitch) * (2 * plan.pitch) : n;
+  plan.tile_pixels = plan.num_segments * plan.segment_pixels;
+  if (plan.segment_pixels == 0) return false;
+  const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
+  if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
+  plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
+  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  plan.image_rows = below + plan.row_offset;
+  raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
+  raise(plan.image_rows, max_h);
+  if (plan.image_rows > below) plan.image_rows = below;
+  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
+  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
+  if (plan.line_samples < 1) return false;
+  const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + max_h;
+  const int64_t longest = (line_rows - 1) * plan.pitch + plan.tile_w;
+  const int64_t reach = static_cast<int64_t>(beyond_h) * plan.pitch + beyond_w;
+  if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
+  plan.reach = static_cast<int>(reach);
+  plan.num_tiles = ceil_div(longest, plan.tile_pixels);
+  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
+  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  plan.sweep_tiles = all_taps * plan.num_ic_blocks;
+  plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
+  for (int i = 0, base = 0; i < plan.num_phases; ++i) {
+    Phase& phase = plan.phases[i];
+    phase.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
+    phase.weight_base = base;
+    base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
+  }
+
+  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
+  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
+  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
+  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
+  plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
+  plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
+  const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
+  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
+  plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
+  plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
+  // A later tile of a chunk may start within a unit.
+  const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
+  const int least_units = single ? plan.window_units : misaligned;
+  const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
+  const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
+  const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
+  int stages = 0;
+  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
+    for (int units = most_units; units >= least_units && stages == 0; --units) {
+      plan.ring_units = units;
+      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
+      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
+      if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
+      const int fitting = (budget - plan.ring_bytes) / kTapBytes;
+      if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
+    }
+  }
+  if (stages == 0) return false;
+  plan.resident_weights = all_stages <= stages ? 1 : 0;
+  plan.ring_stages = stages / blocks_per_sweep;
+  plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
+  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
+  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
+  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
+
+  choose_chunks(plan, p, single, num_sms);
+  return true;
+}
+
+// The cheapest plan, or one that is not usable and says why.
+inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_limit, int num_sms) {
+  const bool pooled = outputs == Outputs::kPooled;
+  const Plan geometry = plan_geometry(p);
+  if (!geometry.usable) return geometry;
+  Plan best = geometry;
+  best.usable = false;
+  best.reason = "no tile whose window fits in shared memory";
+  for (const Shape& shape : kShapes) {
+    if (!serves(shape, outputs)) continue;
+    // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
+    for (int blocks = shape.consumers; blocks >= 1; --blocks) {
+      for (int strips = 1; strips <= 64; ++strips) {
+        if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
+        for (int kind = 0; kind < 8; ++kind) {
+          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
+          if (outputs != Outputs::kAlone && stacked) continue;
+          Plan plan = geometry;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
+          if (best.usable && plan.cost >= best.cost) continue;
+          best = plan;
+          best.reason = "";
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace sm90
+}  // namespace tconv
+
+namespace tconv {
+namespace held {
+
+// Samples that are held at once by as many processors.
+inline int samples_at_once(const Plan& plan, int num_sms) { return num_sms / plan.blocks_per_sample(); }
+
+// The cut with the fewest blocks, or a plan that is not usable and says why.
+inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
+  Plan best{};
+  best.usable = false;
+  const auto refuse = [&](const char* reason) {
+    best.reason = reason;
+    return best;
+  };
+  if (p.stride_h != 1 || p.stride_w != 1 || p.groups != 1) return refuse("strides or groups");
+  if (p.in_channels > sm90::kBlockIC || p.out_channels > kChannels) return refuse("more than 64 channels");
+  const sm90::Plan geometry = sm90::plan_geometry(p);
+  if (!geometry.usable) return refuse(geometry.reason);
+  const sm90::Phase& phase = geometry.phases[0];
+  Plan plan{};
+  plan.usable = true;
+  plan.reason = "";
+  plan.in_channels = geometry.in_channels_per_group;
+  plan.out_channels = geometry.out_channels_per_group;
+  plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
+  plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
+  plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
+  if (plan.taps_h * plan.taps_w > smem_limit / sm90::kTapBytes) return refuse("weights do not fit in shared memory");
+  plan.weight_bytes = plan.taps_h * plan.taps_w * sm90::kTapBytes;
+  const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
+  const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
+  best.reason = "no tile whose window and outputs fit in shared memory";
+  const char* const too_large = "a sample does not fit on the device";
+  for (int strips = 1; strips <= num_sms; ++strips) {
+    plan.tile_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
+    plan.num_strips = sm90::ceil_div(p.out_w, plan.tile_w);
+    if (plan.num_strips != strips) continue;  // another number of strips is the same cut
+    const int64_t pitch = sm90::round_up(plan.tile_w + beyond_w, sm90::kVectorPixels), line = (p.out_h - 1) * pitch + plan.tile_w;
+    if (line > int64_t{num_sms} * kTilePixels) {
+      if (!best.usable) best.reason = too_large;
+      continue;
+    }
+    plan.pitch = static_cast<int>(pitch);
+    plan.num_tiles = sm90::ceil_div(line, kTilePixels);
+    const int64_t window = kTilePixels + beyond_h * pitch + beyond_w;
+    if (window > smem_limit / kPixelBytes) continue;
+    plan.window_quads = sm90::ceil_div(window, sm90::kVectorPixels);
+    plan.stage_bytes = sm90::round_up(plan.window_quads * sm90::kVectorPixels * kPixelBytes, kSwizzleBytes);
+    plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
+    plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
+    plan.reach_rows = static_cast<int>(beyond_h);
+    plan.smem_bytes = plan.weight_bytes + kStages * plan.stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample());
+    if (plan.smem_bytes > smem_limit) continue;
+    if (plan.blocks_per_sample() > num_sms) {
+      if (!best.usable) best.reason = too_large;
+      continue;
+    }
+    if (!best.usable || plan.blocks_per_sample() < best.blocks_per_sample()) best = plan;
+  }
+  return best;
+}
+
+// Does it pay? Not where most processors would have no part of a sample.
+inline bool pays(const Plan& plan, int num_sms) {
+  return samples_at_once(plan, num_sms) * plan.blocks_per_sample() * 3 >= num_sms * 2;
+}
+
+}  // namespace held
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_dispatch.cuh
+// Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
+
+#include <cstring>
+
+// ---- kernels_src/cuda/conv_transpose.cuh
+// The one door to the transposed convolution on CUDA: picks a kernel and launches it.
+
+#include <cuda_runtime.h>
+
+
+namespace tconv {
+namespace cuda {
+
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
+// that the answer rules out.
+using tconv::sm90::Outputs;
+
+// Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
+// `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
+// call's dtype), laid out [batch][conv_num_partials(call)][out_channels]; every entry is written.
+struct ConvOutputs {
+  void* out;
+  Moments* partials;
+};
+
+// Tiles per sample of the kernel that launch_conv_transpose will pick for this call.
+template <Outputs kOutputs>
+int64_t conv_num_partials(const ConvCall& call);
+
+// Scratch bytes (transformed weights ...) that launch_conv_transpose needs at `workspace`.
+template <Outputs kOutputs>
+int64_t conv_workspace_bytes(const ConvCall& call);
+
+// Enqueues the convolution on call.stream; ignores call.out and call.workspace. Returns a Status or cudaError_t.
+template <Outputs kOutputs>
+int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace);
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_direct_launch.cuh
+// Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
+
+#include <algorithm>
+#include <type_traits>
+
 // ---- kernels_src/cuda/conv_transpose_direct.cuh
 // Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise layers, the
 // last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16 tensors need no other
@@ -639,33 +3648,6 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint4& a,
       "{%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/storage.cuh
-// Tensor element types on CUDA: the C++ type of each DType, what it accumulates in, conversions.
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-
-namespace tconv {
-namespace cuda {
-
-template <typename Storage>
-struct StorageTraits {
-  using Acc = float;
-};
-template <>
-struct StorageTraits<double> {
-  using Acc = double;
-};
-
-// Rounds an accumulator to the tensor's type, to nearest even.
-template <typename Storage, typename Acc>
-__device__ __forceinline__ Storage to_storage(Acc v) {
-  return static_cast<Storage>(v);
 }
 
 }  // namespace cuda
@@ -1290,57 +4272,6 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
 // pixels then cover all banks, so ldmatrix reads a tap's operand from a row shift without conflicts. The next
 // window is loaded, converted and stored during the products of this one; weights stream through a cp.async ring.
 
-// ---- kernels_src/cuda/fast_divisor.h
-// Division of non-negative integers by an invariant positive one: a multiplication and a shift.
-// Source: Granlund, Montgomery, "Division by invariant integers using multiplication", 1994.
-
-
-namespace tconv {
-namespace cuda {
-
-// n, divisor < 2^31.
-struct FastDivisor {
-  uint32_t divisor, multiplier, shift;
-
-  static FastDivisor make(uint32_t d) {
-    FastDivisor f{d, 0, 0};
-    while ((uint64_t{1} << f.shift) < d) ++f.shift;  // 2^shift >= d
-    if (d > 1) f.multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + f.shift)) + d - 1) / d);
-    return f;
-  }
-
-  TCONV_HD uint32_t quotient(uint32_t n) const {
-    if (divisor == 1) return n;
-    return static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> (31 + shift));
-  }
-};
-
-// n, divisor < 2^63.
-struct FastDivisor64 {
-  uint64_t divisor, multiplier;
-  uint32_t shift;
-
-  static FastDivisor64 make(uint64_t d) {
-    FastDivisor64 f{d, 0, 0};
-    while ((uint64_t{1} << f.shift) < d) ++f.shift;
-    using Wide = unsigned __int128;
-    if (d > 1) f.multiplier = static_cast<uint64_t>(((Wide{1} << (63 + f.shift)) + d - 1) / d);
-    return f;
-  }
-
-  TCONV_HD int64_t quotient(int64_t n) const {
-    if (divisor == 1) return n;
-#if defined(__CUDA_ARCH__)
-    const uint64_t high = __umul64hi(static_cast<uint64_t>(n), multiplier);
-#else
-    const uint64_t high = static_cast<uint64_t>((static_cast<unsigned __int128>(n) * multiplier) >> 64);
-#endif
-    return static_cast<int64_t>(high >> (shift - 1));
-  }
-};
-
-}  // namespace cuda
-}  // namespace tconv
 // ---- kernels_src/cuda/mma_epilogue.cuh
 // Accumulator fragments -> outputs: staged through shared memory so that a warp stores consecutive pixels of one
 // channel, with the element-wise epilogue and the channel's moments on the way.
@@ -1436,132 +4367,6 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
 // ---- kernels_src/cuda/mma_operands.cuh
 // How each numeric mode prepares operands and multiplies one step (16-byte chunks of a pixel, m16n8 tiles).
 
-// ---- kernels_src/cuda/fp16_containers.cuh
-// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
-// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
-// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
-// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
-
-namespace tconv {
-namespace cuda {
-
-// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
-constexpr float kInputScale = 256.0f;
-constexpr float kSmallestExact = 0x1p-22f;
-
-// Device-side words of a call; cleared before its kernels run.
-struct GuardState {
-  int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
-};
-
-__device__ __forceinline__ uint32_t pack_pair(float a, float b) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ uint32_t pack_pair(__half a, __half b) {
-  return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
-}
-__device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return static_cast<uint32_t>(__bfloat16_as_ushort(a)) | static_cast<uint32_t>(__bfloat16_as_ushort(b)) << 16;
-}
-
-// Two inputs, scaled and rounded; `largest` follows the magnitudes, NaN above all.
-__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest) {
-  const uint32_t packed = pack_pair(a * kInputScale, b * kInputScale);
-  largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed)));
-  return packed;
-}
-
-// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
-// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
-// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
-template <typename Subnormal>
-__device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
-  const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  constexpr float kSmall = 0x1p-12f * kInputScale;
-  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
-  if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
-  bool raise = __any_sync(0xFFFFFFFFu, overflow);
-  if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
-  if (raise && threadIdx.x % 32 == 0) guard->out_of_range = 1;
-}
-
-// The same where the values are still at hand: for_each(f) calls f with every value of this thread, unscaled.
-template <typename ForEach>
-__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
-  guard_packed(largest, guard, [&] {
-    bool subnormal = false;
-    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
-    return subnormal;
-  });
-}
-
-// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
-struct RangeWatch {
-  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
-  uint32_t any_bits = 0;
-
-  __device__ __forceinline__ uint32_t pack(float a, float b) {
-    any_bits |= __float_as_uint(a) | __float_as_uint(b);
-    return pack_scaled_inputs(a, b, largest);
-  }
-  __device__ __forceinline__ void raise(GuardState* guard) const {
-    guard_packed(largest, guard, [&] { return any_bits << 1 != 0; });
-  }
-};
-
-// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
-// to 2^-29 of it; and what undoes it and kInputScale.
-struct WeightScale {
-  float scale, inverse;
-};
-
-__device__ __forceinline__ float scale_of_inverse(float inverse) { return 1.0f / (inverse * kInputScale); }
-
-// All kThreads threads of a block, for one channel: [in_channels] runs of `taps` weights, `run_stride` apart.
-template <int kThreads>
-__device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
-                                                         int64_t run_stride, GuardState* guard) {
-  uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
-  // Several loads at a time and no division for each, or this takes longer than all the rest.
-  constexpr int kInFlight = 8;
-  const int64_t run_step = kThreads / taps, tap_step = kThreads % taps;
-  for (int64_t run = threadIdx.x / taps, tap = threadIdx.x % taps; run < in_channels;) {
-    uint32_t magnitudes[kInFlight];
-#pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      magnitudes[k] = run < in_channels ? __float_as_uint(weights[run * run_stride + tap]) & 0x7FFFFFFFu : 0;
-      run += run_step;
-      tap += tap_step;
-      if (tap >= taps) {
-        tap -= taps;
-        ++run;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kInFlight; ++k) largest = max(largest, magnitudes[k]);
-  }
-  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
-  __shared__ uint32_t warp_largest[kThreads / 32];
-  if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
-  __syncthreads();
-  for (int i = 0; i < kThreads / 32; ++i) largest = max(largest, warp_largest[i]);
-  const int exponent = static_cast<int>(largest >> 23) - 127;  // of the largest magnitude
-  // Outside these the power of two, or its inverse with the input's, is no normal fp32 number.
-  const bool representable = largest == 0 || (exponent >= -96 && exponent <= 96);
-  if (!representable && threadIdx.x == 0) guard->out_of_range = 1;
-  const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
-  return {__uint_as_float(static_cast<uint32_t>(127 + shift) << 23),
-          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale};
-}
-
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -1779,6 +4584,19 @@ int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int6
   cudaLaunchConfig_t config = launch_config(grid, block, dynamic_smem_bytes, stream);
   config.attrs = &attribute;
   config.numAttrs = device.compute_major >= 9 ? 1 : 0;
+  return launch_configured(config, kernel, std::forward<Args>(args)...);
+}
+
+// As launch_kernel, of blocks that wait for each other: all of them run at once, or the launch fails and none does.
+template <typename... Params, typename... Args>
+int64_t launch_together(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                        Args&&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config = launch_config(grid, block, dynamic_smem_bytes, stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   return launch_configured(config, kernel, std::forward<Args>(args)...);
 }
 
@@ -2563,1324 +5381,6 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // last warp streams weight tiles by bulk copy.
 // Units of the ring and stages of the weights have full and empty barriers.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
-// Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
-
-#include <type_traits>
-
-// ---- kernels_src/cuda/conv_transpose_sm90_args.cuh
-// What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
-
-// ---- kernels_src/cuda/conv_transpose_sm90_weights.cuh
-// Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
-//
-// In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
-//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
-//      channels beyond the end are zero.
-// fp32 weights become fp16 numbers: fp16_containers.cuh.
-// One block per (padded) output channel of a group.
-
-// ---- kernels_src/cuda/conv_transpose_sm90_types.h
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
-// it and defines the terms). Plain C++.
-
-
-namespace tconv {
-namespace sm90 {
-
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
-constexpr int kPixelBytes = 128;
-constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
-constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
-constexpr int kMaxRingUnits = 32;
-constexpr int kMaxWeightStages = 32;
-struct Shape {
-  int consumers, n;
-  int producer_warps;
-  bool pools;      // compiled with the pooling epilogue too
-  bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
-  bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
-};
-// The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
-                             {2, 128, 8, false, true, false},
-                             {2, 128, 4, false, false, false},
-                             {2, 104, 4, false, false, true},
-                             {2, 64, 4, false, false, true}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
-TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too; windows of them pooled, and moments.
-enum class Outputs { kAlone, kWithMoments, kPooled };
-// Is the shape compiled for them?
-TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
-  return (outputs != Outputs::kPooled || shape.pools) && (outputs == Outputs::kAlone || !shape.twin);
-}
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
-
-// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
-// align the ring to 1024 bytes.
-constexpr int kStoreColumns = 64;
-constexpr int kStoreChannels = 8;
-constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
-TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
-constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
-constexpr int kAlignmentSlack = 1024;
-
-struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
-  int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
-};
-
-struct Plan {
-  bool usable;
-  const char* reason;  // why not usable
-  int num_consumers;   // warpgroups that multiply
-  int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
-  int num_segments;
-  int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
-  int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
-  int kernel_step_h, kernel_step_w;  // and of the kernel
-  int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
-  int last_tapped_phase;  // with it a tile's window is used for the last time
-  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
-  int num_groups, in_channels_per_group, out_channels_per_group;
-  int num_ic_blocks, num_sweeps, blocks_per_sweep;
-  int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
-  int ring_block_pixels;  // of one of them, the mirror included
-  int store_bytes_per_warp;
-  int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
-  int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
-  int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
-  int64_t num_weight_tiles;  // of all sweeps and groups
-  int ring_bytes, smem_bytes;
-  double cost;
-  Phase phases[kMaxPhases];
-
-  TCONV_HD int64_t partials_per_sample() const {
-    return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
-  }
-};
-
-inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
-inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
-
-}  // namespace sm90
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-using namespace tconv::sm90;
-
-template <typename Storage>
-struct WeightsArgs {
-  Plan plan;
-  int kernel_h, kernel_w;
-  const Storage* weight;
-  uint4* tiles;
-  float* inv_scale;  // [groups * padded output channels]
-  GuardState* guard;
-};
-
-struct WeightsConfig {
-  static constexpr int kThreads = 256;
-};
-
-template <typename Storage>
-__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
-                                                                                  WeightsArgs<Storage> args) {
-  const Plan& plan = args.plan;
-  const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
-  const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
-  const bool real = channel < num_oc;
-  const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
-  const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
-
-  float scale = 1.0f;
-  if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
-    scale = found.scale;
-    if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
-  } else {
-    if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
-  }
-
-  const int sweep = channel / (plan.blocks_per_sweep * kBlockOC);
-  const int block = channel / kBlockOC % plan.blocks_per_sweep;
-  const int row = channel % kBlockOC;
-  // All tiles of all phases side by side: a phase has too few for the threads of a block.
-  for (int i = threadIdx.x; i < plan.sweep_tiles * 8; i += WeightsConfig::kThreads) {
-    const int chunk = i % 8;
-    int phase_index = plan.last_tapped_phase;
-    while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
-    const Phase& phase = plan.phases[phase_index];
-    const int num_taps = phase.taps_h * phase.taps_w;
-    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
-    const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
-    const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
-    uint32_t packed[4] = {0, 0, 0, 0};
-    if (real) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
-        Storage a = static_cast<Storage>(0.0f), b = a;
-        const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
-        if (ic < num_ic) a = at[0];
-        if (ic + 1 < num_ic) b = at[num_oc * taps];
-        if constexpr (sizeof(Storage) == 4) {
-          packed[k] = pack_pair(a * scale, b * scale);
-        } else {
-          packed[k] = pack_pair(a, b);
-        }
-      }
-    }
-    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
-                         tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
-        make_uint4(packed[0], packed[1], packed[2], packed[3]);
-  }
-}
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/sm90_primitives.cuh
-// The few sm_90a instructions the Hopper kernels use, one thin wrapper each: mbarriers, bulk copies, wgmma's
-// bookkeeping, register reallocation. Semantics: PTX ISA, "Asynchronous barrier", "wgmma".
-
-#include <cstdint>
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Makes initialised barriers visible to the asynchronous proxy.
-__device__ __forceinline__ void fence_barrier_init() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Returns once the barrier has completed the phase of this parity.
-__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
-__device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-// A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
-__device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
-  uint4 v;
-  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
-  return v;
-}
-__device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
-  uint2 v;
-  asm volatile("ld.global.nc.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global));
-  return v;
-}
-
-// Orders this thread's ordinary shared-memory stores before later reads by wgmma or bulk copies.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Waits until at most kPending of this warp's committed groups are unfinished.
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Keeps the compiler from moving reads of accumulators above the wait that completes them.
-template <int kCount>
-__device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
-}
-
-// Changes this warpgroup's registers a thread from kFrom to kTo.
-template <int kFrom, int kTo>
-__device__ __forceinline__ void set_registers() {
-  if constexpr (kTo > kFrom) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kTo));
-  if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
-}
-
-// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
-__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
-
-// Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
-// 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
-// hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
-// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
-__device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
-  constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
-  return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
-}
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
-  constexpr uint32_t kSwizzle128B = 1u << 30;
-  constexpr uint32_t kStrideByteOffset = 1024 >> 4;
-  return static_cast<uint64_t>(kSwizzle128B | kStrideByteOffset) << 32 | low;
-}
-constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-// Warpgroups of consumers multiply, N columns each; one or two more produce.
-template <int kIndex>
-struct Sm90Config {
-  static constexpr Shape kShape = kShapes[kIndex];
-  static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
-  static_assert(kConsumers == 2, "register shares are worked out for this");
-  static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerWarps = kShape.producer_warps;
-  static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
-  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
-  // for N/2 accumulators.
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : 184;
-  static constexpr int kProducerRegisters =
-      (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
-  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
-                "what some take others must give, or setmaxnreg waits for ever");
-};
-
-// A batch is what a data warp moves at once: kBatchPixels x a block of input channels, in halves.
-constexpr int kHalfChannels = kBlockIC / 2;
-static_assert(kBatchPixels == 8 * kVectorPixels, "a batch is 8 quads of pixels");
-constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
-
-// Outputs go to memory through a buffer per consumer warp: its channels x kStoreColumns columns, rows padded so that
-// neither writing fragments nor reading rows conflicts.
-constexpr int kStorePitch = kStoreColumns + 8;
-static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
-
-template <typename Storage>
-struct Sm90Args {
-  Plan plan;
-  FastDivisor by_pitch, by_pooled_w, by_image_rows;
-  FastDivisor by_ring_ic_blocks;
-  const Storage* x;
-  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-  int batch, in_h, in_w;
-  int channel_halves;    // of a block of input channels that are not empty
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
-  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
-  int out_h, out_w, stride_h, stride_w;
-  const uint4* weight_tiles;
-  const float* inv_scale;
-  GuardState* guard;  // null: no guard needed (16-bit inputs)
-  EpilogueArgs<Storage> epilogue;
-  Storage* out;
-  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
-  Moments* partials;           // or null
-};
-
-// The tiles of a block, in order: chunks of neighbouring tiles of one line; chunk c belongs to block c modulo the grid, so
-// that blocks work side by side and memory sees long runs.
-struct TileCursor {
-  int chunk, first_tile, tile, tile_end;
-  int strip, group, sample;  // the line's first
-
-  __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
-
-  __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
-    chunk = new_chunk;
-    int rest = chunk;
-    const auto next_digit = [&rest](int radix) {  // most radices are 1, and divisions are slow
-      if (radix == 1) return 0;
-      const int quotient = rest / radix, digit = rest - quotient * radix;
-      rest = quotient;
-      return digit;
-    };
-    strip = next_digit(plan.num_strips);
-    const int tile_chunk = next_digit(plan.num_tile_chunks);
-    group = next_digit(plan.num_groups);
-    sample = rest * plan.line_samples;
-    first_tile = tile = tile_chunk * plan.chunk_tiles;
-    tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
-  }
-
-  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
-  __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
-
-  __device__ __forceinline__ void next(const Plan& plan) {
-    if (++tile == tile_end) enter(plan, chunk + gridDim.x);
-  }
-};
-
-// A position in a ring of `size` slots that knows how often it has gone round.
-struct RingCursor {
-  int slot = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void next(int size) {
-    if (++slot == size) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// Units that hold the first `pixels` of a line.
-__device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
-
-struct Shared {
-  uint32_t ring, weights, stores;
-  uint32_t unit_full, unit_empty, weight_full, weight_empty;  // arrays of 8-byte barriers
-  uint32_t turn;                                              // one for each warpgroup
-};
-
-template <typename Storage>
-__device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
-  Shared s;
-  s.ring = (base + 1023u) & ~1023u;
-  s.weights = s.ring + args.plan.ring_bytes;
-  s.stores = s.weights + args.plan.weight_stages * kTapBytes;
-  s.unit_full = s.stores + args.plan.num_consumers * 4 * args.plan.store_bytes_per_warp;
-  s.unit_empty = s.unit_full + 8 * kMaxRingUnits;
-  s.weight_full = s.unit_empty + 8 * kMaxRingUnits;
-  s.weight_empty = s.weight_full + 8 * kMaxWeightStages;
-  s.turn = s.weight_empty + 8 * kMaxWeightStages;
-  return s;
-}
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_pool.cuh
-// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
-// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
-// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
-// the same, and an infinite one NaN: there the largest magnitude stands for the window.
-
-// ---- kernels_src/cuda/pool_window.cuh
-// Max-pooling windows: their geometry, and the maximum that NaN passes through.
-
-// ---- kernels_src/cuda/group_norm_storage.cuh
-// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
-
-#include <cstring>
-
-
-namespace tconv {
-namespace cuda {
-namespace norm {
-
-template <typename S>
-using AccOf = typename StorageTraits<S>::Acc;
-
-// fp64 statistics need fp64 partials; every other dtype has fp32 ones, combined in fp64.
-template <typename S>
-struct PartialTraits {
-  using type = Moments;
-};
-template <>
-struct PartialTraits<double> {
-  using type = MomentsF64;
-};
-template <typename S>
-using PartialOf = typename PartialTraits<S>::type;
-
-// Named intrinsics, because PyTorch's build flags remove the implicit half conversions.
-__device__ __forceinline__ float to_acc(float v) { return v; }
-__device__ __forceinline__ double to_acc(double v) { return v; }
-__device__ __forceinline__ float to_acc(__half v) { return __half2float(v); }
-__device__ __forceinline__ float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
-
-// An affine parameter that may be absent.
-template <typename S>
-__device__ __forceinline__ double parameter_or(const S* values, int64_t index, double absent) {
-  return values != nullptr ? static_cast<double>(to_acc(values[index])) : absent;
-}
-
-template <typename S, int kBytes>
-struct alignas(kBytes) Vector {
-  static constexpr int kElements = kBytes / static_cast<int>(sizeof(S));
-  S values[kElements];
-};
-
-template <int kBytes>
-struct RawVector;
-template <>
-struct RawVector<16> {
-  using type = uint4;
-};
-template <>
-struct RawVector<8> {
-  using type = uint2;
-};
-template <>
-struct RawVector<4> {
-  using type = unsigned;
-};
-
-// Data that is touched once: evict it from the caches first.
-template <typename S, int kBytes>
-__device__ __forceinline__ Vector<S, kBytes> load_streaming(const S* address) {
-  using Raw = typename RawVector<kBytes>::type;
-  const Raw raw = __ldcs(reinterpret_cast<const Raw*>(address));
-  Vector<S, kBytes> v;
-  memcpy(&v, &raw, kBytes);
-  return v;
-}
-
-template <typename S, int kBytes>
-__device__ __forceinline__ void store_streaming(S* address, const Vector<S, kBytes>& v) {
-  using Raw = typename RawVector<kBytes>::type;
-  Raw raw;
-  memcpy(&raw, &v, kBytes);
-  __stcs(reinterpret_cast<Raw*>(address), raw);
-}
-
-// Elements between the 16-byte boundary at or below `address` and `address`.
-template <typename S>
-TCONV_HD int elements_past_boundary(const S* address) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(address) % 16 / sizeof(S));
-}
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Calls f(S{}) with the storage type of `dtype`.
-template <typename F>
-int64_t dispatch_dtype(int64_t dtype, F f) {
-  switch (dtype) {
-    case kFloat32: return f(float{});
-    case kFloat64: return f(double{});
-    case kFloat16: return f(__half{});
-    case kBFloat16: return f(__nv_bfloat16{});
-    default: return kUnsupportedDType;
-  }
-}
-
-// Launches a one-dimensional grid; nothing where there are no blocks.
-template <typename... Params, typename... Args>
-int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStream_t stream, const Args&... args) {
-  constexpr int64_t kMaxGridX = 0x7fffffff;
-  if (blocks == 0) return kOk;
-  if (blocks > kMaxGridX) return cudaErrorInvalidConfiguration;
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), 0, stream,
-                       static_cast<Params>(args)...);
-}
-
-}  // namespace norm
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-namespace norm {
-
-// in [.., in_h, in_w] -> out [.., out_h, out_w]; window taps outside the image do not exist.
-struct PoolGeometry {
-  int in_h, in_w, out_h, out_w;
-  int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-
-  TCONV_HD int64_t in_plane() const { return int64_t{in_h} * in_w; }
-  TCONV_HD int64_t out_plane() const { return int64_t{out_h} * out_w; }
-
-  // Whole 2 x 2 windows side by side.
-  bool is_2x2() const {
-    return kernel_h == 2 && kernel_w == 2 && stride_h == 2 && stride_w == 2 && padding_h == 0 && padding_w == 0 &&
-           dilation_h == 1 && dilation_w == 1 && out_h <= in_h / 2 && out_w <= in_w / 2;
-  }
-};
-
-inline PoolGeometry make_pool_geometry(int64_t in_h, int64_t in_w, const BatchNormPoolArgs& args) {
-  const auto narrow = [](int64_t v) { return static_cast<int>(v); };
-  return {narrow(in_h),
-          narrow(in_w),
-          narrow(args.pooled_h),
-          narrow(args.pooled_w),
-          narrow(args.pool_kernel_h),
-          narrow(args.pool_kernel_w),
-          narrow(args.pool_stride_h),
-          narrow(args.pool_stride_w),
-          narrow(args.pool_padding_h),
-          narrow(args.pool_padding_w),
-          narrow(args.pool_dilation_h),
-          narrow(args.pool_dilation_w)};
-}
-
-// The larger of two; NaN if either is, as PyTorch's max-pool.
-__device__ __forceinline__ double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-
-// Positions of one window along one axis: first, first + dilation, ... below end.
-struct WindowSpan {
-  int64_t first, end;
-};
-
-__device__ __forceinline__ WindowSpan window_span(int out, int stride, int padding, int dilation, int kernel, int in) {
-  int64_t first = int64_t{out} * stride - padding;
-  const int64_t past_last = first + int64_t{kernel - 1} * dilation + 1;
-  if (first < 0) first += (-first + dilation - 1) / dilation * dilation;
-  return {first, past_last < in ? past_last : in};
-}
-
-}  // namespace norm
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-// The BatchNorm weight of a channel of all.
-template <typename Storage>
-__device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
-  return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
-}
-
-// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
-// the warp's buffer: 8 channels at a time, a float per column pair.
-template <int N, typename Storage>
-__device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                     int first_position, int channel0, int thread, const float (&weights)[2],
-                                                     const float (&acc)[N / 2]) {
-  const Plan& plan = args.plan;
-  const int lane = thread % 32, warp = thread / 32 % 4;
-  constexpr int kPitch = pool_store_pitch(N);
-  const int pooled_w = args.out_w / 2, row_pairs = plan.pitch / 2;  // pixels of a row, column pairs of a row
-  // Windows of the segment, one after another: they lie so in memory too.
-  const int first_row = static_cast<int>(args.by_pitch.quotient(first_position)) / 2;
-  const int windows = min(plan.segment_pixels / (2 * plan.pitch), args.out_h / 2 - first_row) * pooled_w;
-  const int64_t plane = static_cast<int64_t>(args.out_h / 2) * pooled_w;
-  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
-  const uint32_t write_at = buffer + ((lane / 4) * kPitch + lane % 4) * 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first_channel = channel0 + warp * 16 + half * 8;  // of the group
-    const int channels_left = plan.out_channels_per_group - first_channel;
-    const int64_t channel = static_cast<int64_t>(at.group) * plan.out_channels_per_group + first_channel;
-    const float weight = weights[half];
-    // As bits: the sign is turned round where the weight is negative, taken away where it is zero.
-    const uint32_t keep = weight == 0.0f ? 0x7FFFFFFFu : 0xFFFFFFFFu, turn = weight < 0.0f ? 0x80000000u : 0u;
-    const auto turned = [keep, turn](float v) { return __uint_as_float((__float_as_uint(v) & keep) ^ turn); };
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(write_at + j * 16),
-                   "f"(norm::max_or_nan(turned(acc[4 * j + 2 * half]), turned(acc[4 * j + 2 * half + 1])))
-                   : "memory");
-    __syncwarp();
-    Storage* out = args.out + (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
-                   static_cast<int64_t>(first_row) * pooled_w;
-    const uint32_t negative = __ballot_sync(0xFFFFFFFFu, turn != 0);  // bit 4c: channel c
-    for (int window = lane; window < windows; window += 32) {
-      const int row = static_cast<int>(args.by_pooled_w.quotient(window));
-      const uint32_t read_at = buffer + (row * 2 * row_pairs + window - row * pooled_w) * 4;
-      float upper[8], lower[8];
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(upper[c]) : "r"(read_at + c * kPitch * 4));
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(lower[c]) : "r"(read_at + (c * kPitch + row_pairs) * 4));
-      }
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        const float largest = norm::max_or_nan(upper[c], lower[c]);
-        if (c < channels_left) out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
-      }
-    }
-  }
-}
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-template <typename Storage>
-__device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
-  if constexpr (sizeof(Storage) == 4) {
-    __stcs(reinterpret_cast<float2*>(at), pair);  // not read again soon: the cache is for the input
-  } else {
-    Storage values[2] = {static_cast<Storage>(pair.x), static_cast<Storage>(pair.y)};
-    __stcs(reinterpret_cast<unsigned*>(at), *reinterpret_cast<unsigned*>(values));
-  }
-}
-
-// Where a position of a line lies, and what of it is output: the rest is between rows, or beyond the image.
-template <bool kStacks>
-struct LineExtent {
-  int images, rows, cols;  // rows of an image
-  int image_rows;
-  FastDivisor by_pitch, by_image_rows;
-
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
-  __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
-    *row = static_cast<int>(by_pitch.quotient(position));
-    *col = position - *row * static_cast<int>(by_pitch.divisor);
-    *image = 0;
-    if constexpr (kStacks) {
-      *image = static_cast<int>(by_image_rows.quotient(*row));
-      *row -= *image * image_rows;
-      if (*image >= images) return 0;
-    }
-    if (*row >= rows || *col >= cols) return 0;
-    return *col + 1 < cols ? 3 : 1;
-  }
-};
-
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
-// mean costs no more digits than the set's spread does.
-// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
-struct ShiftedSums {
-  float shift = 0.0f, sum = 0.0f, squares = 0.0f;
-
-  __device__ __forceinline__ void add(float value, bool counts) {
-    const float d = counts ? value - shift : 0.0f;
-    sum += d;
-    squares = fmaf(d, d, squares);
-  }
-
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
-  __device__ __forceinline__ Moments quad_moments(int count) const {
-    float n = static_cast<float>(count);
-    const float mean_shifted = count > 0 ? sum / n : 0.0f;
-    const float within = squares - sum * mean_shifted;
-    float mean = shift + mean_shifted, m2 = within < 0.0f ? 0.0f : within;  // NaN stays
-#pragma unroll
-    for (int other = 1; other <= 2; other *= 2) {
-      const float other_n = __shfl_xor_sync(0xFFFFFFFFu, n, other);
-      const float delta = __shfl_xor_sync(0xFFFFFFFFu, mean, other) - mean;
-      const float other_m2 = __shfl_xor_sync(0xFFFFFFFFu, m2, other);
-      const float total = n + other_n;
-      const float share = other_n > 0.0f ? other_n / total : 0.0f;
-      if (n == 0.0f || other_n > 0.0f) {
-        m2 += other_m2 + delta * delta * n * share;
-        mean += delta * share;
-      }
-      n = total;
-    }
-    return Moments{n, mean, m2};
-  }
-};
-
-// What the epilogue needs to know of a thread's two channels, 8 apart. Loaded while the last products are under way.
-struct ChannelPair {
-  int first;  // of the group; the other is 8 behind
-  float inv_scale[2], bias[2];
-
-  template <typename Storage>
-  __device__ __forceinline__ void load(const Sm90Args<Storage>& args, int group, int channel0) {
-    const Plan& plan = args.plan;
-    int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
-    first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
-    const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      inv_scale[half] = args.inv_scale[group * padded + first + half * 8];
-      bias[half] = channel_bias<float>(args.epilogue, channel(plan, group, half));
-    }
-  }
-
-  __device__ __forceinline__ bool real(const Plan& plan, int half) const {
-    return first + half * 8 < plan.out_channels_per_group;
-  }
-
-  // Of all; where there is none, one that is.
-  __device__ __forceinline__ int channel(const Plan& plan, int group, int half) const {
-    return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
-  }
-};
-
-// Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
-template <int N, typename Storage>
-__device__ __forceinline__ void finish_fragments(const Sm90Args<Storage>& args, const ChannelPair& channels, int group,
-                                                 float (&acc)[N / 2], int j0, int j1) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int j = j0; j < j1; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& value = acc[4 * j + 2 * half + e];
-        value = Epilogue::apply<float, Storage>(value * channels.inv_scale[half] + channels.bias[half], args.epilogue,
-                                                channels.channel(args.plan, group, half));
-      }
-}
-
-// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
-template <int N, bool kPooled, typename Storage>
-struct SegmentValues {
-  static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
-  static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
-
-  const Sm90Args<Storage>& args;
-  const LineExtent<stacks(N)>& extent;
-  const ChannelPair& channels;
-  int group, first_position, lane;
-  int row, col;  // of this lane's first pair of columns in the next block
-  ShiftedSums sums[2];
-  int count = 0;  // of either channel
-
-  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
-                                           int position, int of_lane)
-      : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
-    int image;
-    extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
-    if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
-  }
-
-  // All blocks, in order.
-  __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
-    const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
-    finish_fragments<N>(args, channels, group, acc, j0, j1);
-    if (args.partials != nullptr) add_moments(acc, j0, j1);
-  }
-
-  __device__ __forceinline__ void add_moments(const float (&acc)[N / 2], int j0, int j1) {
-    // Bits 2(j - j0) + e: is column 8j + 2(lane%4) + e an output of this segment?
-    uint32_t valid = 0;
-#pragma unroll
-    for (int j = j0; j < j1; ++j) {
-      uint32_t pair = row >= extent.rows || col >= extent.cols ? 0 : col + 1 < extent.cols ? 3 : 1;
-      if (kPooled && 8 * j >= args.plan.segment_pixels) pair = 0;  // the next segment's
-      valid |= pair << (2 * (j - j0));
-      col += 8;  // at most the pitch
-      if (col >= args.plan.pitch) {
-        col -= args.plan.pitch;
-        ++row;
-      }
-    }
-    const uint32_t all = (1u << (2 * (j1 - j0))) - 1;
-    if (__all_sync(0xFFFFFFFFu, valid == all)) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (count == 0) sums[half].shift = acc[4 * j0 + 2 * half];
-#pragma unroll
-        for (int j = j0; j < j1; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) sums[half].add(acc[4 * j + 2 * half + e], true);
-      }
-    } else {
-      if (count == 0) {
-#pragma unroll
-        for (int j = j1 - 1; j >= j0; --j)
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            if (valid >> (2 * (j - j0)) & 1) sums[half].shift = acc[4 * j + 2 * half];
-      }
-#pragma unroll
-      for (int j = j0; j < j1; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool counts = valid >> (2 * (j - j0) + e) & 1;
-          sums[0].add(acc[4 * j + e], counts);
-          sums[1].add(acc[4 * j + 2 + e], counts);
-        }
-    }
-    count += __popc(valid);
-  }
-
-  // After all blocks. The plan keeps entries below 2^31.
-  __device__ __forceinline__ void store_moments(const TileCursor& at, int phase, int segment) const {
-    const Plan& plan = args.plan;
-    const int tile = (at.strip * plan.num_phases + phase) * plan.num_tiles + at.tile;
-    const int row = at.sample * static_cast<int>(plan.partials_per_sample()) + tile * plan.num_segments + segment;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Moments moments = sums[half].quad_moments(count);
-      if (lane % 4 == 0 && channels.real(plan, half))
-        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
-    }
-  }
-};
-
-// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
-// is stored, so that none waits for another.
-template <typename Storage>
-__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
-  float2 rows[kStoreChannels];
-#pragma unroll
-  for (int c = 0; c < rounds; ++c)
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(rows[c].x), "=f"(rows[c].y)
-                 : "r"(read_at + c * channels_at_once * kStorePitch * 4));
-#pragma unroll
-  for (int c = 0; c < rounds; ++c)
-    if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
-}
-
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
-// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
-template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              const Phase& phase, int channel0, int thread,
-                                              SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
-  constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
-  const Plan& plan = args.plan;
-  const LineExtent<stacks(N)>& extent = values.extent;
-  const int lane = thread % 32, warp = thread / 32 % 4;
-  const int num_channels = plan.num_groups * plan.out_channels_per_group;
-  const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
-  const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
-  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  const int first_channel = channel0 + warp * 16;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
-  const int channels_left = plan.out_channels_per_group - first_channel;
-  // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
-  const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
-#pragma unroll
-  for (int block = 0; block < values.kBlocks; ++block) {
-    constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
-    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
-    const int columns = min(kStoreColumns, N - block * kStoreColumns);
-    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
-    const int lane_channel = lane / row_lanes;
-    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
-    const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
-    values.finish(acc, block);
-    int image, row, col;
-    int position = values.first_position + block * kStoreColumns + lane_column;
-    asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
-    int pair = extent.pair_at(position, &image, &row, &col);
-    if (lane_column >= columns) pair = 0;
-    bool second = pair == 3;
-    int64_t to_second = args.stride_w;
-    if (kSpreads && apart > 1) {
-      int other_image, other_row, other_col;
-      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
-      to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
-                  static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
-                  static_cast<int64_t>(other_col - col) * args.stride_w;
-    }
-    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
-                  static_cast<int64_t>(col) * args.stride_w;
-    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
-#pragma unroll
-    for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
-      __syncwarp();
-#pragma unroll
-      for (int j = block * kFragments; j < (block + 1) * kFragments && j < N / 8; ++j)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(write_at + j % kFragments * 32),
-                     "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
-                     : "memory");
-      __syncwarp();
-      if (whole) {
-        store_rows(to, pair != 0, read_at, rounds, channels_at_once, plane);
-      } else {
-        float columns_of[kStoreChannels][2];
-#pragma unroll
-        for (int c = 0; c < rounds; ++c)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            asm volatile("ld.shared.f32 %0, [%1];"
-                         : "=f"(columns_of[c][e])
-                         : "r"(read_at + (c * channels_at_once * kStorePitch + e * apart) * 4));
-        Storage* at_row = to;
-#pragma unroll
-        for (int c = 0; c < rounds; ++c, at_row += channels_at_once * plane) {
-          const bool real = half * kStoreChannels + lane_channel + c * channels_at_once < channels_left;
-          if (real && pair != 0) at_row[0] = static_cast<Storage>(columns_of[c][0]);
-          if (real && second) at_row[to_second] = static_cast<Storage>(columns_of[c][1]);
-        }
-      }
-    }
-  }
-}
-
-// Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
-template <int N, bool kPooled, typename Storage>
-__device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                               float (&acc)[N / 2]) {
-  const Plan& plan = args.plan;
-  const Phase& phase = plan.phases[phase_index];
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
-                          args.by_image_rows};
-  SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
-                                            at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
-  if constexpr (kPooled) {
-    const float weights[2] = {pool_weight(args, channels.channel(plan, at.group, 0)),
-                              pool_weight(args, channels.channel(plan, at.group, 1))};
-#pragma unroll
-    for (int block = 0; block < values.kBlocks; ++block) values.finish(acc, block);
-    store_pooled_segment<N>(args, shared, at, values.first_position, channel0, thread, weights, acc);
-  } else {
-    store_segment<N>(args, shared, at, phase, channel0, thread, values, acc);
-  }
-  if (args.partials != nullptr) values.store_moments(at, phase_index, segment);
-}
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
-// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
-// them and store them as pixel rows; one warp streams weight tiles by bulk copy.
-
-#include <type_traits>
-
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
-// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
-__device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
-__device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
-
-// Walks the batches of one data warp: one in as many as there are data warps.
-template <typename Storage>
-struct BatchWalk {
-  const Sm90Args<Storage>& args;
-  TileCursor at;
-  int batches;      // of a load: a chunk's line, or where ic blocks follow each other the window of its only tile
-  int load;         // of this chunk's window_loads
-  int ic_block;     // of the load's first batch; those side by side in the ring take turns
-  int batch;        // of the load
-  RingCursor ring;  // the batch's place, in batches
-  const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
-
-  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
-      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
-    enter_chunk();
-    step(first);
-  }
-
-  __device__ __forceinline__ bool done() const { return at.done(args.plan); }
-
-  __device__ __forceinline__ void enter_chunk() {
-    const Plan& plan = args.plan;
-    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
-    load = 0;
-    const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
-    channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
-  }
-
-  __device__ __forceinline__ void step(int count) {
-    batch += count;
-    ring.slot += count;
-    const int ring_batches = args.plan.ring_units * kBatchesPerUnit * args.plan.ring_ic_blocks;
-    if (ring.slot >= ring_batches) {
-      ring.slot -= ring_batches;
-      ring.parity ^= 1;
-    }
-    while (batch >= batches && !done()) {
-      batch -= batches;
-      if (args.plan.ring_ic_blocks == 1 && ++ic_block == args.plan.num_ic_blocks) ic_block = 0;
-      if (++load == args.plan.window_loads) {
-        at.enter(args.plan, at.chunk + gridDim.x);
-        enter_chunk();
-      }
-    }
-  }
-};
-
-// Where a lane's part of a batch comes from: its first pixel in its first channel, half 0.
-template <typename Storage>
-struct BatchSource {
-  const Storage* from;  // not read where it is outside x
-  int column;           // of the input
-  int channels_left;    // from the lane's first one on
-  bool inside;
-
-  __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
-    const Sm90Args<Storage>& args = walk.args;
-    const Plan& plan = args.plan;
-    int batch = walk.batch, ic_block = walk.ic_block;
-    if (plan.ring_ic_blocks > 1) {
-      batch = static_cast<int>(args.by_ring_ic_blocks.quotient(batch));
-      ic_block = walk.batch - batch * plan.ring_ic_blocks;
-    }
-    const int position = walk.at.first_tile * plan.tile_pixels + batch * kBatchPixels + lane_quad(lane) * kVectorPixels;
-    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
-    int row = line_row + plan.row_offset, image = 0;
-    from = walk.channels;
-    if (plan.line_samples > 1) {
-      image = static_cast<int>(args.by_image_rows.quotient(line_row));
-      row -= image * plan.image_rows;
-      from += image * args.x_stride_n;
-    }
-    column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
-    channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
-    if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
-    if (args.whole_batches) {
-      from += row * static_cast<int>(args.x_stride_h) + column;
-    } else {
-      from += row * args.x_stride_h + column * args.x_stride_w;
-    }
-  }
-};
-
-// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// a half has all of its channels or none.
-template <bool kWhole, typename Storage>
-__device__ __forceinline__ void load_half(const Sm90Args<Storage>& args, const BatchSource<Storage>& source, int half,
-                                          Storage (&values)[8][kVectorPixels]) {
-  using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
-  static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
-  const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
-  const int channels_left = source.channels_left - half * kHalfChannels;
-  if constexpr (kWhole) {
-    // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
-    const bool inside = source.inside && channels_left > 0;
-    if (__all_sync(0xFFFFFFFFu, inside)) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k, from += args.x_stride_c)
-        *reinterpret_cast<Vector*>(values[k]) = load_with_neighbours(reinterpret_cast<const Vector*>(from));
-    } else {
-#pragma unroll
-      for (int k = 0; k < 8; ++k, from += args.x_stride_c) {
-        Vector vector = {};
-        if (inside) vector = load_with_neighbours(reinterpret_cast<const Vector*>(from));
-        *reinterpret_cast<Vector*>(values[k]) = vector;
-      }
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-#pragma unroll
-      for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
-        values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
-      }
-    }
-  }
-}
-
-// Rounds to 16 bits and packs the channels of a pixel: pixels[j] is what goes to shared memory.
-template <typename Storage>
-__device__ __forceinline__ void convert_half(const Sm90Args<Storage>& args,
-                                              const Storage (&values)[8][kVectorPixels], uint4 (&pixels)[kVectorPixels]) {
-  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
-#pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (sizeof(Storage) == 4) {
-        packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
-      } else {
-        packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
-      }
-    }
-    pixels[j] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-  }
-  if constexpr (sizeof(Storage) == 4) {
-    guard_range(largest, args.guard, [&](auto&& inspect) {
-#pragma unroll
-      for (int k = 0; k < 8; ++k)
-#pragma unroll
-        for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
-    });
-  }
-}
-
-__device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
-#pragma unroll
-  for (uint32_t j = 0; j < kVectorPixels; ++j)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + j * kPixelBytes + ((first_chunk ^ j) << 4)),
-                 "r"(pixels[j].x), "r"(pixels[j].y), "r"(pixels[j].z), "r"(pixels[j].w)
-                 : "memory");
-}
-
-// A batch's place in the ring: pixels from the start of its ic block's part, and that part.
-struct BatchPlace {
-  int pixel, part;
-
-  template <typename Storage>
-  __device__ __forceinline__ BatchPlace(const Sm90Args<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
-    if (args.plan.ring_ic_blocks > 1) {
-      pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
-      part = place.slot - pixel * args.plan.ring_ic_blocks;
-    }
-    pixel *= kBatchPixels;
-  }
-
-  __device__ __forceinline__ int unit() const { return pixel / kUnitPixels; }
-};
-
-// Stores a half of a batch whose unit is free.
-template <typename Storage>
-__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
-                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
-  const int first = place.part * args.plan.ring_block_pixels + place.pixel;
-  const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
-  // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
-  const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
-  store_pixels(at, chunk, pixels);
-  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
-}
-
-__device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
-  mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
-}
-
-// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
-// loads under way.
-__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place, int lane) {
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());
-}
-
-// kSets halves are under way at a time.
-template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
-                                               int lane) {
-  BatchWalk<Storage> walk(args, warp);
-  if (walk.done()) return;
-  Storage values[kSets][8][kVectorPixels];
-  uint4 pixels[kVectorPixels];
-  if constexpr (kSets == 1) {
-    for (; !walk.done(); walk.step(data_warps)) {
-      const BatchSource<Storage> source(walk, lane);
-      const BatchPlace place(args, walk.ring);
-#pragma unroll 1
-      for (int half = 0; half < args.channel_halves; ++half) {
-        load_half<kWhole>(args, source, half, values[0]);
-        if (half == 0) await_free(shared, place, walk.ring.parity);
-        convert_half(args, values[0], pixels);
-        store_half(args, shared, place, half, lane, pixels);
-      }
-      report_full(shared, place, lane);
-    }
-  } else {
-    const bool both = args.channel_halves == 2;
-    {
-      const BatchSource<Storage> source(walk, lane);
-      load_half<kWhole>(args, source, 0, values[0]);
-      if (both) load_half<kWhole>(args, source, 1, values[1]);
-    }
-    for (;;) {
-      // The loads that reuse the registers of what is stored here are under way meanwhile.
-      const BatchPlace place(args, walk.ring);
-      const uint32_t parity = walk.ring.parity;
-      walk.step(data_warps);
-      const bool more = !walk.done();
-      const BatchSource<Storage> source(walk, lane);
-      convert_half(args, values[0], pixels);
-      if (more) load_half<kWhole>(args, source, 0, values[0]);
-      await_free(shared, place, parity);
-      store_half(args, shared, place, 0, lane, pixels);
-      if (both) {
-        convert_half(args, values[1], pixels);
-        if (more) load_half<kWhole>(args, source, 1, values[1]);
-        store_half(args, shared, place, 1, lane, pixels);
-      }
-      report_full(shared, place, lane);
-      if (!more) return;
-    }
-  }
-}
-
-// ---- Producer of weight tiles ----------------------------------------------------------------------------------
-
-// Resident weights are loaded once, by one thread; otherwise thread `block` fills the ring of that block of the sweep.
-template <typename Storage>
-__device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared, int block) {
-  const Plan& plan = args.plan;
-  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
-  if (plan.resident_weights) {
-    for (int i = 0; block == 0 && i < plan.weight_stages; ++i) {
-      mbarrier_arrive_expect_bytes(shared.weight_full + 8 * i, kTapBytes);
-      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes, shared.weight_full + 8 * i);
-    }
-    return;
-  }
-  const int first_stage = block * plan.ring_stages;
-  tiles += block * kTapBytes;
-  const int64_t step = plan.blocks_per_sweep * kTapBytes;
-  RingCursor stage;
-  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
-    const int count = plan.num_sweeps * plan.sweep_tiles;
-    const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
-    for (int i = 0; i < count; ++i, from += step) {
-      const int slot = first_stage + stage.slot;
-      mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
-      mbarrier_arrive_expect_bytes(shared.weight_full + 8 * slot, kTapBytes);
-      bulk_load(shared.weights + slot * kTapBytes, from, kTapBytes, shared.weight_full + 8 * slot);
-      stage.next(plan.ring_stages);
-    }
-  }
-}
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_sm90_twin.cuh
 // Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line, multiplied
 // in one pass, leave interleaved, so that stores fill sectors.
@@ -3965,59 +5465,6 @@ __device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& arg
     }
   }
 }
-
-}  // namespace sm90
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/sm90_wgmma.cuh
-// wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
-// A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
-// 8j + 2(l%4) + {0, 1}. (Source: PTX ISA, register fragments of wgmma.mma_async.)
-
-#include <cstdint>
-
-namespace tconv {
-namespace cuda {
-namespace sm90 {
-
-template <int N>
-struct Wgmma;
-
-// Inline assembly wants every accumulator named: operands and constraints in blocks of four.
-#define TCONV_ACC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define TCONV_ACC_20(i) TCONV_ACC_4(i), TCONV_ACC_4(i + 4), TCONV_ACC_4(i + 8), TCONV_ACC_4(i + 12), TCONV_ACC_4(i + 16)
-#define TCONV_NAMES_64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TCONV_NAMES_104 TCONV_NAMES_64 ", " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
-#define TCONV_NAMES_128 TCONV_NAMES_104 ", " \
-  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TCONV_NAMES_216 TCONV_NAMES_128 ", " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
-  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
-  "%104, %105, %106, %107"
-
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
-  template <>                                                                                                       \
-  struct Wgmma<N> {                                                                                                 \
-    template <bool kBFloat16>                                                                                       \
-    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {                    \
-      if constexpr (kBFloat16) {                                                                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b));                                                                             \
-      } else {                                                                                                      \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b));                                                                             \
-      }                                                                                                             \
-    }                                                                                                               \
-  };
-TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
 
 }  // namespace sm90
 }  // namespace cuda
@@ -4290,328 +5737,25 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
 }  // namespace sm90
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_plan.h
-// How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
-// tested anywhere. The kernel and its launcher read nothing but this plan.
-//
-// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
-// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
-// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
-// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
-// wgmma wide. Pixels between rows are computed and dropped.
-// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
-// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
-// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
-// there is no room for all, a ring of one window takes one after the other, again for every sweep.
-
-// ---- kernels_src/cuda/conv_transpose_sm90_cost.h
-// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
-
-
-namespace tconv {
-namespace sm90 {
-
-// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
-inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
-  const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
-  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
-  // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
-  const double read = (2048.0 + 32.0 * n) / 112.0;
-  const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
-  const double pixel_bytes = kBlockIC * 4.0;
-  const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
-  const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
-  // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
-  const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
-  const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
-  // Windows that do not continue are loaded while nothing is multiplied.
-  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
-  const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
-  // Measured: with few bytes to many products a data warp had better load one batch at a time.
-  plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
-  const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
-  // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
-  const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
-  const double stores = 2000.0 + plan.num_consumers * kBlockOC * 4.0 * sectors / 32.0;
-  double compute = multiply + passes * stores;
-  if (plan.alternate) {
-    const double one = multiply / plan.num_consumers + passes * stores;
-    compute = one > multiply ? one : multiply;
-  }
-  const double sum = compute + dram + l2;
-  double slowest = compute > dram ? compute : dram;
-  slowest = l2 > slowest ? l2 : slowest;
-  // Measured: turns overlap better.
-  double tile_cost = slowest + (plan.alternate && plan.num_ic_blocks == 1 ? 0.2 : 0.3) * (sum - slowest);
-  // Measured: where weights need not be streamed, twins had better end with a block of stores.
-  if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
-  // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
-
-  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
-  // reach and the time until the first unit is there.
-  const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
-  plan.cost = 0;
-  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
-    const int chunks = ceil_div(plan.num_tiles, tiles);
-    const int rounds = ceil_div(lines * chunks, num_sms);
-    const double cost = rounds * (tiles * tile_cost + restart_cost);
-    if (plan.cost != 0 && cost >= plan.cost) continue;
-    plan.cost = cost;
-    plan.chunk_tiles = tiles;
-    plan.num_tile_chunks = chunks;
-    plan.num_chunks = static_cast<int>(lines * chunks);
-  }
-}
-
-}  // namespace sm90
-}  // namespace tconv
-
-namespace tconv {
-namespace sm90 {
-
-// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
-inline bool loads_vectors(const ConvTransposeProblem& p) {
-  const int64_t quad = kVectorPixels;
-  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
-         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
-}
-
-// The parts of a plan that do not depend on the tile shape. Sets usable.
-inline Plan plan_geometry(const ConvTransposeProblem& p) {
-  Plan plan{};
-  auto refuse = [&](const char* reason) {
-    plan.usable = false;
-    plan.reason = reason;
-    return plan;
-  };
-  if (p.stride_h * p.stride_w > kMaxPhases) return refuse("more than 16 stride phases");
-  const int64_t limit = int64_t(1) << 30;
-  if (p.batch * p.groups > limit || p.in_h > limit || p.in_w > limit || p.out_h > limit || p.out_w > limit)
-    return refuse("an extent over 2^30");
-  plan.num_groups = static_cast<int>(p.groups);
-  plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
-  plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
-  plan.num_ic_blocks = ceil_div(plan.in_channels_per_group, kBlockIC);
-  int leftmost = INT32_MAX;
-  plan.last_tapped_phase = -1;
-  plan.row_offset = INT32_MAX;
-  for (int rh = 0; rh < p.stride_h && rh < p.out_h; ++rh) {
-    for (int rw = 0; rw < p.stride_w && rw < p.out_w; ++rw) {
-      const AxisPhase h = phase_h(p, rh), w = phase_w(p, rw);
-      Phase& phase = plan.phases[plan.num_phases++];
-      phase.out_first_h = rh;
-      phase.out_first_w = rw;
-      phase.out_count_h = static_cast<int>(h.out_count);
-      phase.out_count_w = static_cast<int>(w.out_count);
-      if (h.tap_count == 0 || w.tap_count == 0) continue;
-      plan.last_tapped_phase = plan.num_phases - 1;
-      phase.taps_h = h.tap_count;
-      phase.taps_w = w.tap_count;
-      phase.kernel_first_h = h.tap_first;
-      phase.kernel_first_w = w.tap_first;
-      phase.row_shift = h.offset_first - (h.tap_count - 1) * h.offset_step;  // made relative below
-      phase.col_shift = w.offset_first - (w.tap_count - 1) * w.offset_step;
-      plan.row_offset = phase.row_shift < plan.row_offset ? phase.row_shift : plan.row_offset;
-      leftmost = phase.col_shift < leftmost ? phase.col_shift : leftmost;
-      plan.tap_step_h = h.offset_step;
-      plan.tap_step_w = w.offset_step;
-      plan.kernel_step_h = h.tap_step;
-      plan.kernel_step_w = w.tap_step;
-    }
-  }
-  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
-  plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
-  for (int i = 0; i < plan.num_phases; ++i) {
-    if (plan.phases[i].taps_h == 0) continue;
-    plan.phases[i].row_shift -= plan.row_offset;
-    plan.phases[i].col_shift -= plan.col_offset;
-  }
-  plan.usable = true;
-  return plan;
-}
-
-// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
-// images to a line as there are.
-inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
-  const int n = shape.n;
-  if (shape.scattered && loads_vectors(p)) return false;
-  if (side_by_side && plan.num_ic_blocks == 1) return false;
-  if (stacked && (num_strips > 1 || pooled || p.batch < 2 || !stacks(n))) return false;
-  if (pooled && (num_strips > 1 || plan.num_phases > 1 || !shape.pools)) return false;
-  if (shape.twin && (p.stride_w != 2 || p.out_w < 2 || plan.out_channels_per_group < kBlockOC / 4)) return false;
-  // Over all phases: outputs, and rows and columns of the line that taps read beyond those of the outputs.
-  int max_h = 0, max_w = 0, beyond_h = 0, beyond_w = 0, below = 0, all_taps = 0, with_taps = 0;
-  const auto raise = [](int& most, int value) { most = value > most ? value : most; };
-  for (int i = 0; i < plan.num_phases; ++i) {
-    const Phase& phase = plan.phases[i];
-    raise(max_h, phase.out_count_h);
-    raise(max_w, phase.out_count_w);
-    raise(below, phase.out_count_h);
-    if (phase.taps_h == 0) continue;
-    const int rows = phase.row_shift + (phase.taps_h - 1) * plan.tap_step_h;
-    raise(beyond_h, rows);
-    raise(beyond_w, phase.col_shift + (phase.taps_w - 1) * plan.tap_step_w);
-    raise(below, phase.out_count_h + rows);  // rows read, from the line's row 0
-    all_taps += phase.taps_h * phase.taps_w;
-    ++with_taps;
-  }
-  plan.num_strips = num_strips;
-  plan.tile_w = num_strips == 1 ? max_w : round_up(ceil_div(max_w, num_strips), 4);
-  if (num_strips > 1) plan.num_strips = ceil_div(max_w, plan.tile_w);
-  int pitch = plan.tile_w + beyond_w;
-  if (plan.num_strips == 1) {
-    // One strip: the zeros left of a row serve as the zeros right of the row before it, so the pitch need only
-    // cover the image and the larger reach; column_offset <= 0 zeros lie left, and reads beyond wrap into them.
-    const int left = -plan.col_offset;
-    const int right = pitch - left - static_cast<int>(p.in_w);  // columns read beyond the image's right edge
-    const int shared = left + static_cast<int>(p.in_w) + (right > left ? right - left : 0);
-    if (left >= 0 && shared < pitch) pitch = shared;
-    if (pitch < plan.tile_w) pitch = plan.tile_w;
-  }
-  plan.n = n;
-  plan.twin = shape.twin ? 1 : 0;
-  plan.pitch = round_up(pitch < 8 ? 8 : pitch, kVectorPixels);
-  plan.num_consumers = shape.consumers;
-  plan.producer_warps = shape.producer_warps;
-  plan.blocks_per_sweep = blocks_per_sweep;
-  plan.num_segments = shape.consumers / blocks_per_sweep;
-  plan.pooled = pooled ? 1 : 0;
-  plan.segment_pixels = pooled ? n / (2 * plan.pitch) * (2 * plan.pitch) : n;
-  plan.tile_pixels = plan.num_segments * plan.segment_pixels;
-  if (plan.segment_pixels == 0) return false;
-  const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
-  if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
-  plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
-  // outputs, and what taps of the last output row read beyond the next one's zeros.
-  plan.image_rows = below + plan.row_offset;
-  raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
-  raise(plan.image_rows, max_h);
-  if (plan.image_rows > below) plan.image_rows = below;
-  const int64_t most_samples = INT32_MAX / 8 / (static_cast<int64_t>(plan.image_rows) * plan.pitch);
-  plan.line_samples = !stacked ? 1 : static_cast<int>(p.batch < most_samples ? p.batch : most_samples);
-  if (plan.line_samples < 1) return false;
-  const int64_t line_rows = static_cast<int64_t>(plan.line_samples - 1) * plan.image_rows + max_h;
-  const int64_t longest = (line_rows - 1) * plan.pitch + plan.tile_w;
-  const int64_t reach = static_cast<int64_t>(beyond_h) * plan.pitch + beyond_w;
-  if (longest > INT32_MAX / 4 || reach > kMaxRingUnits * kUnitPixels) return false;
-  plan.reach = static_cast<int>(reach);
-  plan.num_tiles = ceil_div(longest, plan.tile_pixels);
-  const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
-  plan.sweep_tiles = all_taps * plan.num_ic_blocks;
-  plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
-  for (int i = 0, base = 0; i < plan.num_phases; ++i) {
-    Phase& phase = plan.phases[i];
-    phase.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
-    phase.weight_base = base;
-    base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
-  }
-
-  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
-  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
-  if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
-  plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
-  plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
-  plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
-  const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
-  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
-  plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
-  plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
-  // A later tile of a chunk may start within a unit.
-  const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
-  const int least_units = single ? plan.window_units : misaligned;
-  const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
-  const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
-  const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
-  int stages = 0;
-  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
-    for (int units = most_units; units >= least_units && stages == 0; --units) {
-      plan.ring_units = units;
-      plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
-      plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
-      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
-      if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
-      if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
-      const int fitting = (budget - plan.ring_bytes) / kTapBytes;
-      if (fitting >= wanted_stages[attempt]) stages = fitting < kMaxWeightStages ? fitting : kMaxWeightStages;
-    }
-  }
-  if (stages == 0) return false;
-  plan.resident_weights = all_stages <= stages ? 1 : 0;
-  plan.ring_stages = stages / blocks_per_sweep;
-  plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
-  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
-  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
-  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
-
-  choose_chunks(plan, p, single, num_sms);
-  return true;
-}
-
-// The cheapest plan, or one that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_limit, int num_sms) {
-  const bool pooled = outputs == Outputs::kPooled;
-  const Plan geometry = plan_geometry(p);
-  if (!geometry.usable) return geometry;
-  Plan best = geometry;
-  best.usable = false;
-  best.reason = "no tile whose window fits in shared memory";
-  for (const Shape& shape : kShapes) {
-    if (!serves(shape, outputs)) continue;
-    // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
-    for (int blocks = shape.consumers; blocks >= 1; --blocks) {
-      for (int strips = 1; strips <= 64; ++strips) {
-        if ((p.out_w / p.stride_w) / strips < 24 && strips > 1) break;
-        for (int kind = 0; kind < 8; ++kind) {
-          const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
-          if (outputs != Outputs::kAlone && stacked) continue;
-          Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
-          if (best.usable && plan.cost >= best.cost) continue;
-          best = plan;
-          best.reason = "";
-        }
-      }
-    }
-  }
-  return best;
-}
-
-}  // namespace sm90
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
 namespace sm90 {
 
+// Why no kernel for Hopper can run a call on a device, or null.
+inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
+  if (device.compute_major != 9 || device.compute_minor != 0) return "not a compute capability 9.0 device";
+  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
+  if (sixteen_bit || (call.dtype == kFloat32 && call.math == kMathTF32)) return nullptr;
+  return "neither fp32 with TF32 allowed nor fp16 nor bf16";
+}
+
 // The plan of a call on a device, or an unusable one with the reason.
 inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
   refused.usable = false;
-  if (device.compute_major != 9 || device.compute_minor != 0) {
-    refused.reason = "not a compute capability 9.0 device";
-    return refused;
-  }
-  const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
-  if (!sixteen_bit && !(call.dtype == kFloat32 && call.math == kMathTF32)) {
-    refused.reason = "neither fp32 with TF32 allowed nor fp16 nor bf16";
-    return refused;
-  }
+  refused.reason = cannot_run(call, device);
+  if (refused.reason != nullptr) return refused;
   return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
@@ -4873,8 +6017,6 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
-constexpr sm90::Outputs hopper_outputs(bool moments) { return moments ? sm90::Outputs::kWithMoments : sm90::Outputs::kAlone; }
-
 // The Hopper kernel's plan, or one whose status and reason say why not.
 template <sm90::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
@@ -4903,7 +6045,7 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
@@ -4914,7 +6056,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       const KernelPlan plan = portable_plan(call);
       return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
     }
-    case kHopper: return hopper_plan<hopper_outputs(kMoments)>(call);
+    case kHopper: return hopper_plan<kOutputs>(call);
     case kDirect: return direct_plan(call);
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
@@ -4928,7 +6070,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
   }
   if (hopper_pays(p)) {
-    const KernelPlan plan = hopper_plan<hopper_outputs(kMoments)>(call);
+    const KernelPlan plan = hopper_plan<kOutputs>(call);
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
@@ -4959,16 +6101,19 @@ const Plan& remembered_plan(const ConvCall& call) {
 }
 
 // Which kernel a call gets, why, and what it needs.
-template <bool kMoments>
+template <Outputs kOutputs>
 const KernelPlan& choose_kernel(const ConvCall& call) {
-  return remembered_plan<KernelPlan, choose_kernel_anew<kMoments>>(call);
+  return remembered_plan<KernelPlan, choose_kernel_anew<kOutputs>>(call);
 }
 
-inline int64_t conv_num_partials(const ConvCall& call) { return choose_kernel<true>(call).num_partials; }
+template <Outputs kOutputs>
+int64_t conv_num_partials(const ConvCall& call) {
+  return choose_kernel<kOutputs>(call).num_partials;
+}
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  return choose_kernel<kMoments>(call).workspace_bytes;
+  return choose_kernel<kOutputs>(call).workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -4984,11 +6129,11 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
                               call.problem.batch, call.problem.out_channels, guard, call.stream);
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<hopper_outputs(kMoments)>(plan.hopper, call, outputs, workspace, device.sm_count));
+  TCONV_RETURN_IF_ERROR(sm90::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
   return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
 }
 
@@ -5008,12 +6153,12 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
   }
 }
 
-template <bool kMoments>
+template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  const KernelPlan plan = choose_kernel<kMoments>(call);
+  const KernelPlan plan = choose_kernel<kOutputs>(call);
   if (plan.status != kOk) return plan.status;
   if (has_no_outputs(call.problem)) return kOk;
-  if (plan.kernel == kHopper) return launch_hopper<kMoments>(plan, call, outputs, workspace);
+  if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
   switch (call.dtype) {
@@ -5038,145 +6183,6 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 // its affine map up once, one that straddles channels goes element by element. Blocks run from the end
 // backwards, since what was written last is what the L2 cache still holds.
 
-// ---- kernels_src/cuda/group_norm_moments.cuh
-// Moments within a warp and across a block, and what a normalisation does to one channel.
-
-
-namespace tconv {
-namespace cuda {
-namespace norm {
-
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-// out = (y - mean) * scale + shift. Subtracting first keeps the digits that y * scale + offset would cancel;
-// shift also carries what rounding the mean to Acc lost.
-template <typename Acc>
-struct alignas(16) ChannelAffine {
-  Acc mean, scale, shift, unused;
-
-  __device__ __forceinline__ Acc apply(Acc y) const { return (y - mean) * scale + shift; }
-};
-
-template <typename Acc>
-__device__ __forceinline__ ChannelAffine<Acc> make_channel_affine(double mean, double rstd, double weight,
-                                                                  double bias) {
-  ChannelAffine<Acc> a;
-  const double scale = rstd * weight;
-  a.mean = static_cast<Acc>(mean);
-  a.scale = static_cast<Acc>(scale);
-  const double lost = mean - static_cast<double>(a.mean);
-  // An infinite mean loses nothing (and Inf - Inf would), nor does an exact one (0 * Inf would).
-  const bool exact = lost == 0 || isinf(mean);
-  a.shift = static_cast<Acc>(exact ? bias : bias - lost * scale);
-  a.unused = Acc(0);
-  return a;
-}
-
-template <typename T>
-__device__ __forceinline__ T warp_sum(T v) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) v += __shfl_xor_sync(kAllLanes, v, step);
-  return v;
-}
-
-// Moments of the `count` (>= 1) values a warp holds in registers: value i of lane l is number i * 32 + l.
-// Two passes about the mean, so a large mean costs no digits. The same on every lane.
-template <typename Partial, typename Acc, int kItems>
-__device__ __forceinline__ Partial warp_moments(const Acc (&values)[kItems], int count, int lane) {
-  Acc sum = 0;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i)
-    if (i * kWarp + lane < count) sum += values[i];
-  const Acc centre = warp_sum(sum) / static_cast<Acc>(count);
-  Acc deviation = 0, squares = 0;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    if (i * kWarp + lane < count) {
-      const Acc d = values[i] - centre;
-      deviation += d;
-      squares += d * d;
-    }
-  }
-  deviation = warp_sum(deviation);
-  squares = warp_sum(squares);
-  const Acc correction = deviation / static_cast<Acc>(count);
-  Partial m;
-  m.count = static_cast<Acc>(count);
-  m.mean = centre + correction;
-  m.m2 = squares - deviation * correction;
-  return m;
-}
-
-// Sums over the block of kCount values at a time, the same on every thread: within warps in Acc, across them in fp64.
-// `scratch` has an entry per warp and must not be in use.
-template <int kCount, typename Acc>
-__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount], double (&sums)[kCount]) {
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    const Acc sum = warp_sum(values[k]);
-    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp][k] = sum;
-    sums[k] = 0;
-  }
-  __syncthreads();
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) sums[k] += scratch[warp][k];
-}
-
-// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first, then
-// the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
-template <typename Partial>
-__device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ partials, int64_t rows, int64_t cols,
-                                                    int64_t row_stride) {
-  constexpr int kInFlight = 4;
-  // Entry e = row * cols + col; the block's stride in (row, col) avoids a division per entry.
-  const int64_t row_step = blockDim.x / cols, col_step = blockDim.x % cols;
-  Partial batch[kInFlight];
-  const bool one_batch = rows * cols <= int64_t{kInFlight} * blockDim.x;  // kept from the first time to the second
-  const auto for_each = [&](bool again, auto&& take) {
-    int64_t row = threadIdx.x / cols, col = threadIdx.x % cols;
-    do {
-      if (!(again && one_batch)) {
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          batch[i] = Partial{0, 0, 0};
-          if (row < rows) batch[i] = partials[row * row_stride + col];
-          row += row_step;
-          col += col_step;
-          if (col >= cols) {
-            col -= cols;
-            ++row;
-          }
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) take(batch[i]);
-    } while (row < rows && !one_batch);
-  };
-  __shared__ double first[kWarp][2], second[kWarp][1];
-  double counted[2] = {0, 0}, totals[2];
-  for_each(false, [&](const Partial& p) {
-    counted[0] += p.count;
-    counted[1] += static_cast<double>(p.count) * p.mean;
-  });
-  block_sums(counted, first, totals);
-  MomentsF64 m;
-  m.count = totals[0];
-  m.mean = totals[0] > 0 ? totals[1] / totals[0] : 0;
-  double squares[1] = {0}, m2[1];
-  for_each(true, [&](const Partial& p) {
-    const double d = p.mean - m.mean;
-    if (p.count > 0) squares[0] += p.m2 + p.count * d * d;
-  });
-  block_sums(squares, second, m2);
-  m.m2 = m2[0];
-  return m;
-}
-
-}  // namespace norm
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -5190,16 +6196,15 @@ struct GroupNormApplyConfig {
   static constexpr int kBlockElements = kThreads * kVectorsPerThread * kVector;
 };
 
+// kBlockElements of the line, by one block of threads.
 template <typename S>
-__global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
-    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                            int64_t plane) {
+__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                                            int64_t plane, int64_t block) {
   using Config = GroupNormApplyConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
 
   // The line starts at the 16-byte boundary at or below `data`, so `first` may be negative in the first block.
-  const int64_t block = gridDim.x - 1 - blockIdx.x;
   const int64_t block_first = block * Config::kBlockElements - elements_past_boundary(data);
   const int64_t block_plane = (block_first > 0 ? block_first : 0) / plane;
   const int64_t block_pixel = block_first - block_plane * plane;
@@ -5252,12 +6257,24 @@ __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
 }
 
 template <typename S>
+__global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
+    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
+                            int64_t plane, int64_t num_blocks, const int* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
+  for (int64_t block = num_blocks - 1 - blockIdx.x; block >= 0; block -= gridDim.x)
+    apply_block(data, table, elements, plane, block);
+}
+
+template <typename S>
 int64_t launch_group_norm_apply(S* data, const ChannelAffine<AccOf<S>>* table, int64_t elements, int64_t plane,
-                                cudaStream_t stream) {
+                                cudaStream_t stream, const int* only_if = nullptr) {
   using Config = GroupNormApplyConfig<S>;
   if (elements == 0) return kOk;
   const int64_t blocks = ceil_div(elements + elements_past_boundary(data), Config::kBlockElements);
-  return launch(group_norm_apply_kernel<S>, blocks, Config::kThreads, stream, data, table, elements, plane);
+  // A launch that may do nothing has few blocks.
+  constexpr int64_t kFewBlocks = 1024;
+  const int64_t grid = only_if != nullptr && blocks > kFewBlocks ? kFewBlocks : blocks;
+  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks, only_if);
 }
 
 }  // namespace norm
@@ -5334,6 +6351,7 @@ int64_t launch_group_norm_plane_moments(const S* in, PartialOf<S>* partials, int
 //   mean, var over the group's channels and pixels (biased), rstd = 1 / sqrt(var + eps)
 //   affine[n][c] = { mean, rstd * weight[c], bias[c] }
 // partials [batch][num_partials][channels]; affine [batch][channels].
+// only_if: where it holds 0, nothing is done (null: something is).
 // One block per (sample, group) combines them in fp64 in a fixed order.
 
 
@@ -5370,7 +6388,8 @@ struct GroupNormFinaliseConfig {
 template <typename S>
 __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
     group_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t num_partials, GroupNormShape shape,
-                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table) {
+                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table, const int* only_if) {
+  if (only_if != nullptr && *only_if == 0) return;
   const int64_t group_channels = shape.channels_per_group();
   const int64_t sample = blockIdx.x / shape.num_groups;
   const int64_t first_channel = (blockIdx.x - sample * shape.num_groups) * group_channels;
@@ -5394,10 +6413,10 @@ __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
 template <typename S>
 int64_t launch_group_norm_finalise(const PartialOf<S>* partials, int64_t num_partials, const GroupNormShape& shape,
                                    const GroupNormAffine<S>& affine, ChannelAffine<AccOf<S>>* table,
-                                   cudaStream_t stream) {
+                                   cudaStream_t stream, const int* only_if = nullptr) {
   const int threads = GroupNormFinaliseConfig::threads(num_partials * shape.channels_per_group());
   return launch(group_norm_finalise_kernel<S>, shape.batch * shape.num_groups, threads, stream, partials, num_partials,
-                shape, affine, table);
+                shape, affine, table, only_if);
 }
 
 }  // namespace norm
@@ -5687,8 +6706,9 @@ template <typename S>
 class GroupNormPlan {
  public:
   // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
-  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout)
-      : shape_(shape), measure_(producer_partials == 0) {
+  // may_use_one_block: false where run is given `only_if`.
+  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout, bool may_use_one_block = true)
+      : shape_(shape), measure_(producer_partials == 0), one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
     if (one_block()) return;
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(shape.plane) : producer_partials;
     partials_ = layout.reserve(shape.batch * num_partials_ * shape.channels * sizeof(PartialOf<S>));
@@ -5700,20 +6720,20 @@ class GroupNormPlan {
     return one_block() || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
   }
 
-  // Normalises data [batch][channels][plane] in place.
-  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream) const {
+  // Normalises data [batch][channels][plane] in place; with only_if, where that holds no 0.
+  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream, const int* only_if = nullptr) const {
     if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
     if (measure_)
       TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels,
                                                                shape_.plane, stream));
-    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream));
-    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream);
+    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
+    return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream, only_if);
   }
 
   // Does one block hold a group? Then run_transformed may be called instead of run.
-  bool one_block() const { return GroupNormSingleBlockConfig<S>::fits(shape_); }
+  bool one_block() const { return one_block_; }
 
   // Normalises transform(data) in place.
   template <typename Transform>
@@ -5722,9 +6742,8 @@ class GroupNormPlan {
   }
 
  private:
-
   GroupNormShape shape_;
-  bool measure_;
+  bool measure_, one_block_;
   int64_t num_partials_ = 0, partials_ = 0, table_ = 0;
 };
 
@@ -5739,40 +6758,226 @@ GroupNormAffine<S> make_group_norm_affine(const GroupNormArgs& args) {
 
 namespace tconv {
 namespace cuda {
+namespace held {
+
+struct CallPlan {
+  int64_t status;  // kOk, or why the call cannot be done
+  const char* reason;
+  Plan plan;
+  KernelPlan fallback;  // nothing but its workspace and what launch_fallback reads
+};
+
+// Workspace: weight tiles, inverse scales, guard.
+struct Workspace {
+  static constexpr int64_t kScalesBytes = kChannels * 4;
+  int64_t tiles_bytes, total_bytes;
+
+  explicit Workspace(const Plan& plan) : tiles_bytes(plan.weight_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+  uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
+  float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
+  GuardState* guard(void* base) const {
+    return reinterpret_cast<GuardState*>(static_cast<char*>(base) + tiles_bytes + kScalesBytes);
+  }
+};
+
+inline CallPlan plan_anew(const ConvCall& call) {
+  CallPlan result{};
+  const auto refuse = [&](int64_t status, const char* reason) {
+    result.status = status, result.reason = reason;
+    return result;
+  };
+  const ConvTransposeProblem& p = call.problem;
+  const bool wanted = call.kernel_choice == kHeld;
+  if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, "another kernel is forced");
+  if (has_no_outputs(p)) return refuse(kUnsupportedKernel, "nothing to compute");
+  if (!wanted && !hopper_pays(p)) return refuse(kUnsupportedKernel, "too few channels");
+  DeviceLimits device;
+  const int64_t status = query_device_limits(&device);
+  if (status != kOk) return refuse(status, "the device cannot be queried");
+  const char* const why_not = sm90::cannot_run(call, device);
+  if (why_not != nullptr) return refuse(kUnsupportedKernel, why_not);
+  if (call.dtype == kFloat32 && !mma_can_index(p))
+    return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
+  result.plan = make_plan(p, static_cast<int>(device.smem_per_block), device.sm_count);
+  if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
+  if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, "most processors would have nothing to do");
+  result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
+  result.fallback.num_partials = 1;
+  if (!add_fallback(result.fallback, call, device))
+    return refuse(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
+  return result;
+}
+
+// status kOk: a sample's outputs can be held.
+inline const CallPlan& plan_call(const ConvCall& call) { return remembered_plan<CallPlan, plan_anew>(call); }
+
+// Of what blocks tell each other.
+inline int64_t messages_bytes(const CallPlan& plan, const ConvGroupNormCall& call) {
+  const int64_t groups = call.conv.problem.batch * call.group_norm.num_groups;
+  return groups * static_cast<int64_t>(sizeof(Statistics) + plan.plan.blocks_per_sample() * sizeof(Entry));
+}
+
+inline int64_t workspace_bytes(const CallPlan& plan, const ConvGroupNormCall& call) {
+  return round_up(plan.fallback.workspace_bytes, 256) + messages_bytes(plan, call);
+}
+
+template <typename Storage>
+int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) {
+  const Workspace layout(plan);
+  sm90::WeightsArgs<Storage> weights{};
+  weights.plan = sm90::plan_geometry(call.problem);
+  weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
+  weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
+  weights.kernel_h = static_cast<int>(call.problem.kernel_h), weights.kernel_w = static_cast<int>(call.problem.kernel_w);
+  weights.weight = static_cast<const Storage*>(call.weight);
+  weights.tiles = layout.tiles(workspace);
+  weights.inv_scale = layout.scales(workspace);
+  weights.guard = layout.guard(workspace);
+  return launch_kernel(sm90::transform_weights_sm90<Storage>, dim3(kChannels), dim3(sm90::WeightsConfig::kThreads), 0, call.stream,
+                       weights);
+}
+
+// Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not normalised, and
+// `partials` holds its moments. *guard: on the device, or null where nothing raises it. cudaErrorCooperativeLaunchTooLarge: the blocks
+// cannot all run at once, and no output has been written.
+template <typename Storage>
+int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace, const int** guard) {
+  const ConvCall& conv = call.conv;
+  const ConvTransposeProblem& p = conv.problem;
+  const Plan& plan = call_plan.plan;
+  const Workspace layout(plan);
+  const auto stream = static_cast<cudaStream_t>(conv.stream);
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  GuardState* const state = layout.guard(workspace);
+  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(state, 0, sizeof(GuardState), stream));
+  TCONV_RETURN_IF_ERROR(launch_weights<Storage>(plan, conv, workspace));
+
+  Args<Storage> args{};
+  args.plan = plan;
+  args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.x = static_cast<const Storage*>(conv.x);
+  args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
+  args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
+  args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
+  args.whole_quads = sm90::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+                     reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
+  const bool one_piece = p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
+  const bool aligned = reinterpret_cast<uintptr_t>(conv.x) % 16 == 0 && p.x_stride_n * sizeof(Storage) % 16 == 0;
+  if (args.whole_quads && one_piece && aligned)
+    args.prefetch_bytes =
+        static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
+  args.pair_stores = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
+  args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
+  args.weight_tiles = layout.tiles(workspace);
+  args.inv_scale = layout.scales(workspace);
+  args.guard = state;
+  args.epilogue = make_epilogue_args<Storage>(conv);
+  args.out = static_cast<Storage*>(conv.out);
+  args.num_groups = static_cast<int>(call.group_norm.num_groups);
+  args.channels_per_group = plan.out_channels / args.num_groups;
+  args.inverse_values =
+      static_cast<float>(1.0 / (static_cast<double>(args.channels_per_group) * static_cast<double>(p.out_h * p.out_w)));
+  args.eps = static_cast<float>(call.group_norm.eps);
+  args.norm_weight = static_cast<const Storage*>(call.group_norm.weight);
+  args.norm_bias = static_cast<const Storage*>(call.group_norm.bias);
+  args.statistics = norm::at_offset<Statistics>(workspace, round_up(call_plan.fallback.workspace_bytes, 256));
+  args.entries = reinterpret_cast<Entry*>(args.statistics + p.batch * args.num_groups);
+  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(args.statistics, 0xFF, messages_bytes(call_plan, call), stream));
+
+  const auto kernel = conv_group_norm_held_sm90<Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  const int64_t at_once = std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch);
+  TCONV_RETURN_IF_ERROR(launch_together(kernel, dim3(static_cast<unsigned>(at_once * plan.blocks_per_sample())), dim3(kThreads),
+                                        plan.smem_bytes, conv.stream, args));
+  *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
+  return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
 namespace {
 
+norm::GroupNormShape shape_of(const ConvGroupNormCall& call) {
+  const ConvTransposeProblem& p = call.conv.problem;
+  return {p.batch, p.out_channels, p.out_h * p.out_w, call.group_norm.num_groups};
+}
+
+// The second way.
 template <typename S>
-struct ConvGroupNorm {
+struct InPasses {
   norm::WorkspaceLayout layout;
   norm::GroupNormPlan<S> group_norm;
   int64_t conv_workspace;
 
-  explicit ConvGroupNorm(const ConvGroupNormCall& call)
-      : group_norm(shape(call), producer_partials(call), layout),
-        conv_workspace(layout.reserve(conv_workspace_bytes<true>(call.conv))) {}
-
-  static norm::GroupNormShape shape(const ConvGroupNormCall& call) {
-    const ConvTransposeProblem& p = call.conv.problem;
-    return {p.batch, p.out_channels, p.out_h * p.out_w, call.group_norm.num_groups};
-  }
+  explicit InPasses(const ConvGroupNormCall& call)
+      : group_norm(shape_of(call), producer_partials(call), layout),
+        conv_workspace(layout.reserve(conv_workspace_bytes<Outputs::kWithMoments>(call.conv))) {}
 
   // The convolution's moments are fp32.
   static int64_t producer_partials(const ConvGroupNormCall& call) {
-    return std::is_same<S, double>::value ? 0 : conv_num_partials(call.conv);
+    return std::is_same<S, double>::value ? 0 : conv_num_partials<Outputs::kWithMoments>(call.conv);
   }
 
   int64_t run(const ConvGroupNormCall& call) const {
     const ConvCall& conv = call.conv;
-    if (shape(call).elements() == 0) return kOk;
-    if (conv.workspace_bytes < layout.bytes()) return kWorkspaceTooSmall;
     ConvOutputs outputs{conv.out, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = group_norm.producer_partials(conv.workspace);
-    TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose<true>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kWithMoments>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     return group_norm.run(static_cast<S*>(conv.out), norm::make_group_norm_affine<S>(call.group_norm), conv.workspace,
                           static_cast<cudaStream_t>(conv.stream));
   }
 };
+
+// The first way, and behind its guard the second half of the second.
+template <typename S>
+struct Held {
+  norm::WorkspaceLayout layout;
+  const held::CallPlan& plan;
+  norm::GroupNormPlan<S> group_norm;
+  int64_t conv_workspace;
+
+  explicit Held(const ConvGroupNormCall& call)
+      : plan(held::plan_call(call.conv)),
+        group_norm(shape_of(call), 1, layout, false),
+        conv_workspace(layout.reserve(held::workspace_bytes(plan, call))) {}
+
+  int64_t run(const ConvGroupNormCall& call) const {
+    const ConvCall& conv = call.conv;
+    const int* guard = nullptr;
+    TCONV_RETURN_IF_ERROR(held::launch<S>(plan, call, group_norm.producer_partials(conv.workspace),
+                                          norm::at_offset<char>(conv.workspace, conv_workspace), &guard));
+    if (guard == nullptr) return kOk;
+    return group_norm.run(static_cast<S*>(conv.out), norm::make_group_norm_affine<S>(call.group_norm), conv.workspace,
+                          static_cast<cudaStream_t>(conv.stream), guard);
+  }
+};
+
+template <typename S>
+int64_t workspace_bytes(const ConvGroupNormCall& call) {
+  // Room for either way: the blocks of a sample may turn out not to run at once.
+  int64_t bytes = InPasses<S>(call).layout.bytes();
+  if constexpr (!std::is_same<S, double>::value)
+    if (held::plan_call(call.conv).status == kOk) bytes = std::max(bytes, Held<S>(call).layout.bytes());
+  return bytes;
+}
+
+template <typename S>
+int64_t run(const ConvGroupNormCall& call) {
+  if (shape_of(call).elements() == 0) return kOk;
+  if (call.conv.workspace_bytes < workspace_bytes<S>(call)) return kWorkspaceTooSmall;
+  if constexpr (!std::is_same<S, double>::value) {
+    if (held::plan_call(call.conv).status == kOk) {
+      const int64_t status = Held<S>(call).run(call);
+      if (status != cudaErrorCooperativeLaunchTooLarge || call.conv.kernel_choice == kHeld) return status;
+    }
+  }
+  return InPasses<S>(call).run(call);
+}
 
 }  // namespace
 }  // namespace cuda
@@ -5781,13 +6986,13 @@ struct ConvGroupNorm {
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
-    return tconv::cuda::ConvGroupNorm<decltype(storage)>(*call).layout.bytes();
+    return tconv::cuda::workspace_bytes<decltype(storage)>(*call);
   });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
-    return tconv::cuda::ConvGroupNorm<decltype(storage)>(*call).run(*call);
+    return tconv::cuda::run<decltype(storage)>(*call);
   });
 }
 
@@ -5839,7 +7044,7 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4 };
+enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -7283,7 +8488,7 @@ class _Gelu:
 
 _KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4}
+_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4, "held": 5}
 _STATUS_MESSAGES = {
     -1: "the kernel does not support this dtype",
     -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
@@ -7614,7 +8819,7 @@ _WORKSPACE_ALIGNMENT = 256
 
 
 def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper forces one; unset means auto."""
+    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held forces one; unset: auto."""
     name = _os.environ.get("TCONV_KERNEL", "auto")
     if name not in _KERNEL_CHOICES:
         raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")

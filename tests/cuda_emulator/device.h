@@ -130,10 +130,22 @@ inline float __uint_as_float(uint32_t bits) {
   std::memcpy(&v, &bits, 4);
   return v;
 }
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selectors) {
+  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> 8 * (selectors >> 4 * i & 7) & 0xFF) << 8 * i;
+  return result;
+}
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<unsigned __int128>(a) * b >> 64; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <typename T>
 T __ldg(const T* at) {
+  return *at;
+}
+template <typename T>
+T __ldcg(const T* at) {
   return *at;
 }
 template <typename T>

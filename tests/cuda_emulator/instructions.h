@@ -19,6 +19,7 @@ inline void ld_shared_v2(float& x, float& y, uint32_t at) {
   x = v[0], y = v[1];
 }
 inline void ld_shared(float& x, uint32_t at) { load_shared(&x, at, 4); }
+inline void ld_shared(uint32_t& x, uint32_t at) { load_shared(&x, at, 4); }
 inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   const uint32_t v[4] = {x, y, z, w};
   store_shared(at, v, 16);
@@ -32,6 +33,7 @@ inline void st_shared_v2(uint32_t at, float x, float y) {
   store_shared(at, v, 8);
 }
 inline void st_shared(uint32_t at, float x) { store_shared(at, &x, 4); }
+inline void st_shared(uint32_t at, uint32_t x) { store_shared(at, &x, 4); }
 template <typename T>
 void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const T* from) {
   uint32_t v[4];
@@ -51,9 +53,22 @@ inline void st_global_if_b16(unsigned wanted, void* to, unsigned short value) {
   if (wanted != 0) std::memcpy(to, &value, 2);
 }
 
+template <typename T>
+void st_global(T* to, uint64_t x) {
+  std::memcpy(to, &x, 8);
+}
+// All bits set: not written yet, and asked again and again. The others of this block have their turn, and may be stuck: other blocks
+// run later.
+template <typename T>
+void ld_global(uint64_t& x, const T* from) {
+  std::memcpy(&x, from, 8);
+  if (x == ~uint64_t{0}) yield();
+}
+
 // The nearest number, which the hardware's approximations are an ulp or two from.
 inline void ex2_approx(float& y, float x) { y = std::exp2(x); }
 inline void rcp_approx(float& y, float x) { y = 1.0f / x; }
+inline void rsqrt_approx(double& y, double x) { y = 1.0 / std::sqrt(x); }
 inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b ? NAN : std::fmax(a, b); }
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------
@@ -98,6 +113,11 @@ inline void mbarrier_wait(uint32_t at, uint32_t parity) {
   wait_until([&] { return (barrier.phase & 1) != parity; });
   acquire(barrier.passed);
 }
+inline void mbarrier_passed(uint32_t& passed, uint32_t at, uint32_t parity) {
+  Mbarrier& barrier = mbarriers.at(at);
+  passed = (barrier.phase & 1) != parity;
+  if (passed) acquire(barrier.passed);
+}
 inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
   store_shared(to, from, bytes);
   Mbarrier& barrier = mbarriers.at(at);
@@ -115,17 +135,20 @@ inline const std::vector<float> half_values = [] {
   return values;
 }();
 
-// Address of 16-byte chunk `chunk` of row `row` of a 128-byte-swizzled operand: bits 4 to 6 turn with bits 7 to 9.
-inline uint32_t swizzled(uint64_t descriptor, int row, int chunk) {
-  const uint32_t at = (static_cast<uint32_t>(descriptor & 0x3FFF) << 4) + row * 128 + chunk * 16;
-  return at ^ (at >> 7 & 7) << 4;
+// Address of 16-byte chunk `chunk` of row `row` of an operand. Swizzled rows of 128 bytes: bits 4 to 6 turn with bits 7 to 9; of 32
+// bytes: bit 4 with bit 7.
+inline uint32_t operand_at(uint64_t descriptor, int row, int chunk) {
+  const bool narrow = descriptor >> 62 == 3;
+  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4, group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
+  const uint32_t at = start + row / 8 * group + row % 8 * (narrow ? 32 : 128) + chunk * 16;
+  return at ^ (at >> 7 & (narrow ? 1 : 7)) << 4;
 }
 
 template <bool kBFloat16>
 void operand_row(uint64_t descriptor, int row, float (&values)[16]) {
   for (int chunk = 0; chunk < 2; ++chunk) {
     uint16_t bits[8];
-    std::memcpy(bits, at_shared(swizzled(descriptor, row, chunk), 16), 16);
+    std::memcpy(bits, at_shared(operand_at(descriptor, row, chunk), 16), 16);
     for (int k = 0; k < 8; ++k) {
       if constexpr (kBFloat16) {
         values[chunk * 8 + k] = __uint_as_float(static_cast<uint32_t>(bits[k]) << 16);
@@ -151,9 +174,9 @@ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
   if (!detect_races || lane() != 0) return;  // one lane stands for its warp
   Reads& reads = product_reads[warp()];
   for (int i = 0; i < 16; ++i)
-    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({swizzled(a, row / 16 * 16 + i, chunk) - kSharedBase, 16});
+    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(a, row / 16 * 16 + i, chunk) - kSharedBase, 16});
   for (int i = 0; i < N; ++i)
-    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({swizzled(b, i, chunk) - kSharedBase, 16});
+    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(b, i, chunk) - kSharedBase, 16});
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
 }
 inline void wgmma_commit() {

@@ -12,6 +12,7 @@ INSTRUCTIONS = {
     "mbarrier.arrive.shared::cta.b64 ": "mbarrier_arrive",
     "mbarrier.arrive.expect_tx.": "mbarrier_arrive_expect",
     "{ .reg .pred done; again: mbarrier.try_wait.parity.": "mbarrier_wait",
+    "{ .reg .pred done; mbarrier.test_wait.parity.": "mbarrier_passed",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes ": "bulk_copy",
     "cp.async.cg.shared.global ": "cp_async",
     "cp.async.commit_group;": "cp_async_commit",
@@ -21,17 +22,22 @@ INSTRUCTIONS = {
     "ld.shared.v4.u32 ": "ld_shared_v4",
     "ld.shared.v2.f32 ": "ld_shared_v2",
     "ld.shared.f32 ": "ld_shared",
+    "ld.shared.u32 ": "ld_shared",
     "st.shared.v4.b32 ": "st_shared_v4",
     "st.shared.v4.u32 ": "st_shared_v4",
     "st.shared.v4.f32 ": "st_shared_v4",
     "st.shared.v2.f32 ": "st_shared_v2",
     "st.shared.f32 ": "st_shared",
+    "st.shared.u32 ": "st_shared",
+    "st.relaxed.gpu.global.u64 ": "st_global",
+    "ld.relaxed.gpu.global.u64 ": "ld_global",
     "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b32 ": "st_global_if_b32",
     "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b16 ": "st_global_if_b16",
     "wgmma.commit_group.": "wgmma_commit",
     "wgmma.wait_group.": "wgmma_wait",
     "ex2.approx.ftz.f32 ": "ex2_approx",
     "rcp.approx.ftz.f32 ": "rcp_approx",
+    "rsqrt.approx.ftz.f64 ": "rsqrt_approx",
     "max.NaN.f32 ": "max_nan",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 ": "ldmatrix",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ": "mma_tf32",
@@ -45,6 +51,7 @@ NOTHING = (
     "fence.mbarrier_init.",
     "fence.proxy.async.",
     "griddepcontrol.wait;",
+    "cp.async.bulk.prefetch.L2.global ",
     "setmaxnreg.",
     "wgmma.fence.",
 )
@@ -118,7 +125,7 @@ def _call(statement: str) -> str:
     if len(names) != 1:
         raise ValueError(f"instructions.h knows no {text!r}")
     operands = []
-    for found in re.finditer(r'"[+=]?[rlfhn]"\s*\(', statement[len(head) :]):
+    for found in re.finditer(r'"[+=]?[rlfdhn]"\s*\(', statement[len(head) :]):
         begin = len(head) + found.end()
         operands.append(statement[begin : _closing(statement, begin)])
     return f"emu::{names[0]}({', '.join(operands)})"

@@ -1,0 +1,150 @@
+// Host side of the kernel that holds a sample's outputs: is it to be used, what does it need, launch. Where it cannot be used, the
+// caller goes another way.
+#pragma once
+
+#include "conv_group_norm_held.cuh"
+#include "conv_group_norm_held_plan.h"
+#include "conv_transpose_dispatch.cuh"
+#include "group_norm_plan.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+struct CallPlan {
+  int64_t status;  // kOk, or why the call cannot be done
+  const char* reason;
+  Plan plan;
+  KernelPlan fallback;  // nothing but its workspace and what launch_fallback reads
+};
+
+// Workspace: weight tiles, inverse scales, guard.
+struct Workspace {
+  static constexpr int64_t kScalesBytes = kChannels * 4;
+  int64_t tiles_bytes, total_bytes;
+
+  explicit Workspace(const Plan& plan) : tiles_bytes(plan.weight_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+  uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
+  float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
+  GuardState* guard(void* base) const {
+    return reinterpret_cast<GuardState*>(static_cast<char*>(base) + tiles_bytes + kScalesBytes);
+  }
+};
+
+inline CallPlan plan_anew(const ConvCall& call) {
+  CallPlan result{};
+  const auto refuse = [&](int64_t status, const char* reason) {
+    result.status = status, result.reason = reason;
+    return result;
+  };
+  const ConvTransposeProblem& p = call.problem;
+  const bool wanted = call.kernel_choice == kHeld;
+  if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, "another kernel is forced");
+  if (has_no_outputs(p)) return refuse(kUnsupportedKernel, "nothing to compute");
+  if (!wanted && !hopper_pays(p)) return refuse(kUnsupportedKernel, "too few channels");
+  DeviceLimits device;
+  const int64_t status = query_device_limits(&device);
+  if (status != kOk) return refuse(status, "the device cannot be queried");
+  const char* const why_not = sm90::cannot_run(call, device);
+  if (why_not != nullptr) return refuse(kUnsupportedKernel, why_not);
+  if (call.dtype == kFloat32 && !mma_can_index(p))
+    return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
+  result.plan = make_plan(p, static_cast<int>(device.smem_per_block), device.sm_count);
+  if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
+  if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, "most processors would have nothing to do");
+  result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
+  result.fallback.num_partials = 1;
+  if (!add_fallback(result.fallback, call, device))
+    return refuse(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
+  return result;
+}
+
+// status kOk: a sample's outputs can be held.
+inline const CallPlan& plan_call(const ConvCall& call) { return remembered_plan<CallPlan, plan_anew>(call); }
+
+// Of what blocks tell each other.
+inline int64_t messages_bytes(const CallPlan& plan, const ConvGroupNormCall& call) {
+  const int64_t groups = call.conv.problem.batch * call.group_norm.num_groups;
+  return groups * static_cast<int64_t>(sizeof(Statistics) + plan.plan.blocks_per_sample() * sizeof(Entry));
+}
+
+inline int64_t workspace_bytes(const CallPlan& plan, const ConvGroupNormCall& call) {
+  return round_up(plan.fallback.workspace_bytes, 256) + messages_bytes(plan, call);
+}
+
+template <typename Storage>
+int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) {
+  const Workspace layout(plan);
+  sm90::WeightsArgs<Storage> weights{};
+  weights.plan = sm90::plan_geometry(call.problem);
+  weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
+  weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
+  weights.kernel_h = static_cast<int>(call.problem.kernel_h), weights.kernel_w = static_cast<int>(call.problem.kernel_w);
+  weights.weight = static_cast<const Storage*>(call.weight);
+  weights.tiles = layout.tiles(workspace);
+  weights.inv_scale = layout.scales(workspace);
+  weights.guard = layout.guard(workspace);
+  return launch_kernel(sm90::transform_weights_sm90<Storage>, dim3(kChannels), dim3(sm90::WeightsConfig::kThreads), 0, call.stream,
+                       weights);
+}
+
+// Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not normalised, and
+// `partials` holds its moments. *guard: on the device, or null where nothing raises it. cudaErrorCooperativeLaunchTooLarge: the blocks
+// cannot all run at once, and no output has been written.
+template <typename Storage>
+int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace, const int** guard) {
+  const ConvCall& conv = call.conv;
+  const ConvTransposeProblem& p = conv.problem;
+  const Plan& plan = call_plan.plan;
+  const Workspace layout(plan);
+  const auto stream = static_cast<cudaStream_t>(conv.stream);
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  GuardState* const state = layout.guard(workspace);
+  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(state, 0, sizeof(GuardState), stream));
+  TCONV_RETURN_IF_ERROR(launch_weights<Storage>(plan, conv, workspace));
+
+  Args<Storage> args{};
+  args.plan = plan;
+  args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
+  args.x = static_cast<const Storage*>(conv.x);
+  args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
+  args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
+  args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
+  args.whole_quads = sm90::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+                     reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
+  const bool one_piece = p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
+  const bool aligned = reinterpret_cast<uintptr_t>(conv.x) % 16 == 0 && p.x_stride_n * sizeof(Storage) % 16 == 0;
+  if (args.whole_quads && one_piece && aligned)
+    args.prefetch_bytes =
+        static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
+  args.pair_stores = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
+  args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
+  args.weight_tiles = layout.tiles(workspace);
+  args.inv_scale = layout.scales(workspace);
+  args.guard = state;
+  args.epilogue = make_epilogue_args<Storage>(conv);
+  args.out = static_cast<Storage*>(conv.out);
+  args.num_groups = static_cast<int>(call.group_norm.num_groups);
+  args.channels_per_group = plan.out_channels / args.num_groups;
+  args.inverse_values =
+      static_cast<float>(1.0 / (static_cast<double>(args.channels_per_group) * static_cast<double>(p.out_h * p.out_w)));
+  args.eps = static_cast<float>(call.group_norm.eps);
+  args.norm_weight = static_cast<const Storage*>(call.group_norm.weight);
+  args.norm_bias = static_cast<const Storage*>(call.group_norm.bias);
+  args.statistics = norm::at_offset<Statistics>(workspace, round_up(call_plan.fallback.workspace_bytes, 256));
+  args.entries = reinterpret_cast<Entry*>(args.statistics + p.batch * args.num_groups);
+  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(args.statistics, 0xFF, messages_bytes(call_plan, call), stream));
+
+  const auto kernel = conv_group_norm_held_sm90<Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  const int64_t at_once = std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch);
+  TCONV_RETURN_IF_ERROR(launch_together(kernel, dim3(static_cast<unsigned>(at_once * plan.blocks_per_sample())), dim3(kThreads),
+                                        plan.smem_bytes, conv.stream, args));
+  *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
+  return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv

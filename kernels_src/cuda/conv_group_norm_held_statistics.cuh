@@ -1,0 +1,203 @@
+// How the blocks of a sample whose outputs are held agree on its statistics, while consumers multiply the next sample:
+//   moments of each channel -> of each group in this block -> an entry in global memory
+//   in one block for each group: entries of all blocks of the sample -> mean and variance, in global memory
+//   these -> an affine map per channel
+// A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that follows one
+// which never ended, finds what it expects.
+#pragma once
+
+#include "conv_group_norm_held_args.cuh"
+#include "group_norm_moments.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+__device__ __forceinline__ void publish(void* at, float first, float second) {
+  const uint64_t bits = static_cast<uint64_t>(__float_as_uint(second)) << 32 | __float_as_uint(first);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
+}
+
+// A message of two numbers, if it is there.
+struct Message {
+  uint64_t bits;
+
+  __device__ __forceinline__ void read(const void* at) {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(at) : "memory");
+  }
+  __device__ __forceinline__ bool is_there() const { return bits != ~uint64_t{0}; }
+  __device__ __forceinline__ float first() const { return __uint_as_float(static_cast<uint32_t>(bits)); }
+  __device__ __forceinline__ float second() const { return __uint_as_float(static_cast<uint32_t>(bits >> 32)); }
+};
+
+// Sums over the `lanes` neighbouring lanes that share a group.
+template <typename T>
+__device__ __forceinline__ T group_sum(T v, int lanes) {
+  for (int step = 1; step < lanes; step *= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+  return v;
+}
+
+// Moments that a lane is given one by one, as deviations from the first.
+struct MomentsSum {
+  float shift, count = 0.0f, sum = 0.0f, squares = 0.0f;
+
+  __device__ __forceinline__ explicit MomentsSum(float first_mean) : shift(first_mean) {}
+  __device__ __forceinline__ void add(float n, float mean, float m2) {
+    const float d = n > 0.0f ? mean - shift : 0.0f;
+    count += n;
+    sum += n * d;
+    squares += m2 + n * d * d;
+  }
+};
+
+struct Words {
+  float x, y, z;
+};
+__device__ __forceinline__ Words load_words(uint32_t at) {
+  uint32_t v[4];
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+  return {__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2])};
+}
+
+// Pixels of each of the sample's blocks that are outputs.
+template <typename Storage>
+__device__ __forceinline__ void fill_counts(const Args<Storage>& args, const Shared& shared, int lane) {
+  const Plan& plan = args.plan;
+  for (int block = lane; block < plan.blocks_per_sample(); block += 32) {
+    const int strip = block / plan.num_tiles, tile = block - strip * plan.num_tiles;
+    const int columns = min(plan.tile_w, args.out_w - strip * plan.tile_w);
+    const auto below = [&](int position) {
+      const int row = static_cast<int>(args.by_pitch.quotient(position));
+      return min(row, args.out_h) * columns + (row < args.out_h ? min(position - row * plan.pitch, columns) : 0);
+    };
+    const int pixels = below((tile + 1) * kTilePixels) - below(tile * kTilePixels);
+    store_word(shared.counts + block * 4, __float_as_uint(static_cast<float>(pixels)));
+  }
+}
+
+// Entry of a group's channels in this block. In every lane of the group.
+template <typename Storage>
+__device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, const Shared& shared, int group,
+                                                  int lane_of_group, int lanes) {
+  const int first = group * args.channels_per_group;
+  MomentsSum total(load_words(shared.moments + first * 16).y);
+  for (int i = lane_of_group; i < args.channels_per_group; i += lanes) {
+#pragma unroll
+    for (int segment = 0; segment < kSegments; ++segment) {
+      const Words m = load_words(shared.moments + (segment * kChannels + first + i) * 16);
+      total.add(m.x, m.y, m.z);
+    }
+  }
+  const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes), squares = group_sum(total.squares, lanes);
+  const float mean = count > 0.0f ? __fdividef(sum, count) : 0.0f, m2 = squares - sum * mean;
+  return {total.shift + mean, m2 < 0.0f ? 0.0f : m2};
+}
+
+// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane.
+template <typename Storage>
+__device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared& shared, const Entry* entries,
+                                         Statistics* statistics, int lane) {
+  const int blocks = args.plan.blocks_per_sample();
+  const float channels = static_cast<float>(args.channels_per_group);
+  constexpr int kInFlight = 5;  // all, where a sample has 160 blocks at most
+  MomentsSum total(0.0f);
+  for (int first = lane; first - lane < blocks; first += kInFlight * 32) {
+    Message some[kInFlight];
+    bool all_there = true;
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) some[k].read(entries + min(first + k * 32, blocks - 1));
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) all_there = all_there && some[k].is_there();
+    if (!__all_sync(0xFFFFFFFFu, all_there)) return false;
+    if (first == lane) total.shift = __shfl_sync(0xFFFFFFFFu, some[0].first(), 0);
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int block = first + k * 32;
+      if (block >= blocks) continue;
+      const float pixels = __uint_as_float(load_word(shared.counts + block * 4));
+      total.add(pixels * channels, some[k].first(), some[k].second());
+    }
+  }
+  const float mean = group_sum(total.sum, 32) * args.inverse_values;
+  const float variance = fmaf(-mean, mean, group_sum(total.squares, 32) * args.inverse_values);
+  const float v = (variance < 0.0f ? 0.0f : variance) + args.eps;
+  const float rough = rsqrtf(v);
+  // A Newton step, where there is one.
+  const float rstd = v > 0x1p-120f && v < 0x1p120f ? rough * fmaf(-0.5f * v * rough, rough, 1.5f) : rough;
+  if (lane == 0) publish(&statistics->mean, total.shift, mean);
+  if (lane == 1) publish(&statistics->rstd, rstd, 0.0f);
+  return true;
+}
+
+// Brings this block's share of a sample to L2, before producers ask for it: any share, because all blocks need all of it.
+template <typename Storage>
+__device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const Place& place, int sample, int lane) {
+  if (sample >= args.batch || args.prefetch_bytes == 0) return;
+
+  const Storage* const first = args.x + sample * args.x_stride_n;
+  const char* const from = reinterpret_cast<const char*>(first) + (place.block * 32 + lane) * args.prefetch_bytes;
+  const char* const end = reinterpret_cast<const char*>(first + args.plan.in_channels * args.x_stride_c);
+  if (from + args.prefetch_bytes <= end)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
+}
+
+// A channel's parameters, and what its outputs are held as differences from. In shared memory, by all lanes of a warp.
+template <typename Storage>
+__device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
+  for (int channel = lane; channel < kChannels; channel += 32) {
+    const int real = min(channel, args.plan.out_channels - 1);
+    const uint32_t at = shared.parameters + channel * 4;
+    store_word(at, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_weight, real, 1.0))));
+    store_word(at + kChannels * 4, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_bias, real, 0.0))));
+    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
+  }
+}
+
+// After each sample's products. One warp.
+template <typename Storage>
+__device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
+  constexpr int kChannelsPerLane = kChannels / 32;
+  const int blocks = args.plan.blocks_per_sample();
+  int lanes = 32;  // that share a group: as many for each, a power of two
+  while (lanes > 1 && lanes * args.num_groups > 32) lanes /= 2;
+  fill_counts(args, shared, lane);
+  fill_parameters(args, shared, lane);
+  prefetch_sample(args, place, place.first_sample, lane);
+  prefetch_sample(args, place, place.first_sample + place.sample_step, lane);
+  __syncwarp();
+  uint32_t parity = 0;
+  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step, parity ^= 1) {
+    Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
+    Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
+    sm90::mbarrier_wait(shared.moments_full, parity);
+    for (int first = 0; first < args.num_groups; first += 32 / lanes) {
+      const int group = first + lane / lanes;
+      // All lanes do as if there were a group for each.
+      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane % lanes, lanes);
+      if (group < args.num_groups && lane % lanes == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+    }
+    __syncwarp();
+    for (int group = place.block; group < args.num_groups; group += blocks)
+      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) continue;
+#pragma unroll
+    for (int i = 0; i < kChannelsPerLane; ++i) {
+      const Statistics* of_group = statistics + min(lane + 32 * i, args.plan.out_channels - 1) / args.channels_per_group;
+      Message mean, rstd;
+      do {
+        mean.read(&of_group->mean);
+        rstd.read(&of_group->rstd);
+      } while (!__all_sync(0xFFFFFFFFu, mean.is_there() && rstd.is_there()));
+      const uint32_t at = shared.parameters + (lane + 32 * i) * 4;
+      const float weight = __uint_as_float(load_word(at)), bias = __uint_as_float(load_word(at + kChannels * 4));
+      const float pivot = __uint_as_float(load_word(at + 2 * kChannels * 4)), scale = rstd.first() * weight;
+      store_affine(shared.affine + (lane + 32 * i) * 8, {scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias)});
+    }
+    __syncwarp();
+    if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
+    prefetch_sample(args, place, sample + 2 * place.sample_step, lane);
+  }
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
