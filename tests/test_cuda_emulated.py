@@ -359,6 +359,35 @@ def test_moments_of_the_image_alone(shelf, solutions, size):
         check_model(emulated, model, new, model_input(size=size)[:1], 6e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+@pytest.mark.parametrize("size", [(14, 16), (13, 21), (1, 3)])
+def test_outputs_that_are_held(shelf, solutions, size, dtype):
+    """A sample is one block's here. More: tests/test_gpu_held.py."""
+    emulated = solutions["19"]
+    model, new = models(shelf, emulated, "19")
+    x = torch.cat([model_input(dtype, size)] * 4)[:7]  # the emulated GPU holds three at once
+    bound = 3e-2 if dtype == torch.bfloat16 else 6e-4
+    with emulated.on(seed=5, detect_races=True, together=True), forced("held"), tf32(True):
+        check_model(emulated, model, new, x, bound)
+        assert emulated.races() == []
+
+
+def test_a_sample_that_other_blocks_hold_too_waits_for_them(shelf, solutions):
+    """They never run here, because blocks run one after the other: the emulator notices. Where a GPU
+    says so before the launch, the way in passes is taken, unless the other is forced.
+    """
+    emulated = solutions["19"]
+    model, new = models(shelf, emulated, "19")
+    x = model_input(size=(20, 20))
+    with forced("held"), tf32(True), torch.no_grad():
+        with emulated.on(together=True), pytest.raises(RuntimeError, match="wait for each other"):
+            new(x)
+        with emulated.on(), pytest.raises(RuntimeError, match="cannot all run at once"):
+            new(x)
+    with emulated.on(), forced("auto"), tf32(True):
+        check_model(emulated, model, new, x, 6e-4)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("size", [(13, 21), (12, 20), (18, 44), (6, 5)])
 def test_pooled_model_whose_inputs_fp16_containers_cannot_hold(shelf, solutions, size, training):

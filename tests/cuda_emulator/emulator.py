@@ -62,7 +62,7 @@ class Emulated:
         self._library.tconv_cuda_error_string.restype = ctypes.c_char_p
         self._library.emulator_races.restype = ctypes.c_int64
         self._library.emulator_first_races.restype = ctypes.c_char_p
-        self._library.emulator_set.argtypes = [ctypes.c_int64] * 3
+        self._library.emulator_set.argtypes = [ctypes.c_int64] * 4
 
     @property
     def operator(self):
@@ -70,9 +70,18 @@ class Emulated:
         return self.solution["_operator"]
 
     @contextlib.contextmanager
-    def on(self, device: int = HOPPER, seed: int = 0, detect_races: bool = False):
-        """Calls within run on `device`; `seed` shuffles the order in which warps take turns."""
-        self._library.emulator_set(device, seed, detect_races)
+    def on(
+        self,
+        device: int = HOPPER,
+        seed: int = 0,
+        detect_races: bool = False,
+        together: bool = False,
+    ):
+        """Calls within run on `device`; `seed` shuffles the order in which warps take turns.
+
+        together: cooperative launches are accepted, though blocks run one after the other.
+        """
+        self._library.emulator_set(device, seed, detect_races, together)
         yield self
 
     def _raise_failure(self, library, status: int) -> None:

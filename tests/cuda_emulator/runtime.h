@@ -15,6 +15,7 @@ struct Device {
 constexpr Device kDevices[] = {{9, 0, 3, 232448}, {8, 0, 2, 166912}, {9, 0, 132, 232448}};
 inline int device = 0;
 inline uint32_t seed = 0;
+inline bool together = false;  // are cooperative launches accepted?
 
 template <typename... Params>
 struct Launch final : Body {
@@ -34,6 +35,8 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
   const int threads = blockDim.x;
   if (threads > kMaxThreads || blockDim.y * blockDim.z != 1 || config->dynamicSmemBytes > static_cast<size_t>(kDevices[device].shared_bytes))
     return cudaErrorInvalidConfiguration;
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeCooperative && !together) return cudaErrorCooperativeLaunchTooLarge;
   body = &launch;
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; ++y)
@@ -79,6 +82,7 @@ cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t) {
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorCooperativeLaunchTooLarge) return "the blocks cannot all run at once";
   return error == cudaErrorLaunchTimeout ? "the block's threads wait for each other for ever" : "an error";
 }
 }

@@ -139,7 +139,8 @@ int64_t tconv_cpu_workspace_bytes(const void* call) {
 int64_t tconv_cpu_run(const void* call) {
   return tconv_cuda_run(static_cast<decltype(emu::argument(tconv_cuda_run))>(call));
 }
-void emulator_set(int64_t device, int64_t seed, int64_t detect_races) {
+void emulator_set(int64_t device, int64_t seed, int64_t detect_races, int64_t together) {
+  emu::together = together != 0;
   emu::device = static_cast<int>(device);
   emu::seed = static_cast<uint32_t>(seed);
   emu::detect_races = detect_races != 0;
