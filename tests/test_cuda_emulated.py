@@ -373,8 +373,8 @@ def test_outputs_that_are_held(shelf, solutions, size, dtype):
 
 
 def test_a_sample_that_other_blocks_hold_too_waits_for_them(shelf, solutions):
-    """They never run here, because blocks run one after the other: the emulator notices. Where a GPU
-    says so before the launch, the way in passes is taken, unless the other is forced.
+    """They never run here, because blocks run one after the other: the emulator notices. Where a
+    GPU says so before the launch, the way in passes is taken, unless the other is forced.
     """
     emulated = solutions["19"]
     model, new = models(shelf, emulated, "19")

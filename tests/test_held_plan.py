@@ -34,7 +34,7 @@ int main() {
               const long long tap = q.first_pixel + i * q.tap_step_h + j * q.tap_step_w;
               const long long pixel = at - first + tap;
               inside &= pixel >= 0 && pixel < q.window_quads * 4;
-              // Which input that is, and which the formula asks for (taps by ascending row and column).
+              // Which input that is, and which the formula asks for (taps ascend).
               const long long line = first + pixel;
               const long long in_row = line / q.pitch + q.row_offset;
               const long long in_col = line % q.pitch + q.col_offset + strip * q.tile_w;
