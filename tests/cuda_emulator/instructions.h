@@ -68,7 +68,6 @@ void ld_global(uint64_t& x, const T* from) {
 // The nearest number, which the hardware's approximations are an ulp or two from.
 inline void ex2_approx(float& y, float x) { y = std::exp2(x); }
 inline void rcp_approx(float& y, float x) { y = 1.0f / x; }
-inline void rsqrt_approx(double& y, double x) { y = 1.0 / std::sqrt(x); }
 inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b ? NAN : std::fmax(a, b); }
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ INSTRUCTIONS = {
     "wgmma.wait_group.": "wgmma_wait",
     "ex2.approx.ftz.f32 ": "ex2_approx",
     "rcp.approx.ftz.f32 ": "rcp_approx",
-    "rsqrt.approx.ftz.f64 ": "rsqrt_approx",
     "max.NaN.f32 ": "max_nan",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 ": "ldmatrix",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ": "mma_tf32",
@@ -125,7 +124,7 @@ def _call(statement: str) -> str:
     if len(names) != 1:
         raise ValueError(f"instructions.h knows no {text!r}")
     operands = []
-    for found in re.finditer(r'"[+=]?[rlfdhn]"\s*\(', statement[len(head) :]):
+    for found in re.finditer(r'"[+=]?[rlfhn]"\s*\(', statement[len(head) :]):
         begin = len(head) + found.end()
         operands.append(statement[begin : _closing(statement, begin)])
     return f"emu::{names[0]}({', '.join(operands)})"
