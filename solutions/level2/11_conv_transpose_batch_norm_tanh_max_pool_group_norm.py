@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: e7b14ead7a2b14aa9241a569fc2a9e573c61b4dde64a27b31ffc4c67e8f1d522
-sha256 of CPU_SOURCE:  0a3e78cabf83727e8d75886ff719366ba755215e96e8edff990fbf95f8c5e0d5
+sha256 of CUDA_SOURCE: b0d02d858cabafb8509d1d6c193325b0db3745da55507f5aeb09c992d863f924
+sha256 of CPU_SOURCE:  cc35dc6f56b62e885eebb583e532d1ae2badd019771029d61fb9a977d3ab4f75
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -1417,24 +1417,20 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
-// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
-// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
-// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
-__device__ __forceinline__ float normal_cdf(float v) {
-  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
-  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
-  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
-  float p = 0.037231579422950745f;
-  p = fmaf(p, t, -0.1820623278617859f);
-  p = fmaf(p, t, 0.28261348605155945f);
-  p = fmaf(p, t, -0.1228543221950531f);
-  p = fmaf(p, t, 0.1651645302772522f);
-  p = fmaf(p, t, 0.085897296667099f);
-  p = fmaf(p, t, 0.11847714334726334f);
-  p = fmaf(p, t, 0.11553260684013367f);
-  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
-  return v > 0.0f ? 1.0f - below : below;
+// GELU: v Phi(v), Phi the normal distribution's cumulative function, as |v| / 2 (1 - 2 Phi(-|v|)) + v / 2. 2 Phi(-a) = 2^P(a), P a
+// minimax fit of its logarithm on [0, 5], weighted so that Phi is off by 2.1e-8 at most there; beyond, P falls on. As PyTorch's 1 + erf,
+// 1 - 2 Phi loses digits where v is far below zero. Inf, -Inf and NaN become Inf, NaN and NaN.
+__device__ __forceinline__ float gelu(float v) {
+  const float a = fabsf(v), half = 0.5f * v;
+  float p = -1.6202852748392615e-06f;
+  p = fmaf(p, a, 2.5604424081393518e-05f);
+  p = fmaf(p, a, -0.0001253551454283297f);
+  p = fmaf(p, a, -0.0002710222906898707f);
+  p = fmaf(p, a, 0.007220382336527109f);
+  p = fmaf(p, a, -0.05259188637137413f);
+  p = fmaf(p, a, -0.4591805934906006f);
+  p = fmaf(p, a, -1.1511081457138062f);
+  return fmaf(fabsf(half), 1.0f - power_of_2(p * a), half);
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
@@ -1475,7 +1471,7 @@ TCONV_HD T relu(T v) {
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+  if constexpr (std::is_same<T, float>::value) return cuda::gelu(v);
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -1666,7 +1662,7 @@ struct Plan {
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
 }  // namespace sm90
@@ -3689,6 +3685,8 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
+//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
+//      input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
@@ -3703,6 +3701,7 @@ template <typename Storage>
 struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
+  bool narrow_rows;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -3762,10 +3761,15 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
         }
       }
     }
+    const uint4 unit = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    if (args.narrow_rows) {
+      if (chunk / 2 * 16 < num_ic)
+        args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
+      continue;
+    }
     const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
                          tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
-        make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
   }
 }
 
@@ -7264,24 +7268,20 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
-// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
-// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
-// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
-__device__ __forceinline__ float normal_cdf(float v) {
-  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
-  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
-  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
-  float p = 0.037231579422950745f;
-  p = fmaf(p, t, -0.1820623278617859f);
-  p = fmaf(p, t, 0.28261348605155945f);
-  p = fmaf(p, t, -0.1228543221950531f);
-  p = fmaf(p, t, 0.1651645302772522f);
-  p = fmaf(p, t, 0.085897296667099f);
-  p = fmaf(p, t, 0.11847714334726334f);
-  p = fmaf(p, t, 0.11553260684013367f);
-  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
-  return v > 0.0f ? 1.0f - below : below;
+// GELU: v Phi(v), Phi the normal distribution's cumulative function, as |v| / 2 (1 - 2 Phi(-|v|)) + v / 2. 2 Phi(-a) = 2^P(a), P a
+// minimax fit of its logarithm on [0, 5], weighted so that Phi is off by 2.1e-8 at most there; beyond, P falls on. As PyTorch's 1 + erf,
+// 1 - 2 Phi loses digits where v is far below zero. Inf, -Inf and NaN become Inf, NaN and NaN.
+__device__ __forceinline__ float gelu(float v) {
+  const float a = fabsf(v), half = 0.5f * v;
+  float p = -1.6202852748392615e-06f;
+  p = fmaf(p, a, 2.5604424081393518e-05f);
+  p = fmaf(p, a, -0.0001253551454283297f);
+  p = fmaf(p, a, -0.0002710222906898707f);
+  p = fmaf(p, a, 0.007220382336527109f);
+  p = fmaf(p, a, -0.05259188637137413f);
+  p = fmaf(p, a, -0.4591805934906006f);
+  p = fmaf(p, a, -1.1511081457138062f);
+  return fmaf(fabsf(half), 1.0f - power_of_2(p * a), half);
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
@@ -7322,7 +7322,7 @@ TCONV_HD T relu(T v) {
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+  if constexpr (std::is_same<T, float>::value) return cuda::gelu(v);
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }

@@ -8,8 +8,9 @@ namespace emu {
 
 // ---- Shared and global memory -------------------------------------------------------------------------------------
 
-inline void ld_shared_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t at) {
-  uint32_t v[4];
+template <typename T>
+inline void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
+  T v[4];
   load_shared(v, at, 16);
   x = v[0], y = v[1], z = v[2], w = v[3];
 }
@@ -185,6 +186,7 @@ inline void wgmma_commit() {
   reads.open.clear();
 }
 inline void wgmma_wait(int pending) {
+  converge();  // one instruction of the warp: products of all its lanes are done
   if (lane() != 0) return;
   Reads& reads = product_reads[warp()];
   while (static_cast<int>(reads.groups.size()) > pending) {
