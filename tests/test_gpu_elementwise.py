@@ -71,7 +71,7 @@ def errors_in_ulp(y, right):
 def test_at_most_5_ulp_worse_than_pytorch(apply, name):
     """In each interval of 1/8: the largest error against PyTorch's largest.
 
-    Products of approximations lose a little near zero.
+    Products of approximations lose a little near zero; below -2 GELU is far better than PyTorch's.
     """
     worse = {}
     for low in torch.arange(-6, 6, 0.125).tolist():
@@ -87,12 +87,9 @@ def test_at_most_5_ulp_worse_than_pytorch(apply, name):
 def test_small_and_large_values(apply, name):
     magnitudes = torch.exp2(torch.linspace(-100, 100, 4001, device="cuda"))
     x = torch.cat([magnitudes, -magnitudes])
-    right = exact(name, x)
-    off = (apply(name, x).double() - right).abs()
-    allowed = 2e-5 * right.abs() + 1e-37
-    if name == "gelu":  # below zero half an ulp of its factor 1 + erf, too, as PyTorch
-        allowed -= 2.0**-25 * x.double().clamp(max=0.0)
-    assert (off <= allowed).all()
+    off = (apply(name, x).double() - exact(name, x)).abs()
+    # GELU's exponent, up to 126, is rounded to 24 bits: 126 * 2**-24 * ln 2 twice, and the fit.
+    assert (off <= 2e-5 * exact(name, x).abs() + 1e-37).all()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

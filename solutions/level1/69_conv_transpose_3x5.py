@@ -20,8 +20,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE: 61eff01a15109f41c80f5c4425c69a7daacd7b44b0ad76bf0f8add679b9f4b9c
-sha256 of CPU_SOURCE:  fc27d2d332091c1b6d6d7aa05bad7916099f49d5f3024eed85dbd4787ee47836
+sha256 of CUDA_SOURCE: 986253a070c93e0143645e40cddcf8000686e9dcf812af42faefed581035be13
+sha256 of CPU_SOURCE:  c064874b835f03b5f96557cf3ff5758e6f789fa9fc1898d5513c5a8073f5601b
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -256,20 +256,24 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// GELU: v Phi(v), Phi the normal distribution's cumulative function, as |v| / 2 (1 - 2 Phi(-|v|)) + v / 2. 2 Phi(-a) = 2^P(a), P a
-// minimax fit of its logarithm on [0, 5], weighted so that Phi is off by 2.1e-8 at most there; beyond, P falls on. As PyTorch's 1 + erf,
-// 1 - 2 Phi loses digits where v is far below zero. Inf, -Inf and NaN become Inf, NaN and NaN.
-__device__ __forceinline__ float gelu(float v) {
-  const float a = fabsf(v), half = 0.5f * v;
-  float p = -1.6202852748392615e-06f;
-  p = fmaf(p, a, 2.5604424081393518e-05f);
-  p = fmaf(p, a, -0.0001253551454283297f);
-  p = fmaf(p, a, -0.0002710222906898707f);
-  p = fmaf(p, a, 0.007220382336527109f);
-  p = fmaf(p, a, -0.05259188637137413f);
-  p = fmaf(p, a, -0.4591805934906006f);
-  p = fmaf(p, a, -1.1511081457138062f);
-  return fmaf(fabsf(half), 1.0f - power_of_2(p * a), half);
+// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
+// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
+// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
+// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
+__device__ __forceinline__ float normal_cdf(float v) {
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
+  float p = 0.037231579422950745f;
+  p = fmaf(p, t, -0.1820623278617859f);
+  p = fmaf(p, t, 0.28261348605155945f);
+  p = fmaf(p, t, -0.1228543221950531f);
+  p = fmaf(p, t, 0.1651645302772522f);
+  p = fmaf(p, t, 0.085897296667099f);
+  p = fmaf(p, t, 0.11847714334726334f);
+  p = fmaf(p, t, 0.11553260684013367f);
+  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
+  return v > 0.0f ? 1.0f - below : below;
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
@@ -310,7 +314,7 @@ TCONV_HD T relu(T v) {
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return cuda::gelu(v);
+  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -5843,20 +5847,24 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// GELU: v Phi(v), Phi the normal distribution's cumulative function, as |v| / 2 (1 - 2 Phi(-|v|)) + v / 2. 2 Phi(-a) = 2^P(a), P a
-// minimax fit of its logarithm on [0, 5], weighted so that Phi is off by 2.1e-8 at most there; beyond, P falls on. As PyTorch's 1 + erf,
-// 1 - 2 Phi loses digits where v is far below zero. Inf, -Inf and NaN become Inf, NaN and NaN.
-__device__ __forceinline__ float gelu(float v) {
-  const float a = fabsf(v), half = 0.5f * v;
-  float p = -1.6202852748392615e-06f;
-  p = fmaf(p, a, 2.5604424081393518e-05f);
-  p = fmaf(p, a, -0.0001253551454283297f);
-  p = fmaf(p, a, -0.0002710222906898707f);
-  p = fmaf(p, a, 0.007220382336527109f);
-  p = fmaf(p, a, -0.05259188637137413f);
-  p = fmaf(p, a, -0.4591805934906006f);
-  p = fmaf(p, a, -1.1511081457138062f);
-  return fmaf(fabsf(half), 1.0f - power_of_2(p * a), half);
+// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
+// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
+// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
+// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
+__device__ __forceinline__ float normal_cdf(float v) {
+  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
+  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
+  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
+  float p = 0.037231579422950745f;
+  p = fmaf(p, t, -0.1820623278617859f);
+  p = fmaf(p, t, 0.28261348605155945f);
+  p = fmaf(p, t, -0.1228543221950531f);
+  p = fmaf(p, t, 0.1651645302772522f);
+  p = fmaf(p, t, 0.085897296667099f);
+  p = fmaf(p, t, 0.11847714334726334f);
+  p = fmaf(p, t, 0.11553260684013367f);
+  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
+  return v > 0.0f ? 1.0f - below : below;
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
@@ -5897,7 +5905,7 @@ TCONV_HD T relu(T v) {
 template <typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return cuda::gelu(v);
+  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
