@@ -22,16 +22,9 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   extern __shared__ __align__(1024) unsigned char smem[];
   const Shared shared(args.plan, sm90::smem_address(smem));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Place place(args.plan);
   if (threadIdx.x == 0) {
-    store_word(shared.place, place.first_sample);
-    store_word(shared.place + 4, place.strip);
-    store_word(shared.place + 8, place.tile);
-    for (int stage = 0; stage < kWeightStages; ++stage) {
-      sm90::mbarrier_init(shared.weights_full + 8 * stage, 1);
-      sm90::mbarrier_init(shared.weights_empty + 8 * stage, 4 * kSegments);
-    }
-    for (int stage = 0; stage < args.plan.num_stages; ++stage) {
+    sm90::mbarrier_init(shared.weights_full, 1);
+    for (int stage = 0; stage < kStages; ++stage) {
       sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
       sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
     }
@@ -39,18 +32,14 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     sm90::mbarrier_init(shared.affine_full, 1);
     sm90::fence_barrier_init();
   }
-  if (args.whole_quads) fill_offsets(args, shared, place);
+  const Place place(args.plan);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup < kSegments) {
     sm90::set_registers<kLaunchRegisters, kConsumerRegisters>();
-    if (args.pair_stores) {
-      consume<true>(args, shared, place, warpgroup);
-    } else {
-      consume<false>(args, shared, place, warpgroup);
-    }
+    consume(args, shared, place, warpgroup);
   } else {
     sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
     const int producer = warp - 4 * kSegments;
@@ -58,8 +47,10 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
       agree(args, shared, place, lane);
       return;
     }
+    if (producer == 0 && lane == 0) produce_weights(args, shared);
+    __syncwarp();
     if (args.whole_quads) {
-      produce_chunks<8 / sizeof(Storage), true>(args, shared, place, producer, lane);
+      produce_chunks<2, true>(args, shared, place, producer, lane);
     } else {
       produce_chunks<1, false>(args, shared, place, producer, lane);
     }

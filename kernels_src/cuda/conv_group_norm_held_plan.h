@@ -1,8 +1,6 @@
 // How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_sm90_plan.h.
 #pragma once
 
-#include <algorithm>
-
 #include "conv_group_norm_held_types.h"
 #include "conv_transpose_sm90_plan.h"
 
@@ -12,15 +10,7 @@ namespace held {
 // Samples that are held at once by as many processors.
 inline int samples_at_once(const Plan& plan, int num_sms) { return num_sms / plan.blocks_per_sample(); }
 
-// More samples at once; else more stages, which producers can be ahead by; else less for them to do.
-inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
-  const int more_samples = samples_at_once(a, num_sms) - samples_at_once(b, num_sms);
-  if (more_samples != 0) return more_samples > 0;
-  if (a.num_stages != b.num_stages) return a.num_stages > b.num_stages;
-  return a.window_quads < b.window_quads;
-}
-
-// The best cut, or a plan that is not usable and says why.
+// The cut with the fewest blocks, or a plan that is not usable and says why.
 inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
@@ -41,8 +31,8 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
   plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
-  if (plan.taps_h * plan.taps_w > smem_limit / (kWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
-  plan.weight_stage_bytes = plan.taps_h * plan.taps_w * kTapBytes;
+  if (plan.taps_h * plan.taps_w > smem_limit / sm90::kTapBytes) return refuse("weights do not fit in shared memory");
+  plan.weight_bytes = plan.taps_h * plan.taps_w * sm90::kTapBytes;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
   const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
   best.reason = "no tile whose window and outputs fit in shared memory";
@@ -65,16 +55,13 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
     plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     plan.reach_rows = static_cast<int>(beyond_h);
-    const int without_chunks = kWeightStages * plan.weight_stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample()) +
-                               offsets_bytes(plan.window_quads);
-    plan.num_stages = std::min((smem_limit - without_chunks) / plan.stage_bytes, kMaxStages);
-    if (plan.num_stages < kMinStages) continue;
-    plan.smem_bytes = without_chunks + plan.num_stages * plan.stage_bytes;
+    plan.smem_bytes = plan.weight_bytes + kStages * plan.stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample());
+    if (plan.smem_bytes > smem_limit) continue;
     if (plan.blocks_per_sample() > num_sms) {
       if (!best.usable) best.reason = too_large;
       continue;
     }
-    if (!best.usable || is_better(plan, best, num_sms)) best = plan;
+    if (!best.usable || plan.blocks_per_sample() < best.blocks_per_sample()) best = plan;
   }
   return best;
 }

@@ -158,24 +158,23 @@ template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   const int blocks = args.plan.blocks_per_sample();
-  int log_lanes = 5;  // of those that share a group: as many for each
-  while (log_lanes > 0 && args.num_groups << log_lanes > 32) --log_lanes;
-  const int lanes = 1 << log_lanes, lane_of_group = lane & (lanes - 1);
+  int lanes = 32;  // that share a group: as many for each, a power of two
+  while (lanes > 1 && lanes * args.num_groups > 32) lanes /= 2;
   fill_counts(args, shared, lane);
   fill_parameters(args, shared, lane);
   prefetch_sample(args, place, place.first_sample, lane);
-  prefetch_sample(args, place, place.first_sample + args.samples_at_once, lane);
+  prefetch_sample(args, place, place.first_sample + place.sample_step, lane);
   __syncwarp();
   uint32_t parity = 0;
-  for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
+  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
     sm90::mbarrier_wait(shared.moments_full, parity);
-    for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
-      const int group = first + (lane >> log_lanes);
+    for (int first = 0; first < args.num_groups; first += 32 / lanes) {
+      const int group = first + lane / lanes;
       // All lanes do as if there were a group for each.
-      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane_of_group, lanes);
-      if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane % lanes, lanes);
+      if (group < args.num_groups && lane % lanes == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
     for (int group = place.block; group < args.num_groups; group += blocks)
@@ -191,11 +190,11 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
       const uint32_t at = shared.parameters + (lane + 32 * i) * 4;
       const float weight = __uint_as_float(load_word(at)), bias = __uint_as_float(load_word(at + kChannels * 4));
       const float pivot = __uint_as_float(load_word(at + 2 * kChannels * 4)), scale = rstd.first() * weight;
-      store_affine(shared.affine_at(lane + 32 * i), scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias));
+      store_affine(shared.affine + (lane + 32 * i) * 8, {scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias)});
     }
     __syncwarp();
     if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
-    prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    prefetch_sample(args, place, sample + 2 * place.sample_step, lane);
   }
 }
 

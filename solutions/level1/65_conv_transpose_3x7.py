@@ -20,7 +20,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: 986253a070c93e0143645e40cddcf8000686e9dcf812af42faefed581035be13
+sha256 of CUDA_SOURCE: 95013ac21e67c04d62813e9c3f2112eab07b55eedc181390ab9a1c702e24ba7b
 sha256 of CPU_SOURCE:  c064874b835f03b5f96557cf3ff5758e6f789fa9fc1898d5513c5a8073f5601b
 """
 
@@ -532,7 +532,7 @@ struct Plan {
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
 }  // namespace sm90
@@ -2701,8 +2701,6 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
-//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
-//      input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
@@ -2717,7 +2715,6 @@ template <typename Storage>
 struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
-  bool narrow_rows;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -2777,15 +2774,10 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
         }
       }
     }
-    const uint4 unit = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-    if (args.narrow_rows) {
-      if (chunk / 2 * 16 < num_ic)
-        args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
-      continue;
-    }
     const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
                          tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
 }
 

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 487d2ee77d02eab215192d45886f33a2a08f035065d6a3dc86b66fa192f427e9
+sha256 of CUDA_SOURCE: e7b14ead7a2b14aa9241a569fc2a9e573c61b4dde64a27b31ffc4c67e8f1d522
 sha256 of CPU_SOURCE:  0a3e78cabf83727e8d75886ff719366ba755215e96e8edff990fbf95f8c5e0d5
 """
 
@@ -1666,7 +1666,7 @@ struct Plan {
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
 }  // namespace sm90
@@ -3689,8 +3689,6 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
-//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
-//      input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
@@ -3705,7 +3703,6 @@ template <typename Storage>
 struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
-  bool narrow_rows;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -3765,15 +3762,10 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
         }
       }
     }
-    const uint4 unit = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-    if (args.narrow_rows) {
-      if (chunk / 2 * 16 < num_ic)
-        args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
-      continue;
-    }
     const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
                          tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
 }
 

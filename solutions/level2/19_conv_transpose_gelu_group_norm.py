@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 01ceee3b46b9832be4b7e00f02972ae6217589f27352d7153f1d5137ce6a3725
+sha256 of CUDA_SOURCE: 7c9aa9115e374fc2cbed16bdfcb1834f3760baf6731c9ffba51dd0f2bab84ffc
 sha256 of CPU_SOURCE:  2366af0b7a5e3b4bf34ba1363bd472477db7124dca205ab085698062d4e76bef
 """
 
@@ -59,9 +59,9 @@ CUDA_SOURCE = r"""
 // README.md follows a value through.
 
 // ---- kernels_src/cuda/conv_group_norm_held_consumers.cuh
-// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
-// element-wise chain, moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their channel.
-// What a warp has put there, the same warp stores.
+// Consumers of the kernel that holds a sample's outputs: products, and the stores of the sample before meanwhile; then bias,
+// element-wise chain and moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their
+// channel. What a warp has put there, the same warp stores.
 
 // ---- kernels_src/cuda/conv_group_norm_held_args.cuh
 // What the roles of the kernel that holds a sample's outputs share: arguments, the walk over samples, shared memory.
@@ -563,7 +563,7 @@ struct Plan {
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
 }  // namespace sm90
@@ -575,35 +575,28 @@ namespace held {
 constexpr int kChannels = sm90::kBlockOC;  // of outputs, at most: wgmma's M
 constexpr int kSegments = 3;               // a warpgroup of consumers each
 constexpr int kN = 184;
-constexpr int kPairs = kN / 2;             // of neighbouring pixels
+constexpr int kPairs = kN / 2;             // of neighbouring pixels; an odd multiple of 4: rows spread over the banks
 constexpr int kTilePixels = kSegments * kN;
 constexpr int kChunkChannels = 16;         // wgmma's K
 constexpr int kPixelBytes = 2 * kChunkChannels;
 constexpr int kSwizzleBytes = 256;         // what the 32-byte swizzle repeats after
-constexpr int kMinStages = 2, kMaxStages = 3;  // of the ring of chunks
-constexpr int kWeightStages = 2;           // of the ring of their weights
-constexpr int kTapBytes = kChannels * kPixelBytes;  // weights of a tap for a chunk: a row for each output channel
-constexpr int kBatchQuads = 16;            // that a producer warp loads at once, 16 channels of each
+constexpr int kStages = 2;                 // of the ring of chunks
 constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on statistics
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
-// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: for each two channels, kPartner apart, a word of upper halves
-// for each pair of pixels in the one and in the other, and a word of the third bytes of all four.
+// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: words of two pixels' upper halves, for each channel, and
+// words of the third bytes of two pixels in two channels, kPartner apart.
 constexpr int kPartner = 8;
-constexpr int kRowBytes = 3 * kPairs * 4;  // of two channels
-constexpr int kHeldBytes = kSegments * (kChannels / 2) * kRowBytes;
+constexpr int kHighBytes = kSegments * kChannels * kPairs * 4;
+constexpr int kThirdBytes = kHighBytes / 2;
 constexpr int kMomentsBytes = kSegments * kChannels * 16;
-constexpr int kAffinePairBytes = 16;  // scales and shifts of two channels, kPartner apart
-constexpr int kAffineBytes = kChannels / 2 * kAffinePairBytes;
+constexpr int kAffineBytes = kChannels * 8;
 constexpr int kParameterBytes = 3 * kChannels * 4;
-constexpr int kPlaceBytes = 4 * 4;
-constexpr int kNumBarriers = 2 * kWeightStages + 2 * kMaxStages + 2;
-constexpr int kFixedBytes =
-    sm90::round_up(kHeldBytes + kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+constexpr int kNumBarriers = 1 + 2 * kStages + 2;
+constexpr int kFixedBytes = kHighBytes + kThirdBytes + kMomentsBytes + kAffineBytes + kParameterBytes + 8 * kNumBarriers;
 
-// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
-TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
-TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
+// Bytes that depend on the number of a sample's blocks: outputs of each.
+TCONV_HD constexpr int counts_bytes(int blocks) { return (blocks + 1) / 2 * 2 * 4; }
 
 struct Plan {
   bool usable;
@@ -617,8 +610,7 @@ struct Plan {
   int window_quads;  // of pixels
   int reach_rows;    // of a window, beyond its tile's
   int stage_bytes;
-  int num_stages;
-  int weight_stage_bytes, smem_bytes;
+  int weight_bytes, smem_bytes;
 
   // Blocks that hold a sample. They must all run at once.
   TCONV_HD int blocks_per_sample() const { return num_strips * num_tiles; }
@@ -636,8 +628,6 @@ struct Plan {
 // Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
-//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
-//      input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
@@ -778,7 +768,6 @@ template <typename Storage>
 struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
-  bool narrow_rows;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -838,15 +827,10 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
         }
       }
     }
-    const uint4 unit = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-    if (args.narrow_rows) {
-      if (chunk / 2 * 16 < num_ic)
-        args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
-      continue;
-    }
     const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
                          tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
+        make_uint4(packed[0], packed[1], packed[2], packed[3]);
   }
 }
 
@@ -1173,6 +1157,7 @@ namespace cuda {
 namespace held {
 
 using namespace tconv::held;
+using tconv::sm90::kTapBytes;
 using tconv::sm90::kVectorPixels;
 
 // Registers of a thread: what the others do not need of the 65536 goes to consumers, for kN / 2 accumulators.
@@ -1180,7 +1165,7 @@ constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kConsumerRegisters = 136;
 constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
 static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
-static_assert(kRowBytes / 4 % 8 == 4, "rows of fragments spread over the banks");
+static_assert(kPairs % 8 == 4, "rows of fragments spread over the banks");
 
 // What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
 // there: all bits set, which no result has.
@@ -1199,7 +1184,6 @@ struct Args {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
-  int samples_at_once;  // that are held, by as many times the plan's blocks
   int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
   int pair_stores;  // pairs of neighbouring outputs are aligned
@@ -1225,15 +1209,16 @@ __device__ __forceinline__ int opaque(int value) {
   return value;
 }
 
-// A block's part of a sample. It takes every args.samples_at_once-th sample.
+// A block's part of the samples: as many samples are held at once as the grid has room for; a block takes every so many-th.
 struct Place {
-  int first_sample;
   int block, strip, tile;  // of the sample
+  int first_sample, sample_step;
 
   __device__ __forceinline__ explicit Place(const Plan& plan) {
     const int blocks = plan.blocks_per_sample();
     first_sample = blockIdx.x / blocks;
     block = blockIdx.x - first_sample * blocks;
+    sample_step = gridDim.x / blocks;
     strip = block / plan.num_tiles;
     tile = block - strip * plan.num_tiles;
   }
@@ -1245,13 +1230,42 @@ struct PairPlace {
   bool first, second;
 
   template <typename Storage>
-  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int strip, int position) {
+  __device__ __forceinline__ PairPlace(const Args<Storage>& args, const Place& place, int position) {
     const Plan& plan = args.plan;
     row = static_cast<int>(args.by_pitch.quotient(position));
     col = position - row * plan.pitch;
-    const int columns = row < args.out_h ? min(plan.tile_w, args.out_w - strip * plan.tile_w) : 0;
+    const int columns = row < args.out_h ? min(plan.tile_w, args.out_w - place.strip * plan.tile_w) : 0;
     first = col < columns;
     second = col + 1 < columns;
+  }
+};
+
+struct Shared {
+  uint32_t weights, ring, high, third, moments, affine, parameters, counts;
+  uint32_t weights_full, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; those of chunks are arrays
+
+  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
+    weights = base;  // a multiple of 1024
+    ring = weights + plan.weight_bytes;
+    high = ring + kStages * plan.stage_bytes;
+    third = high + kHighBytes;
+    moments = third + kThirdBytes;
+    affine = moments + kMomentsBytes;
+    parameters = affine + kAffineBytes;
+    counts = parameters + kParameterBytes;
+    weights_full = counts + counts_bytes(plan.blocks_per_sample());
+    chunk_full = weights_full + 8;
+    chunk_empty = chunk_full + 8 * kStages;
+    moments_full = chunk_empty + 8 * kStages;
+    affine_full = moments_full + 8;
+  }
+
+  // Words of a segment's outputs: of pairs in a channel, and in two channels, `row` of kChannels / 2.
+  __device__ __forceinline__ uint32_t high_at(int segment, int channel, int pair) const {
+    return high + ((segment * kChannels + channel) * kPairs + pair) * 4;
+  }
+  __device__ __forceinline__ uint32_t third_at(int segment, int row, int pair) const {
+    return third + ((segment * (kChannels / 2) + row) * kPairs + pair) * 4;
   }
 };
 
@@ -1264,55 +1278,17 @@ __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
-struct Shared {
-  uint32_t held, moments, affine, parameters, place, weights, ring, counts, offsets;
-  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
-
-  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
-    held = base;
-    moments = held + kHeldBytes;
-    affine = moments + kMomentsBytes;
-    parameters = affine + kAffineBytes;
-    place = parameters + kParameterBytes;
-    weights_full = place + kPlaceBytes;
-    weights_empty = weights_full + 8 * kWeightStages;
-    chunk_full = weights_empty + 8 * kWeightStages;
-    chunk_empty = chunk_full + 8 * kMaxStages;
-    moments_full = chunk_empty + 8 * kMaxStages;
-    affine_full = moments_full + 8;
-    weights = base + kFixedBytes;
-    ring = weights + kWeightStages * plan.weight_stage_bytes;
-    counts = ring + plan.num_stages * plan.stage_bytes;
-    offsets = counts + counts_bytes(plan.blocks_per_sample());
-  }
-
-  // Of a pair of pixels in the first row of a warp of consumers: two channels, the first of 16.
-  __device__ __forceinline__ uint32_t held_at(int consumer_warp, int pair) const {
-    return held + consumer_warp * kPartner * kRowBytes + pair * 4;
-  }
-  // The block's turn-th.
-  template <typename Storage>
-  __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
-    return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
-  }
-  // A channel's scale and shift.
-  __device__ __forceinline__ uint32_t affine_at(int channel) const {
-    const int pair = channel / (2 * kPartner) * kPartner + channel % kPartner;
-    return affine + pair * kAffinePairBytes + channel / kPartner % 2 * (kAffinePairBytes / 2);
-  }
+// What makes a held difference from the pivot an output.
+struct Affine {
+  float scale, shift;
 };
-
-// What makes held differences from the pivot outputs, of two channels, kPartner apart.
-struct AffinePair {
-  float scale[2], shift[2];
-};
-__device__ __forceinline__ AffinePair load_affines(uint32_t at) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-  return {{v.x, v.z}, {v.y, v.w}};
+__device__ __forceinline__ Affine load_affine(uint32_t at) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return {v.x, v.y};
 }
-__device__ __forceinline__ void store_affine(uint32_t at, float scale, float shift) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(scale), "f"(shift) : "memory");
+__device__ __forceinline__ void store_affine(uint32_t at, Affine affine) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(affine.scale), "f"(affine.shift) : "memory");
 }
 
 // What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
@@ -1326,7 +1302,8 @@ __device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_store.cuh
-// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way.
+// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way, a few at a time while the
+// tensor cores multiply.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
@@ -2002,60 +1979,73 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels.
-constexpr int kPairsOfRound = 32;
-constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
-constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
+// A consumer warp's outputs of one sample on their way to memory: 16 channels of a segment, two of them in a step.
+template <typename Storage>
+struct StoreWalk {
+  static constexpr int kRounds = (kPairs + 31) / 32;  // a lane takes every 32nd pair
+  uint32_t offsets[kRounds];  // of the lane's pairs in an output plane, bytes
+  uint32_t exist = 0;    // bits 2r and 2r + 1: are the pixels of pair r outputs?
+  int sample = 0;
+  int row = kPartner;    // of kPartner: all are stored
 
-// One round of a sample: normalises and stores it row by row, two channels each. Nothing before turn 0.
-// kPairStores: pairs of neighbouring outputs are aligned.
-template <bool kPairStores, typename Storage>
-struct StoreRound {
-  uint32_t held, affine;
-  int channels_left;  // 0: the lane stores nothing
-  bool second;
-  int plane;
-  Storage* to;
-
-  // Worked out anew for each round: that takes no registers while multiplying.
-  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round) {
-    const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32, segment = warp / 4;
-    const int channel = warp % 4 * 2 * kPartner;
-    const bool has_pair = round * kPairsOfRound + lane < kPairs;  // in the last round 28 lanes have; the others read what they do not store
-    const int pair = has_pair ? round * kPairsOfRound + lane : kPairs - 1;
-    const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
-    const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
-    channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
-    second = at.second;
-    held = shared.held_at(warp, pair);
-    affine = shared.affine_at(channel);
-    plane = opaque(args.out_h * args.out_w);
-    to = args.out + (static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel) * plane +
-         (at.row * args.out_w + strip * args.plan.tile_w + at.col);
+  __device__ __forceinline__ StoreWalk(const Args<Storage>& args, const Place& place, int segment) {
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int pair = round * 32 + threadIdx.x % 32;
+      const PairPlace at(args, place, place.tile * kTilePixels + segment * kN + 2 * pair);
+      offsets[round] = (at.row * args.out_w + place.strip * args.plan.tile_w + at.col) * static_cast<uint32_t>(sizeof(Storage));
+      if (pair < kPairs) exist |= ((at.first ? 1u : 0u) | (at.second ? 2u : 0u)) << 2 * round;
+    }
   }
 
-  // All words of the row are read when it returns.
-  __device__ __forceinline__ void store_row(int row) const {
-    const AffinePair affines = load_affines(affine + row * kAffinePairBytes);
-    const uint32_t thirds = load_word(held + row * kRowBytes + 2 * kPairs * 4);
+  __device__ __forceinline__ bool done() const { return row == kPartner; }
+
+  __device__ __forceinline__ void begin(int of_sample) {
+    sample = of_sample;
+    row = 0;
+  }
+
+  __device__ __forceinline__ void step(const Args<Storage>& args, const Shared& shared) {
+    const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
+    const int plane = args.out_h * args.out_w, channel = warp * 2 * kPartner + row;
+    const uint32_t high = shared.high_at(segment, channel, lane), third = shared.third_at(segment, warp * kPartner + row, lane);
+    const Affine affines[2] = {load_affine(shared.affine + channel * 8), load_affine(shared.affine + (channel + kPartner) * 8)};
+    uint32_t words[kRounds][3];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t high_word = load_word(held + row * kRowBytes + half * kPairs * 4);
-      // The fourth byte is a copy of the third, as good as any.
-      const float a = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422));
-      const float b = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633));
-      const float2 values =
-          make_float2(fmaf(a, affines.scale[half], affines.shift[half]), fmaf(b, affines.scale[half], affines.shift[half]));
-      Storage* const out = to + (row + half * kPartner) * plane;
-      if (row + half * kPartner < channels_left) {
-        if constexpr (kPairStores) {
-          sm90::store_pair(out, values);
-        } else {
-          out[0] = static_cast<Storage>(values.x);
-          if (second) out[1] = static_cast<Storage>(values.y);
+    for (int round = 0; round < kRounds; ++round) {
+      const uint32_t behind = (round + 1) * 32 > kPairs && round * 32 + lane >= kPairs ? 0 : round * 128;
+      words[round][0] = load_word(high + behind);
+      words[round][1] = load_word(high + behind + kPartner * kPairs * 4);
+      words[round][2] = load_word(third + behind);
+    }
+    char* to = reinterpret_cast<char*>(args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half, to += kPartner * plane * static_cast<int64_t>(sizeof(Storage))) {
+      const uint32_t mine = channel + half * kPartner < args.plan.out_channels ? exist : 0;
+      float2 values[kRounds];
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        // The fourth byte is a copy of the third, as good as any.
+        const uint32_t high_word = words[round][half], thirds = words[round][2];
+        const uint32_t first = __byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422);
+        const uint32_t second = __byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633);
+        values[round] = make_float2(fmaf(__uint_as_float(first), affines[half].scale, affines[half].shift),
+                                    fmaf(__uint_as_float(second), affines[half].scale, affines[half].shift));
+      }
+      if (args.pair_stores != 0) {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round)
+          if ((mine >> 2 * round & 1) != 0) sm90::store_pair(reinterpret_cast<Storage*>(to + offsets[round]), values[round]);
+      } else {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+          Storage* const at = reinterpret_cast<Storage*>(to + offsets[round]);
+          if ((mine >> 2 * round & 1) != 0) at[0] = static_cast<Storage>(values[round].x);
+          if ((mine >> 2 * round & 2) != 0) at[1] = static_cast<Storage>(values[round].y);
         }
       }
     }
+    ++row;
   }
 };
 
@@ -2122,80 +2112,37 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// Where the block's `count`-th chunk of all is: in which stages, and with which parity of their barriers.
-struct ChunkPlace {
-  int stage, weights;
-  uint32_t stage_parity, weights_parity;
-
-  __device__ __forceinline__ ChunkPlace(const Plan& plan, uint32_t count) {
-    static_assert(kMaxStages == kMinStages + 1, "one or the other");
-    const uint32_t laps = plan.num_stages == kMaxStages ? count / kMaxStages : count / kMinStages;
-    stage = count - laps * plan.num_stages, stage_parity = laps % 2;
-    weights = count % kWeightStages, weights_parity = count / kWeightStages % 2;
-  }
-};
-
-// Weights of a chunk of the block's `turn`-th sample, or of one that follows, to a stage of their ring. One thread.
-template <typename Storage>
-__device__ __forceinline__ void load_weights(const Args<Storage>& args, const Shared& shared, int turn, int chunk, int slot) {
-  for (; chunk >= args.plan.num_chunks; chunk -= args.plan.num_chunks) ++turn;
-  if (shared.sample(args, turn) >= args.batch) return;
-  const int bytes = args.plan.weight_stage_bytes;
-  const uint32_t full = shared.weights_full + 8 * slot;
-  sm90::mbarrier_arrive_expect_bytes(full, bytes);
-  sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + chunk * bytes, bytes, full);
-}
-__device__ __forceinline__ bool loads_weights() { return opaque(threadIdx.x) == (kSegments - 1) * 128; }
-
-// All products of one segment of the block's `turn`-th sample, onto zeros. Gives every chunk back.
-template <typename Storage>
-__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
-  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
-#pragma unroll
-  for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
-  sm90::pin_registers(acc);  // now: a zero written after a product has begun makes ptxas wait for each product
-  const Plan& plan = args.plan;
-  const int thread = opaque(threadIdx.x), segment = thread / 128;
+// Begins all products of one segment of a sample. Gives every chunk back but the last, which is still being read.
+// meanwhile(chunk) is called while a chunk's are under way.
+template <bool kBFloat16, typename Meanwhile>
+__device__ __forceinline__ void multiply_sample(const Plan& plan, const Shared& shared, int segment, sm90::RingCursor& stage,
+                                                float (&acc)[kN / 2], Meanwhile&& meanwhile) {
+  const bool elected = threadIdx.x % 32 == 0;
   const uint32_t weights_low = sm90::descriptor_low(shared.weights);
   constexpr uint32_t kPixel = kPixelBytes >> 4;
   const uint32_t ring_low = sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel;
-  const auto give_back = [&](int chunk) {
-    const ChunkPlace at(plan, turn * plan.num_chunks + chunk);
-    if (thread % 32 == 0) {
-      sm90::mbarrier_arrive(shared.chunk_empty + 8 * at.stage);
-      sm90::mbarrier_arrive(shared.weights_empty + 8 * at.weights);
-    }
-    if (loads_weights()) {
-      sm90::mbarrier_wait(shared.weights_empty + 8 * at.weights, at.weights_parity);
-      load_weights(args, shared, turn, chunk + kWeightStages, at.weights);
-    }
-    __syncwarp();
-  };
+  int previous = -1;
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
-    const ChunkPlace at(plan, turn * plan.num_chunks + chunk);
-    sm90::mbarrier_wait(shared.weights_full + 8 * at.weights, at.weights_parity);
-    sm90::mbarrier_wait(shared.chunk_full + 8 * at.stage, at.stage_parity);
-    // Here and not with the producers: as MEMBAR it waits for loads under way, of which they have many.
-    sm90::fence_async_proxy();
-    uint32_t a = sm90::uniform(weights_low + at.weights * (plan.weight_stage_bytes >> 4));
-    uint32_t row = sm90::uniform(ring_low + at.stage * (plan.stage_bytes >> 4));
+    sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
+    uint32_t a = sm90::uniform(weights_low + chunk * sm90::kDescriptorStepK16);
+    uint32_t row = sm90::uniform(ring_low + stage.slot * (plan.stage_bytes >> 4));
     for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, row += plan.tap_step_h * kPixel) {
       uint32_t b = row;
 #pragma unroll 1
       for (int tap_w = 0; tap_w < plan.taps_w; ++tap_w, a += kTapBytes >> 4, b += plan.tap_step_w * kPixel) {
         sm90::wgmma_fence();
-        sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
+        sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
         sm90::wgmma_commit();
-        if (tap_h + tap_w == 0 && chunk > 0) {
-          sm90::wgmma_wait<1>();  // the chunk before is done with its stages
-          give_back(chunk - 1);
+        if (tap_h + tap_w == 0 && previous >= 0) {
+          sm90::wgmma_wait<1>();  // the chunk before is done with its stage
+          if (elected) sm90::mbarrier_arrive(shared.chunk_empty + 8 * previous);
         }
       }
     }
+    previous = stage.slot;
+    stage.next(kStages);
+    meanwhile(chunk);
   }
-  sm90::wgmma_wait<0>();
-  give_back(plan.num_chunks - 1);
-  sm90::pin_registers(acc);
 }
 
 // Which of a thread's pixels are outputs: those of fragments of 8 columns. The same for every sample.
@@ -2205,14 +2152,14 @@ struct SegmentPart {
   template <typename Storage>
   __device__ __forceinline__ SegmentPart(const Args<Storage>& args, const Place& place, int segment) {
     for (int j = 0; j < kN / 8; ++j) {
-      const PairPlace pair(args, place.strip, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
+      const PairPlace pair(args, place, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
       first |= static_cast<uint32_t>(pair.first) << j;
       second |= static_cast<uint32_t>(pair.second) << j;
     }
   }
 };
 
-// A thread's two channels, kPartner apart.
+// A thread's two channels, kPartner apart. Loaded while the last products are under way.
 template <typename Storage>
 struct ChannelPair {
   int channels[2];  // where there is no such channel, one that there is
@@ -2234,24 +2181,15 @@ struct ChannelPair {
   }
 };
 
-// Chain and moments of a segment's accumulators, and outputs to where those of turn `before` are held, if there are any. These are
-// stored first. Where stores are of pairs, only those of the first round at once; of the next round a row now and then: so they do
-// not fill the queue that shared memory is behind, too.
-template <bool kPairStores, typename Storage>
+// Chain and moments of a segment's accumulators, and outputs to where they are held.
+template <typename Storage>
 __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
-                                             const float (&acc)[kN / 2], int before) {
-  StoreRound<kPairStores, Storage> stores;
-#pragma unroll 1
-  for (int round = 0; round < (kPairStores ? 1 : kRounds); ++round) {
-    stores.begin(args, shared, before, round);
-#pragma unroll 1
-    for (int row = 0; row < kPartner; ++row) stores.store_row(row);
-  }
-  const ChannelPair<Storage> pair(args);
+                                             const ChannelPair<Storage>& pair, const float (&acc)[kN / 2]) {
   const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
   const int channel0 = warp * 2 * kPartner + lane / 4;
-  const uint32_t held = shared.held_at(thread / 32, lane % 4) + lane / 4 * kRowBytes;
-  const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
+  const uint32_t high = shared.high_at(segment, channel0, lane % 4);
+  const uint32_t third = shared.third_at(segment, warp * kPartner + lane / 4, lane % 4);
+  const uint32_t is_first = opaque(part.first), is_second = opaque(part.second);
   float pivot[2];
   // Moments about one of the values themselves, so that its distance from the mean costs no more digits than their spread does:
   // of the few that are looked at in a quad of lanes; about the pivot where none is an output. (Source: sm90::ShiftedSums.)
@@ -2276,14 +2214,6 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   };
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j) {
-    if (j % kFragmentsOfRound == 0) __syncwarp();  // the round's words are read
-    if (kPairStores && j / kFragmentsOfRound + 1 < kRounds) {
-      constexpr int kFirst = 2, kRest = kFragmentsOfRound - kFirst;  // of a round's fragments; before, registers are short
-      const int fragment = j % kFragmentsOfRound - kFirst;
-      if (fragment == 0) stores.begin(args, shared, before, j / kFragmentsOfRound + 1);
-      for (int row = fragment * kPartner / kRest; fragment >= 0 && row < (fragment + 1) * kPartner / kRest; ++row)
-        stores.store_row(row);
-    }
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = pair.finish(args, acc[4 * j + i], i / 2);
@@ -2293,9 +2223,9 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
 #pragma unroll
     for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(v[i] - pivot[i / 2]);
     const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-    store_word(held + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
-    store_word(held + kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
-    store_word(held + 2 * kPairs * 4 + 16 * j, thirds);
+    store_word(high + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
+    store_word(high + kPartner * kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
+    store_word(third + 16 * j, thirds);
   }
   float count = static_cast<float>(__popc(is_first) + __popc(is_second));
 #pragma unroll
@@ -2318,39 +2248,58 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   }
 }
 
-template <bool kPairStores, typename Storage>
+template <typename Storage>
 __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place, int segment) {
+  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const SegmentPart part(args, place, segment);
-  const auto wait_for_statistics = [&](int turn) {
-    if (turn >= 0) sm90::mbarrier_wait(shared.affine_full, turn % 2);
+  sm90::RingCursor stage;
+  StoreWalk<Storage> walk(args, place, segment);
+  bool holding = false;  // outputs of the sample before?
+  uint32_t parity = 0;   // of its statistics
+  // Where the statistics are there early, warpgroups store one after the other, while the others keep the tensor cores busy.
+  const int store_after = args.plan.num_chunks - kSegments + segment;
+  const auto store_all = [&] {
+    while (!walk.done()) walk.step(args, shared);
   };
-  if (loads_weights())
-    for (int chunk = 0; chunk < kWeightStages; ++chunk) load_weights(args, shared, 0, chunk, chunk);
-  __syncwarp();
-  int turn = 0;  // samples before, of this block
-  for (; shared.sample(args, turn) < args.batch; ++turn) {
+  const auto meanwhile = [&](int chunk) {
+    if (!holding || walk.done() || chunk < store_after) return;
+    if (__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.affine_full, parity))) store_all();
+  };
+  const auto finish_stores = [&] {
+    if (!holding) return;
+    if (!walk.done()) {
+      sm90::mbarrier_wait(shared.affine_full, parity);
+      store_all();
+    }
+    __syncwarp();
+    parity ^= 1;
+  };
+  sm90::mbarrier_wait(shared.weights_full, 0);
+  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step) {
     float acc[kN / 2];
-    multiply_sample(args, shared, turn, acc);
-    wait_for_statistics(turn - 1);
-    hold_segment<kPairStores>(args, shared, part, acc, turn - 1);
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
+    multiply_sample<kBFloat16>(args.plan, shared, segment, stage, acc, meanwhile);
+    sm90::wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.chunk_empty + 8 * (stage.slot == 0 ? kStages - 1 : stage.slot - 1));
+    sm90::pin_registers(acc);
+    finish_stores();
+    const ChannelPair<Storage> pair(args);
+    hold_segment(args, shared, part, pair, acc);
     __syncwarp();
     if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.moments_full);
+    holding = true;
+    walk.begin(sample);
   }
-  wait_for_statistics(--turn);
-#pragma unroll 1
-  for (int round = 0; round < kRounds; ++round) {
-    StoreRound<kPairStores, Storage> stores;
-    stores.begin(args, shared, turn, round);
-#pragma unroll 1
-    for (int row = 0; row < kPartner; ++row) stores.store_row(row);
-  }
+  finish_stores();
 }
 
 }  // namespace held
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
-// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
+// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels; weights by
+// bulk copy.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
 // Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
@@ -2661,43 +2610,18 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
+constexpr int kBatchQuads = 16;  // of a warp: 16 channels of so many
+
 // Which part of a batch is this lane's: 8 channels of one quad. A warp's loads are two runs of 16 quads.
 __device__ __forceinline__ int lane_half(int lane) { return lane >> 4 & 1; }
 __device__ __forceinline__ int lane_quad(int lane) { return lane & 15; }
-
-// Where a quad of the block's window lies in the input.
-struct QuadPlace {
-  int row, column;
-  bool inside;  // some of it
-
-  template <typename Storage>
-  __device__ __forceinline__ QuadPlace(const Args<Storage>& args, const Place& place, int quad) {
-    const Plan& plan = args.plan;
-    const int position = place.tile * kTilePixels + quad * kVectorPixels;
-    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
-    row = line_row + plan.row_offset;
-    column = position - line_row * plan.pitch + place.strip * plan.tile_w + plan.col_offset;
-    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
-  }
-};
-
-// Where whole quads come from, worked out once: the same in every channel of every sample. By all threads of the block.
-constexpr int kOutside = INT32_MIN;
-template <typename Storage>
-__device__ __forceinline__ void fill_offsets(const Args<Storage>& args, const Shared& shared, const Place& place) {
-  for (int quad = threadIdx.x; quad * 4 < offsets_bytes(args.plan.window_quads); quad += kThreads) {
-    const QuadPlace at(args, place, quad);
-    const int offset = at.row * static_cast<int>(args.x_stride_h) + at.column;
-    store_word(shared.offsets + quad * 4, at.inside ? offset : kOutside);
-  }
-}
 
 // Where a lane's quads of a chunk come from: 8 channels of a sample.
 template <typename Storage>
 struct QuadSource {
   const Storage* channel;  // its first
   const Storage* from;     // the quad's first pixel in it; not read where that is outside x
-  int column;              // of the input, unless quads are whole
+  int column;              // of the input
   int channels_left;       // from the first one on
   bool inside;
 
@@ -2707,17 +2631,16 @@ struct QuadSource {
     channel = args.x + sample * args.x_stride_n + first * args.x_stride_c;
   }
 
-  template <bool kWhole>
-  __device__ __forceinline__ void find(const Args<Storage>& args, const Shared& shared, const Place& place, int quad) {
-    if constexpr (kWhole) {
-      const int offset = static_cast<int>(load_word(shared.offsets + quad * 4));
-      inside = offset != kOutside;
-      from = channel + offset;
+  __device__ __forceinline__ void find(const Args<Storage>& args, const Place& place, int quad) {
+    const Plan& plan = args.plan;
+    const int position = place.tile * kTilePixels + quad * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position)), row = line_row + plan.row_offset;
+    column = position - line_row * plan.pitch + place.strip * plan.tile_w + plan.col_offset;
+    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    if (args.whole_quads) {
+      from = channel + (row * static_cast<int>(args.x_stride_h) + column);
     } else {
-      const QuadPlace at(args, place, quad);
-      inside = at.inside;
-      column = at.column;
-      from = channel + (at.row * args.x_stride_h + at.column * args.x_stride_w);
+      from = channel + (row * args.x_stride_h + column * args.x_stride_w);
     }
   }
 };
@@ -2740,7 +2663,15 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
   sm90::guard_pixels(values, largest, guard);
 }
 
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time.
+template <typename Storage>
+__device__ __forceinline__ void produce_weights(const Args<Storage>& args, const Shared& shared) {
+  sm90::mbarrier_arrive_expect_bytes(shared.weights_full, args.plan.weight_bytes);
+  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
+  for (int at = 0; at < args.plan.weight_bytes; at += kTapBytes)
+    sm90::bulk_load(shared.weights + at, tiles + at, kTapBytes, shared.weights_full);
+}
+
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them, one or two, under way at a time.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -2755,38 +2686,40 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
       next = warp * kBatchQuads;
       if (++chunk == plan.num_chunks) {
         chunk = 0;
-        sample += args.samples_at_once;
+        sample += place.sample_step;
       }
       if (sample < args.batch) source.enter(args, sample, chunk);
     }
     if (sample >= args.batch) return;
-    source.template find<kWhole>(args, shared, place, next + lane_quad(lane));
+    source.find(args, place, next + lane_quad(lane));
     sm90::load_half<kWhole>(args, source, 0, to);
     next += kProducerWarps * kBatchQuads;
   };
-#pragma unroll
-  for (int set = 0; set < kSets; ++set) load_next(values[set]);
+  load_next(values[0]);
+  if (kSets > 1) load_next(values[kSets - 1]);
   sm90::RingCursor stage;
-  int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
+  int chunks_left = (args.batch - place.first_sample + place.sample_step - 1) / place.sample_step * plan.num_chunks;
   const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
     if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
     first += kProducerWarps * kBatchQuads;
-    if (first >= plan.window_quads) {
-      first = warp * kBatchQuads;
-      __syncwarp();
-      if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
-      stage.next(plan.num_stages);
-      --chunks_left;
+    if (first < plan.window_quads) {
+      load_next(from);
+      return;
     }
+    sm90::fence_async_proxy();  // waits for loads under way, too: these begin after it
     load_next(from);
+    first = warp * kBatchQuads;
+    __syncwarp();
+    if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
+    stage.next(kStages);
+    --chunks_left;
   };
   while (chunks_left > 0) {
-#pragma unroll
-    for (int set = 0; set < kSets; ++set)
-      if (set == 0 || chunks_left > 0) store_next(values[set]);
+    store_next(values[0]);
+    if (kSets > 1 && chunks_left > 0) store_next(values[kSets - 1]);
   }
 }
 
@@ -3090,24 +3023,23 @@ template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   const int blocks = args.plan.blocks_per_sample();
-  int log_lanes = 5;  // of those that share a group: as many for each
-  while (log_lanes > 0 && args.num_groups << log_lanes > 32) --log_lanes;
-  const int lanes = 1 << log_lanes, lane_of_group = lane & (lanes - 1);
+  int lanes = 32;  // that share a group: as many for each, a power of two
+  while (lanes > 1 && lanes * args.num_groups > 32) lanes /= 2;
   fill_counts(args, shared, lane);
   fill_parameters(args, shared, lane);
   prefetch_sample(args, place, place.first_sample, lane);
-  prefetch_sample(args, place, place.first_sample + args.samples_at_once, lane);
+  prefetch_sample(args, place, place.first_sample + place.sample_step, lane);
   __syncwarp();
   uint32_t parity = 0;
-  for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
+  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
     sm90::mbarrier_wait(shared.moments_full, parity);
-    for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
-      const int group = first + (lane >> log_lanes);
+    for (int first = 0; first < args.num_groups; first += 32 / lanes) {
+      const int group = first + lane / lanes;
       // All lanes do as if there were a group for each.
-      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane_of_group, lanes);
-      if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane % lanes, lanes);
+      if (group < args.num_groups && lane % lanes == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
     for (int group = place.block; group < args.num_groups; group += blocks)
@@ -3123,11 +3055,11 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
       const uint32_t at = shared.parameters + (lane + 32 * i) * 4;
       const float weight = __uint_as_float(load_word(at)), bias = __uint_as_float(load_word(at + kChannels * 4));
       const float pivot = __uint_as_float(load_word(at + 2 * kChannels * 4)), scale = rstd.first() * weight;
-      store_affine(shared.affine_at(lane + 32 * i), scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias));
+      store_affine(shared.affine + (lane + 32 * i) * 8, {scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias)});
     }
     __syncwarp();
     if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
-    prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    prefetch_sample(args, place, sample + 2 * place.sample_step, lane);
   }
 }
 
@@ -3146,16 +3078,9 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   extern __shared__ __align__(1024) unsigned char smem[];
   const Shared shared(args.plan, sm90::smem_address(smem));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Place place(args.plan);
   if (threadIdx.x == 0) {
-    store_word(shared.place, place.first_sample);
-    store_word(shared.place + 4, place.strip);
-    store_word(shared.place + 8, place.tile);
-    for (int stage = 0; stage < kWeightStages; ++stage) {
-      sm90::mbarrier_init(shared.weights_full + 8 * stage, 1);
-      sm90::mbarrier_init(shared.weights_empty + 8 * stage, 4 * kSegments);
-    }
-    for (int stage = 0; stage < args.plan.num_stages; ++stage) {
+    sm90::mbarrier_init(shared.weights_full, 1);
+    for (int stage = 0; stage < kStages; ++stage) {
       sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
       sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
     }
@@ -3163,18 +3088,14 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     sm90::mbarrier_init(shared.affine_full, 1);
     sm90::fence_barrier_init();
   }
-  if (args.whole_quads) fill_offsets(args, shared, place);
+  const Place place(args.plan);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup < kSegments) {
     sm90::set_registers<kLaunchRegisters, kConsumerRegisters>();
-    if (args.pair_stores) {
-      consume<true>(args, shared, place, warpgroup);
-    } else {
-      consume<false>(args, shared, place, warpgroup);
-    }
+    consume(args, shared, place, warpgroup);
   } else {
     sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
     const int producer = warp - 4 * kSegments;
@@ -3182,8 +3103,10 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
       agree(args, shared, place, lane);
       return;
     }
+    if (producer == 0 && lane == 0) produce_weights(args, shared);
+    __syncwarp();
     if (args.whole_quads) {
-      produce_chunks<8 / sizeof(Storage), true>(args, shared, place, producer, lane);
+      produce_chunks<2, true>(args, shared, place, producer, lane);
     } else {
       produce_chunks<1, false>(args, shared, place, producer, lane);
     }
@@ -3196,8 +3119,6 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_plan.h
 // How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_sm90_plan.h.
-
-#include <algorithm>
 
 // ---- kernels_src/cuda/conv_transpose_sm90_plan.h
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
@@ -3510,15 +3431,7 @@ namespace held {
 // Samples that are held at once by as many processors.
 inline int samples_at_once(const Plan& plan, int num_sms) { return num_sms / plan.blocks_per_sample(); }
 
-// More samples at once; else more stages, which producers can be ahead by; else less for them to do.
-inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
-  const int more_samples = samples_at_once(a, num_sms) - samples_at_once(b, num_sms);
-  if (more_samples != 0) return more_samples > 0;
-  if (a.num_stages != b.num_stages) return a.num_stages > b.num_stages;
-  return a.window_quads < b.window_quads;
-}
-
-// The best cut, or a plan that is not usable and says why.
+// The cut with the fewest blocks, or a plan that is not usable and says why.
 inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
@@ -3539,8 +3452,8 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
   plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
-  if (plan.taps_h * plan.taps_w > smem_limit / (kWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
-  plan.weight_stage_bytes = plan.taps_h * plan.taps_w * kTapBytes;
+  if (plan.taps_h * plan.taps_w > smem_limit / sm90::kTapBytes) return refuse("weights do not fit in shared memory");
+  plan.weight_bytes = plan.taps_h * plan.taps_w * sm90::kTapBytes;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
   const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
   best.reason = "no tile whose window and outputs fit in shared memory";
@@ -3563,16 +3476,13 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
     plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     plan.reach_rows = static_cast<int>(beyond_h);
-    const int without_chunks = kWeightStages * plan.weight_stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample()) +
-                               offsets_bytes(plan.window_quads);
-    plan.num_stages = std::min((smem_limit - without_chunks) / plan.stage_bytes, kMaxStages);
-    if (plan.num_stages < kMinStages) continue;
-    plan.smem_bytes = without_chunks + plan.num_stages * plan.stage_bytes;
+    plan.smem_bytes = plan.weight_bytes + kStages * plan.stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample());
+    if (plan.smem_bytes > smem_limit) continue;
     if (plan.blocks_per_sample() > num_sms) {
       if (!best.usable) best.reason = too_large;
       continue;
     }
-    if (!best.usable || is_better(plan, best, num_sms)) best = plan;
+    if (!best.usable || plan.blocks_per_sample() < best.blocks_per_sample()) best = plan;
   }
   return best;
 }
@@ -6862,8 +6772,7 @@ struct Workspace {
   static constexpr int64_t kScalesBytes = kChannels * 4;
   int64_t tiles_bytes, total_bytes;
 
-  explicit Workspace(const Plan& plan)
-      : tiles_bytes(int64_t{plan.num_chunks} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+  explicit Workspace(const Plan& plan) : tiles_bytes(plan.weight_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
@@ -6920,7 +6829,6 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
   weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
   weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
   weights.kernel_h = static_cast<int>(call.problem.kernel_h), weights.kernel_w = static_cast<int>(call.problem.kernel_w);
-  weights.narrow_rows = true;
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -6979,9 +6887,9 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
 
   const auto kernel = conv_group_norm_held_sm90<Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-  args.samples_at_once = static_cast<int>(std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch));
-  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
-  TCONV_RETURN_IF_ERROR(launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, conv.stream, args));
+  const int64_t at_once = std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch);
+  TCONV_RETURN_IF_ERROR(launch_together(kernel, dim3(static_cast<unsigned>(at_once * plan.blocks_per_sample())), dim3(kThreads),
+                                        plan.smem_bytes, conv.stream, args));
   *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
   return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
 }

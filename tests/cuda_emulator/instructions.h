@@ -8,9 +8,8 @@ namespace emu {
 
 // ---- Shared and global memory -------------------------------------------------------------------------------------
 
-template <typename T>
-inline void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
-  T v[4];
+inline void ld_shared_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t at) {
+  uint32_t v[4];
   load_shared(v, at, 16);
   x = v[0], y = v[1], z = v[2], w = v[3];
 }

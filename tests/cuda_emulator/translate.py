@@ -20,7 +20,6 @@ INSTRUCTIONS = {
     "ld.global.nc.L2::256B.v4.u32 ": "ld_global_v4",
     "ld.global.nc.L2::256B.v2.u32 ": "ld_global_v2",
     "ld.shared.v4.u32 ": "ld_shared_v4",
-    "ld.shared.v4.f32 ": "ld_shared_v4",
     "ld.shared.v2.f32 ": "ld_shared_v2",
     "ld.shared.f32 ": "ld_shared",
     "ld.shared.u32 ": "ld_shared",
