@@ -1,5 +1,5 @@
 """What the GPU tests share: kernels and how to force one, TF32 settings, ways to lay an input out,
-the check of an operator call.
+the check of an operator call, graphs.
 """
 
 import contextlib
@@ -107,3 +107,26 @@ LAYOUTS = {
     "channels_expanded": lambda x: x[:, :1].expand(x.shape),
     "columns_expanded": lambda x: x[..., :1].expand(x.shape),
 }
+
+
+def captured(model, x):
+    """A graph of model(x), and the tensor that its replays fill."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+    return graph, y
+
+
+def check_replays(graph, model, x, y, draw) -> None:
+    """Replays on other inputs fill y as model(x) does; draw(x) gives one."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x.copy_(draw(x))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, model(x))

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.gpu_tools import KERNELS, LOW, NAN, forced, tf32
+from tests.gpu_tools import KERNELS, LOW, NAN, captured, check_replays, forced, tf32
 from tests.solution_tools import Case, relative_error
 from tests.test_gpu_patterns import pattern_input
 
@@ -120,31 +120,13 @@ def test_another_devices_stream(shelf, name):
 # Graphs and the guard ---------------------------------------------------------------------------
 
 
-def captured(model, x):
-    """A graph of model(x), and the tensor that its replays fill."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        model(x)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = model(x)
-    return graph, y
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", NAMES)
 def test_graph_capture(shelf, name, kernel):
     new, x = model_on(shelf, name), pattern_input(name)
     with torch.no_grad(), forced(kernel):
         graph, y = captured(new, x)
-        for seed in range(3):
-            torch.manual_seed(seed)
-            x.copy_(torch.randn_like(x))
-            graph.replay()
-            torch.cuda.synchronize()
-            assert torch.equal(y, new(x))
+        check_replays(graph, new, x, y, torch.randn_like)
 
 
 @pytest.mark.parametrize("kernel", ["portable", "hopper", "auto"])
