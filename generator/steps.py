@@ -31,7 +31,7 @@ def relu() -> Step:
 
 
 def gelu(approximate: str) -> Step:
-    function = {"none": "gelu_erf", "tanh": "gelu_tanh"}[approximate]
+    function = {"none": "gelu_erf<Storage>", "tanh": "gelu_tanh"}[approximate]
     return Step("gelu", f"v = elementwise::{function}(v);", f'_Gelu("{approximate}")')
 
 

@@ -188,7 +188,7 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
 def _forced_kernel() -> str:
     """What TCONV_KERNEL asks of solutions; it becomes part of a folder's name."""
     name = os.environ.get("TCONV_KERNEL", "auto")
-    if not re.fullmatch(r"[a-z]+", name):
+    if not re.fullmatch(r"[a-z][a-z0-9]*", name):
         raise UsageError(f"TCONV_KERNEL is {name!r}: it must be the name of a kernel, or unset")
     return name
 

@@ -28,11 +28,11 @@ TCONV_HD T relu(T v) {
   return v < T(0) ? T(0) : v;
 }
 
-// 0.5 v (1 + erf(v / sqrt 2))
-template <typename T>
+// 0.5 v (1 + erf(v / sqrt 2)), as exact as a result needs that is stored as Storage.
+template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }

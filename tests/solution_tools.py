@@ -202,6 +202,9 @@ class Case:
             torch.backends.cudnn.enabled = enabled
 
 
+# The fastest first; where the machine lacks what one is compiled for, a lesser one runs.
+CPU_KERNELS = ["auto", "avx2", "portable", "plain"]
+
 GRID = [
     Case(),
     Case(bias=False),

@@ -88,6 +88,11 @@ def test_a_forced_kernel_that_cannot_name_a_folder_is_wrong_usage(name, capsys, 
     assert f"TCONV_KERNEL is {name!r}" in capsys.readouterr().err
 
 
+def test_a_forced_kernel_may_have_digits_in_its_name(monkeypatch):
+    monkeypatch.setenv("TCONV_KERNEL", "avx2")
+    assert cli._forced_kernel() == "avx2"
+
+
 def test_missing_device_is_status_3(capsys):
     arguments = ["--reference", TINY, "--solution", HONEST, "--device", "cuda:63"]
     assert cli.main(arguments) == 3

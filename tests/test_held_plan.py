@@ -25,8 +25,8 @@ int main() {
     bool covered = true, inside = true;
     for (int strip = 0; q.usable && strip < q.num_strips; ++strip)
       for (long long row = 0; row < p.out_h; ++row)
-        for (long long c = 0; c < q.tile_w && c + strip * q.tile_w < p.out_w; ++c) {
-          const long long col = c + strip * q.tile_w, at = row * q.pitch + c;
+        for (long long c = 0; c < q.columns(strip, p.out_w); ++c) {
+          const long long col = c + strip * q.strip_w, at = row * q.pitch + c;
           const long long tile = at / held::kTilePixels, first = tile * held::kTilePixels;
           covered &= tile < q.num_tiles;
           for (int i = 0; i < q.taps_h; ++i)
@@ -37,12 +37,13 @@ int main() {
               // Which input that is, and which the formula asks for (taps ascend).
               const long long line = first + pixel;
               const long long in_row = line / q.pitch + q.row_offset;
-              const long long in_col = line % q.pitch + q.col_offset + strip * q.tile_w;
+              const long long in_col = line % q.pitch + q.col_offset + strip * q.strip_w;
               inside &= in_row == row + ph - (q.taps_h - 1 - i) * d;
               inside &= in_col == col + pw - (q.taps_w - 1 - j) * d;
             }
         }
-    covered &= !q.usable || q.num_strips * q.tile_w >= p.out_w;
+    covered &= !q.usable || (q.columns(q.num_strips - 1, p.out_w) > 0 &&
+                             q.columns(q.num_strips - 1, p.out_w) <= q.pitch);
     const int blocks = q.usable ? q.blocks_per_sample() : 0;
     std::printf("%d %d %d %d %d\n", q.usable, blocks, q.smem_bytes, covered, inside);
   }

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.solution_tools import (
+    CPU_KERNELS,
     GRID,
     ROOT,
     Case,
@@ -32,12 +33,21 @@ def check(operator, case: Case, dtype=torch.float32, seed=0):
     assert_within(y, case.reference(x, weight, bias), bound)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "plain"])
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("case", GRID, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_grid(operator, case, dtype, kernel):
     with environment(TCONV_KERNEL=kernel):
         check(operator, case, dtype)
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("in_channels", [3, 100])  # 100: more than are multiplied at once
+@pytest.mark.parametrize("out_channels", range(1, 20))
+def test_tiles_of_every_width(operator, in_channels, out_channels, kernel):
+    case = Case(1, in_channels, out_channels, size=(4, 37), kernel=(3, 3), padding=(1, 0))
+    with environment(TCONV_KERNEL=kernel):
+        check(operator, case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.solution_tools import relative_error
+from tests.solution_tools import CPU_KERNELS, environment, relative_error
 
 # fp32 against float64: normalisation divides by a spread of order one, so a few hundred roundings
 # of 2**-24.
@@ -47,6 +47,15 @@ def test_values(shelf, name, dtype, training):
         y = new(x)
     assert y.dtype == dtype
     assert relative_error(y, exact) <= BOUND[dtype]
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS[1:])
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_other_kernels(shelf, name, kernel):
+    model, new = shelf[name].pair()
+    x = small_input(name)
+    with torch.no_grad(), environment(TCONV_KERNEL=kernel):
+        assert relative_error(new(x), exact_copy(model)(x.double())) <= BOUND[torch.float32]
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

@@ -1,4 +1,6 @@
-"""ctypes mirror of kernels_src/call.h, and the enumerations of kernels_src/common.h."""
+"""ctypes mirror of kernels_src/call.h, and the enumerations of kernels_src/common.h (avx2:
+kernels_src/cpu/vector_code.h).
+"""
 
 import ctypes as _ctypes
 
@@ -6,7 +8,15 @@ import torch
 
 _KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4, "held": 5}
+_KERNEL_CHOICES = {
+    "auto": 0,
+    "plain": 1,
+    "portable": 2,
+    "hopper": 3,
+    "direct": 4,
+    "held": 5,
+    "avx2": 6,
+}
 _STATUS_MESSAGES = {
     -1: "the kernel does not support this dtype",
     -2: "the kernel forced by TCONV_KERNEL cannot run this problem",

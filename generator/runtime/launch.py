@@ -21,7 +21,9 @@ _WORKSPACE_ALIGNMENT = 256
 
 
 def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held forces one; unset: auto."""
+    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held | avx2 forces one; unset:
+    auto.
+    """
     name = _os.environ.get("TCONV_KERNEL", "auto")
     if name not in _KERNEL_CHOICES:
         raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")

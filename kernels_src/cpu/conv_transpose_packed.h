@@ -19,7 +19,7 @@ class PackedConvTranspose {
       : call_(call),
         p_(call.problem),
         isa_(pick_isa(call.kernel_choice)),
-        plan_(call.problem, samples_at_once, call.num_threads),
+        plan_(call.problem, isa_, samples_at_once, call.num_threads),
         args_(make_epilogue_args<float>(call)) {
     Workspace space(workspace);
     weights_ = space.take<float>(plan_.weights_floats);
@@ -81,6 +81,7 @@ class PackedConvTranspose {
 
   void run_phase(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase, int64_t first_row,
                  int64_t rows, float* planes, float* sums) const {
+    const TileSet tiles = tiles_for(isa_);
     const int64_t first_channel = plan_.tiles[item.first_tile].first;
     const float* x = static_cast<const float*>(call_.x) + (outputs.first_sample + item.sample) * p_.x_stride_n +
                      item.group * plan_.group_in * p_.x_stride_c;
@@ -104,7 +105,7 @@ class PackedConvTranspose {
         args.sums = tile_sums;
         args.sums_stride = plan_.sums_stride;
         args.accumulate = first_ci > 0;
-        pick_tile(isa_, tile.count)(args, ceil_div(phase.line(rows), tile_pixels(isa_, tile.count)));
+        tiles.function(tile.count)(args, ceil_div(phase.line(rows), tiles.pixels(tile.count)));
         if (first_ci + channels == plan_.group_in) finish_tile(outputs, item, phase, tile, first_row, rows, tile_sums);
       }
     }

@@ -18,8 +18,11 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Rounded up to cache lines, and to an odd number of them so that neighbouring planes use different cache sets.
 inline int64_t padded_plane(int64_t floats) { return (ceil_div(floats, 16) | 1) * 16; }
 
+// CPUs with AVX-512 mostly have twice the L2 of those without, or more.
+inline int64_t scaled_to_l2(Isa isa, int64_t size) { return isa == Isa::kAvx512 ? 2 * size : size; }
+
 // Floats a tile may read or write past the end of a line.
-constexpr int64_t kLineSlack = kMaxTileVectors * 8;
+constexpr int64_t kLineSlack = kMaxTileVectors * kMaxLanes;
 
 // A block of output rows of one phase, as a line.
 struct PhasePlan {
@@ -31,7 +34,7 @@ struct PhasePlan {
   int64_t slots;         // packed rows per channel
   int64_t plane;         // floats per packed channel
   int64_t channel_block;  // input channels packed at once
-  std::vector<int64_t> tap_offsets;
+  std::vector<int64_t> tap_offsets;  // in bytes
   int64_t weights;  // where this phase's packed weights start
 
   int64_t tap_count() const { return int64_t(h.tap_count) * w.tap_count; }
@@ -44,6 +47,7 @@ struct ChannelTile {
 };
 
 struct PackedPlan {
+  Isa isa;
   int64_t group_in, group_out;
   int64_t rows;  // output rows of a phase per block
   std::vector<PhasePlan> phases;  // [residue_h][residue_w], those with outputs
@@ -53,21 +57,20 @@ struct PackedPlan {
   int64_t tiles_per_item, items_per_block;
   int64_t weights_floats, x_floats, sums_stride, sums_floats;  // the last three per thread
 
-  PackedPlan(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads);
+  PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads);
 
  private:
   PhasePlan plan_phase(const ConvTransposeProblem& p, int64_t residue_h, int64_t residue_w) const;
-  void cut_channels();
+  void cut_channels(int64_t most);
   void cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads);
 };
 
-// Tiles of six channels; a remainder of one or two borrows from its neighbour, because narrow tiles are slow.
-inline void PackedPlan::cut_channels() {
+// Tiles of `most` channels; a remainder of one or two shares with its neighbour, because narrow tiles are slow.
+inline void PackedPlan::cut_channels(int64_t most) {
   int64_t first = 0;
   while (first < group_out) {
     const int64_t left = group_out - first;
-    int64_t count = std::min<int64_t>(left, kMaxTileChannels);
-    if (left == kMaxTileChannels + 1 || left == kMaxTileChannels + 2) count = 4;
+    const int64_t count = left == most + 1 || left == most + 2 ? ceil_div(left, 2) : std::min(left, most);
     tiles.push_back({first, int(count)});
     first += count;
   }
@@ -97,25 +100,25 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t r
   phase.plane = padded_plane(phase.slots * phase.pitch + reach_w + kLineSlack);
   for (int th = 0; th < h.tap_count; ++th)
     for (int tw = 0; tw < w.tap_count; ++tw)
-      phase.tap_offsets.push_back((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
-                                  int64_t(tw) * w.offset_step);
+      phase.tap_offsets.push_back(((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
+                                   int64_t(tw) * w.offset_step) * int64_t(sizeof(float)));
   // Packed planes stay in L2, a tile's weights in L1.
   constexpr int64_t kPlanesBytes = 128 << 10, kWeightsBytes = 16 << 10;
-  const int64_t by_planes = kPlanesBytes / (phase.plane * 4);
-  const int64_t by_weights = kWeightsBytes / (phase.tap_count() * kMaxTileChannels * 4);
+  const int64_t by_planes = scaled_to_l2(isa, kPlanesBytes) / (phase.plane * 4);
+  const int64_t by_weights = kWeightsBytes / (phase.tap_count() * tiles[0].count * 4);
   const int64_t block = std::clamp<int64_t>(std::min(by_planes, by_weights), 1, group_in);
   phase.channel_block = ceil_div(group_in, ceil_div(group_in, block));
   return phase;
 }
 
-// Blocks of about 2048 pixels, fewer where threads would idle.
+// Blocks of about 2048 pixels, or 4096 with a larger L2, fewer where threads would idle.
 inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads) {
   constexpr int64_t kBlockPixels = 2048, kItemsPerThread = 4;
   const int64_t rows_h = ceil_div(p.out_h, p.stride_h), columns = ceil_div(p.out_w, p.stride_w);
   const int64_t residues = std::min(p.stride_h, p.out_h);
   const int64_t wanted = kItemsPerThread * num_threads;
   const int64_t outer = std::max<int64_t>(samples, 1) * p.groups * residues;
-  rows = std::clamp<int64_t>(kBlockPixels / columns, 1, rows_h);
+  rows = std::clamp<int64_t>(scaled_to_l2(isa, kBlockPixels) / columns, 1, rows_h);
   while (rows > 1 && outer * ceil_div(rows_h, rows) < wanted) rows = ceil_div(rows, 2);
   rows = ceil_div(rows_h, ceil_div(rows_h, rows));
   const int64_t num_tiles = int64_t(tiles.size());
@@ -125,10 +128,11 @@ inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples,
   items_per_block = ceil_div(num_tiles, tiles_per_item);
 }
 
-inline PackedPlan::PackedPlan(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads) {
+inline PackedPlan::PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads)
+    : isa(for_isa) {
   group_in = p.in_channels / p.groups;
   group_out = p.out_channels / p.groups;
-  cut_channels();
+  cut_channels(tiles_for(isa).max_channels);
   cut_rows(p, samples, num_threads);
   const int64_t phases_h = std::min(p.stride_h, p.out_h);
   phases_w = std::min(p.stride_w, p.out_w);

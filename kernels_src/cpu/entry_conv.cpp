@@ -1,5 +1,7 @@
 // Pattern 1 on CPU: transposed convolution + element-wise epilogue.
-#include "entry.h"
+#include "entry.h"  // first
+
+#include "huge_pages.h"
 
 namespace tconv {
 namespace cpu {
@@ -13,6 +15,7 @@ class ConvOnly {
   int64_t workspace_bytes() const { return conv_.workspace_bytes(); }
 
   void run() {
+    prefer_huge_pages(call_.out, output_bytes(call_.problem, sizeof(T)));
     conv_.pack();
     conv_.run(ConvOutputs<T>{0, call_.problem.batch, static_cast<T*>(call_.out), nullptr});
   }

@@ -3,6 +3,7 @@
 #include "entry.h"  // first
 
 #include "group_norm.h"
+#include "huge_pages.h"
 #include "sample_chunks.h"
 
 namespace tconv {
@@ -24,6 +25,7 @@ class ConvGroupNorm {
   int64_t workspace_bytes() const { return space_.used(); }
 
   void run() {
+    prefer_huge_pages(call_.conv.out, output_bytes(p_, sizeof(T)));
     conv_.pack();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);

@@ -1,5 +1,5 @@
-// Run-time choice of the instruction set. Loops are plain C++; the compiler vectorises each twice, once for the
-// baseline of the architecture and once for AVX2 + FMA, so that one cached library runs on any machine.
+// Run-time choice of the instruction set. Loops are plain C++; the compiler vectorises each for the baseline of the
+// architecture and, on x86-64, for AVX2 + FMA and for AVX-512, so that one cached library runs on any machine.
 #pragma once
 
 // Changes no value, only whether floating-point exception flags are kept: with them, GCC would not vectorise the
@@ -11,10 +11,16 @@
 #include "../common.h"
 
 #if defined(__x86_64__)
-#define TCONV_HAVE_AVX2 1
+#define TCONV_HAVE_X86_VECTORS 1
 #define TCONV_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#if defined(__clang__)
+#define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
+#else  // which would otherwise keep to 256 bits where it vectorises loops
+#define TCONV_TARGET_AVX512 \
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
+#endif
 #else
-#define TCONV_HAVE_AVX2 0
+#define TCONV_HAVE_X86_VECTORS 0
 #endif
 
 #define TCONV_INLINE inline __attribute__((always_inline))
@@ -22,18 +28,33 @@
 namespace tconv {
 namespace cpu {
 
-enum class Isa { kBaseline, kAvx2 };
+// One more KernelChoice, which only CPUs have.
+constexpr int64_t kAtMostAvx2 = 6;
 
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+// The widest that the machine has and `kernel_choice` allows.
 inline Isa pick_isa([[maybe_unused]] int64_t kernel_choice) {
-#if TCONV_HAVE_AVX2
-  if (kernel_choice == kAuto && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
-#endif
+#if TCONV_HAVE_X86_VECTORS
+  if (kernel_choice != kAuto && kernel_choice != kAtMostAvx2) return Isa::kBaseline;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kBaseline;
+  if (kernel_choice == kAuto && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    return Isa::kAvx512;
+  return Isa::kAvx2;
+#else
   return Isa::kBaseline;
+#endif
 }
 
-#if TCONV_HAVE_AVX2
+#if TCONV_HAVE_X86_VECTORS
 template <typename Body>
 TCONV_TARGET_AVX2 inline void call_for_avx2(const Body& body) {
+  body();
+}
+
+template <typename Body>
+TCONV_TARGET_AVX512 inline void call_for_avx512(const Body& body) {
   body();
 }
 #endif
@@ -41,7 +62,8 @@ TCONV_TARGET_AVX2 inline void call_for_avx2(const Body& body) {
 // Calls an always_inline lambda, compiled for `isa`.
 template <typename Body>
 TCONV_INLINE void vectorised([[maybe_unused]] Isa isa, const Body& body) {
-#if TCONV_HAVE_AVX2
+#if TCONV_HAVE_X86_VECTORS
+  if (isa == Isa::kAvx512) return call_for_avx512(body);
   if (isa == Isa::kAvx2) return call_for_avx2(body);
 #endif
   body();

@@ -22,9 +22,16 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   extern __shared__ __align__(1024) unsigned char smem[];
   const Shared shared(args.plan, sm90::smem_address(smem));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Place place(args.plan);
   if (threadIdx.x == 0) {
-    sm90::mbarrier_init(shared.weights_full, 1);
-    for (int stage = 0; stage < kStages; ++stage) {
+    store_word(shared.place, place.first_sample);
+    store_word(shared.place + 4, place.strip);
+    store_word(shared.place + 8, place.tile);
+    for (int stage = 0; stage < args.plan.num_weight_stages; ++stage) {
+      sm90::mbarrier_init(shared.weights_full + 8 * stage, 1);
+      sm90::mbarrier_init(shared.weights_empty + 8 * stage, 4 * kSegments);
+    }
+    for (int stage = 0; stage < args.plan.num_stages; ++stage) {
       sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
       sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
     }
@@ -32,27 +39,27 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     sm90::mbarrier_init(shared.affine_full, 1);
     sm90::fence_barrier_init();
   }
-  const Place place(args.plan);
+  if (args.whole_quads) fill_offsets(args, shared, place);
+  if (warp == 0) fill_parameters(args, shared, lane);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
-  if (warpgroup < kSegments) {
+  if (warpgroup > 0) {
     sm90::set_registers<kLaunchRegisters, kConsumerRegisters>();
-    consume(args, shared, place, warpgroup);
+    if (args.pair_stores) {
+      consume<true>(args, shared, place, warpgroup - 1);
+    } else {
+      consume<false>(args, shared, place, warpgroup - 1);
+    }
   } else {
     sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
-    const int producer = warp - 4 * kSegments;
-    if (producer == kProducerWarps) {
+    if (warp == kProducerWarps) {
       agree(args, shared, place, lane);
-      return;
-    }
-    if (producer == 0 && lane == 0) produce_weights(args, shared);
-    __syncwarp();
-    if (args.whole_quads) {
-      produce_chunks<2, true>(args, shared, place, producer, lane);
+    } else if (args.whole_quads) {
+      produce_chunks<8 / sizeof(Storage), true>(args, shared, place, warp, lane);
     } else {
-      produce_chunks<1, false>(args, shared, place, producer, lane);
+      produce_chunks<1, false>(args, shared, place, warp, lane);
     }
   }
 #endif

@@ -5,13 +5,13 @@
 #include "../moments.h"
 #include "conv_group_norm_held_types.h"
 #include "conv_transpose_sm90_args.cuh"
+#include "group_norm_storage.cuh"
 
 namespace tconv {
 namespace cuda {
 namespace held {
 
 using namespace tconv::held;
-using tconv::sm90::kTapBytes;
 using tconv::sm90::kVectorPixels;
 
 // Registers of a thread: what the others do not need of the 65536 goes to consumers, for kN / 2 accumulators.
@@ -19,7 +19,7 @@ constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kConsumerRegisters = 136;
 constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
 static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
-static_assert(kPairs % 8 == 4, "rows of fragments spread over the banks");
+static_assert(kRowBytes / 4 % 8 == 4, "rows of fragments spread over the banks");
 
 // What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
 // there: all bits set, which no result has.
@@ -38,6 +38,7 @@ struct Args {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
+  int samples_at_once;  // that are held, by as many times the plan's blocks
   int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
   int pair_stores;  // pairs of neighbouring outputs are aligned
@@ -63,16 +64,20 @@ __device__ __forceinline__ int opaque(int value) {
   return value;
 }
 
-// A block's part of the samples: as many samples are held at once as the grid has room for; a block takes every so many-th.
+// A thread's number among consumers, who come after the others: of ready warps those with the lowest number go first, and producers
+// have little to execute but much to wait for.
+constexpr int kFirstConsumer = 32 * (kProducerWarps + 1);
+__device__ __forceinline__ int consumer_thread() { return opaque(threadIdx.x) - kFirstConsumer; }
+
+// A block's part of a sample. It takes every args.samples_at_once-th sample.
 struct Place {
+  int first_sample;
   int block, strip, tile;  // of the sample
-  int first_sample, sample_step;
 
   __device__ __forceinline__ explicit Place(const Plan& plan) {
     const int blocks = plan.blocks_per_sample();
     first_sample = blockIdx.x / blocks;
     block = blockIdx.x - first_sample * blocks;
-    sample_step = gridDim.x / blocks;
     strip = block / plan.num_tiles;
     tile = block - strip * plan.num_tiles;
   }
@@ -84,42 +89,13 @@ struct PairPlace {
   bool first, second;
 
   template <typename Storage>
-  __device__ __forceinline__ PairPlace(const Args<Storage>& args, const Place& place, int position) {
+  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int strip, int position) {
     const Plan& plan = args.plan;
     row = static_cast<int>(args.by_pitch.quotient(position));
     col = position - row * plan.pitch;
-    const int columns = row < args.out_h ? min(plan.tile_w, args.out_w - place.strip * plan.tile_w) : 0;
+    const int columns = row < args.out_h ? plan.columns(strip, args.out_w) : 0;
     first = col < columns;
     second = col + 1 < columns;
-  }
-};
-
-struct Shared {
-  uint32_t weights, ring, high, third, moments, affine, parameters, counts;
-  uint32_t weights_full, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; those of chunks are arrays
-
-  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
-    weights = base;  // a multiple of 1024
-    ring = weights + plan.weight_bytes;
-    high = ring + kStages * plan.stage_bytes;
-    third = high + kHighBytes;
-    moments = third + kThirdBytes;
-    affine = moments + kMomentsBytes;
-    parameters = affine + kAffineBytes;
-    counts = parameters + kParameterBytes;
-    weights_full = counts + counts_bytes(plan.blocks_per_sample());
-    chunk_full = weights_full + 8;
-    chunk_empty = chunk_full + 8 * kStages;
-    moments_full = chunk_empty + 8 * kStages;
-    affine_full = moments_full + 8;
-  }
-
-  // Words of a segment's outputs: of pairs in a channel, and in two channels, `row` of kChannels / 2.
-  __device__ __forceinline__ uint32_t high_at(int segment, int channel, int pair) const {
-    return high + ((segment * kChannels + channel) * kPairs + pair) * 4;
-  }
-  __device__ __forceinline__ uint32_t third_at(int segment, int row, int pair) const {
-    return third + ((segment * (kChannels / 2) + row) * kPairs + pair) * 4;
   }
 };
 
@@ -132,17 +108,55 @@ __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
-// What makes a held difference from the pivot an output.
-struct Affine {
-  float scale, shift;
+struct Shared {
+  uint32_t held, moments, affine, parameters, place, weights, ring, counts, offsets;
+  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
+
+  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
+    held = base;
+    moments = held + kHeldBytes;
+    affine = moments + kMomentsBytes;
+    parameters = affine + kAffineBytes;
+    place = parameters + kParameterBytes;
+    weights_full = place + kPlaceBytes;
+    weights_empty = weights_full + 8 * kMaxWeightStages;
+    chunk_full = weights_empty + 8 * kMaxWeightStages;
+    chunk_empty = chunk_full + 8 * kMaxStages;
+    moments_full = chunk_empty + 8 * kMaxStages;
+    affine_full = moments_full + 8;
+    weights = base + kFixedBytes;
+    ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
+    counts = ring + plan.num_stages * plan.stage_bytes;
+    offsets = counts + counts_bytes(plan.blocks_per_sample());
+  }
+
+  // Of a pair of pixels in the first row of a warp of consumers: two channels, the first of 16.
+  __device__ __forceinline__ uint32_t held_at(int consumer_warp, int pair) const {
+    return held + consumer_warp * kPartner * kRowBytes + pair * 4;
+  }
+  // The block's turn-th.
+  template <typename Storage>
+  __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
+    return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
+  }
+  // A channel's scale and shift.
+  __device__ __forceinline__ uint32_t affine_at(int channel) const {
+    const int pair = channel / (2 * kPartner) * kPartner + channel % kPartner;
+    return affine + pair * kAffinePairBytes + channel / kPartner % 2 * (kAffinePairBytes / 2);
+  }
 };
-__device__ __forceinline__ Affine load_affine(uint32_t at) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
-  return {v.x, v.y};
+
+// What makes held differences from the pivot outputs, of two channels, kPartner apart.
+struct AffinePair {
+  float scale[2], shift[2];
+};
+__device__ __forceinline__ AffinePair load_affines(uint32_t at) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+  return {{v.x, v.z}, {v.y, v.w}};
 }
-__device__ __forceinline__ void store_affine(uint32_t at, Affine affine) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(affine.scale), "f"(affine.shift) : "memory");
+__device__ __forceinline__ void store_affine(uint32_t at, float scale, float shift) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(scale), "f"(shift) : "memory");
 }
 
 // What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
@@ -151,6 +165,28 @@ template <typename Storage>
 __device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel) {
   return Epilogue::apply<float, Storage>(channel_bias<float>(args.epilogue, channel), args.epilogue, channel);
 }
+
+// What consumers need of a channel, in shared memory: three arrays. By all lanes of a warp.
+template <typename Storage>
+__device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
+  for (int channel = lane; channel < kChannels; channel += 32) {
+    const int real = min(channel, args.plan.out_channels - 1);
+    const uint32_t at = shared.parameters + channel * 4;
+    store_word(at, __float_as_uint(args.inv_scale[channel]));
+    store_word(at + kChannels * 4, __float_as_uint(channel_bias<float>(args.epilogue, real)));
+    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
+  }
+}
+struct Parameters {
+  float inv_scale, bias, pivot;
+
+  __device__ __forceinline__ Parameters(const Shared& shared, int channel) {
+    const uint32_t at = shared.parameters + channel * 4;
+    inv_scale = __uint_as_float(load_word(at));
+    bias = __uint_as_float(load_word(at + kChannels * 4));
+    pivot = __uint_as_float(load_word(at + 2 * kChannels * 4));
+  }
+};
 
 }  // namespace held
 }  // namespace cuda

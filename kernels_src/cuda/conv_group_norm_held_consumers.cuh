@@ -1,6 +1,6 @@
-// Consumers of the kernel that holds a sample's outputs: products, and the stores of the sample before meanwhile; then bias,
-// element-wise chain and moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their
-// channel. What a warp has put there, the same warp stores.
+// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
+// element-wise chain, moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their channel.
+// What a warp has put there, the same warp stores.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
@@ -12,37 +12,73 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// Begins all products of one segment of a sample. Gives every chunk back but the last, which is still being read.
-// meanwhile(chunk) is called while a chunk's are under way.
-template <bool kBFloat16, typename Meanwhile>
-__device__ __forceinline__ void multiply_sample(const Plan& plan, const Shared& shared, int segment, sm90::RingCursor& stage,
-                                                float (&acc)[kN / 2], Meanwhile&& meanwhile) {
-  const bool elected = threadIdx.x % 32 == 0;
+// Where the `count`-th of all is in a ring.
+__device__ __forceinline__ sm90::RingCursor ring_place(uint32_t count, uint32_t size) {
+  const uint32_t laps = count / size;
+  sm90::RingCursor place;
+  place.slot = count - laps * size, place.parity = laps % 2;
+  return place;
+}
+
+// All products of one segment of the block's `turn`-th sample, onto zeros. Gives every chunk and all weights back.
+template <typename Storage>
+__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
+  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
+  sm90::pin_registers(acc);  // now: a zero written after a product has begun makes ptxas wait for each product
+  const Plan& plan = args.plan;
+  const int thread = consumer_thread(), segment = thread / 128;
+  constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
   const uint32_t weights_low = sm90::descriptor_low(shared.weights);
-  constexpr uint32_t kPixel = kPixelBytes >> 4;
-  const uint32_t ring_low = sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel;
-  int previous = -1;
+  const uint32_t ring_low = sm90::uniform(sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
+  sm90::RingCursor stage = ring_place(turn * plan.num_chunks, plan.num_stages);
+  sm90::RingCursor weights = ring_place(turn * plan.weight_rows(), plan.num_weight_stages);
+  uint32_t chunk_done = 0, weights_done = 0;  // barriers of the chunk, where it has ended, and the row of taps before
+  const auto give_back = [&]() {
+    if (thread % 32 == 0) {
+      if (chunk_done != 0) sm90::mbarrier_arrive(chunk_done);
+      sm90::mbarrier_arrive(weights_done);
+    }
+    __syncwarp();
+    chunk_done = 0;
+  };
+  const auto multiply = [&](uint32_t a, uint32_t b) {
+    sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
+  };
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
     sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
-    uint32_t a = sm90::uniform(weights_low + chunk * sm90::kDescriptorStepK16);
-    uint32_t row = sm90::uniform(ring_low + stage.slot * (plan.stage_bytes >> 4));
-    for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, row += plan.tap_step_h * kPixel) {
-      uint32_t b = row;
-#pragma unroll 1
-      for (int tap_w = 0; tap_w < plan.taps_w; ++tap_w, a += kTapBytes >> 4, b += plan.tap_step_w * kPixel) {
-        sm90::wgmma_fence();
-        sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
-        sm90::wgmma_commit();
-        if (tap_h + tap_w == 0 && previous >= 0) {
-          sm90::wgmma_wait<1>();  // the chunk before is done with its stage
-          if (elected) sm90::mbarrier_arrive(shared.chunk_empty + 8 * previous);
-        }
+    // Here and not with the producers: as MEMBAR it waits for loads under way, of which they have many.
+    sm90::fence_async_proxy();
+    uint32_t b = ring_low + stage.slot * (plan.stage_bytes >> 4);
+    for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, b += plan.tap_step_h * kPixel) {
+      sm90::mbarrier_wait(shared.weights_full + 8 * weights.slot, weights.parity);
+      const uint32_t a = weights_low + weights.slot * (plan.weight_stage_bytes >> 4), step = plan.tap_step_w * kPixel;
+      sm90::wgmma_fence();
+      multiply(a, b);
+      sm90::wgmma_commit();
+      if (weights_done != 0) {
+        sm90::wgmma_wait<1>();  // the row before is done
+        give_back();
       }
+      sm90::wgmma_fence();
+      if (plan.taps_w == 3) {  // the commonest kernel, without a loop
+        multiply(a + kTap, b + step);
+        multiply(a + 2 * kTap, b + 2 * step);
+      } else {
+#pragma unroll 1
+        for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step);
+      }
+      sm90::wgmma_commit();
+      weights_done = shared.weights_empty + 8 * weights.slot;
+      weights.next(plan.num_weight_stages);
     }
-    previous = stage.slot;
-    stage.next(kStages);
-    meanwhile(chunk);
+    chunk_done = shared.chunk_empty + 8 * stage.slot;
+    stage.next(plan.num_stages);
   }
+  sm90::wgmma_wait<0>();
+  give_back();
+  sm90::pin_registers(acc);
 }
 
 // Which of a thread's pixels are outputs: those of fragments of 8 columns. The same for every sample.
@@ -52,48 +88,81 @@ struct SegmentPart {
   template <typename Storage>
   __device__ __forceinline__ SegmentPart(const Args<Storage>& args, const Place& place, int segment) {
     for (int j = 0; j < kN / 8; ++j) {
-      const PairPlace pair(args, place, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
+      const PairPlace pair(args, place.strip, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
       first |= static_cast<uint32_t>(pair.first) << j;
       second |= static_cast<uint32_t>(pair.second) << j;
     }
   }
 };
 
-// A thread's two channels, kPartner apart. Loaded while the last products are under way.
-template <typename Storage>
+// A thread's two channels, kPartner apart.
 struct ChannelPair {
   int channels[2];  // where there is no such channel, one that there is
   float inv_scale[2], bias[2];
 
-  __device__ __forceinline__ explicit ChannelPair(const Args<Storage>& args) {
-    const int thread = opaque(threadIdx.x), first = thread / 32 % 4 * 2 * kPartner + thread % 32 / 4;
+  template <typename Storage>
+  __device__ __forceinline__ ChannelPair(const Args<Storage>& args, const Shared& shared) {
+    const int thread = consumer_thread(), first = thread / 32 % 4 * 2 * kPartner + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int channel = first + half * kPartner;
+      const Parameters parameters(shared, channel);
       channels[half] = channel < args.plan.out_channels ? channel : 0;
-      inv_scale[half] = args.inv_scale[channel];
-      bias[half] = channel_bias<float>(args.epilogue, channels[half]);
+      inv_scale[half] = parameters.inv_scale, bias[half] = parameters.bias;
     }
   }
 
+  template <typename Storage>
   __device__ __forceinline__ float finish(const Args<Storage>& args, float acc, int half) const {
     return Epilogue::apply<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
   }
 };
 
-// Chain and moments of a segment's accumulators, and outputs to where they are held.
-template <typename Storage>
-__device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
-                                             const ChannelPair<Storage>& pair, const float (&acc)[kN / 2]) {
-  const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
-  const int channel0 = warp * 2 * kPartner + lane / 4;
-  const uint32_t high = shared.high_at(segment, channel0, lane % 4);
-  const uint32_t third = shared.third_at(segment, warp * kPartner + lane / 4, lane % 4);
-  const uint32_t is_first = opaque(part.first), is_second = opaque(part.second);
-  float pivot[2];
-  // Moments about one of the values themselves, so that its distance from the mean costs no more digits than their spread does:
-  // of the few that are looked at in a quad of lanes; about the pivot where none is an output. (Source: sm90::ShiftedSums.)
+// Moments of a lane's values of two channels, about one of the values itself, so that its distance from the mean costs no more digits
+// than their spread does. (Source: sm90::ShiftedSums.)
+struct LaneMoments {
   float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+
+  __device__ __forceinline__ void add(int half, float value) {
+    const float d = value - shift[half];
+    sum[half] += d;
+    squares[half] = fmaf(d, d, squares[half]);
+  }
+
+  // Those of a quad of lanes, who share the shift, to shared memory: of `row` and the one kPartner below it.
+  __device__ __forceinline__ void store(const Shared& shared, int row, float count) {
+#pragma unroll
+    for (int other = 1; other <= 2; other *= 2) {
+      count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum[half] += __shfl_xor_sync(0xFFFFFFFFu, sum[half], other);
+        squares[half] += __shfl_xor_sync(0xFFFFFFFFu, squares[half], other);
+      }
+    }
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + (row + half * kPartner) * 16), "f"(count),
+                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
+                   : "memory");
+    }
+  }
+};
+
+// Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
+// are held, which are stored first. The first round's chain, before any store, gives statistics of the sample before more time to come.
+// In the others a row of stores with each fragment, where stores are of pairs, does not fill the queue that shared memory is behind, too.
+template <bool kPairStores, typename Storage>
+__device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
+                                             float (&acc)[kN / 2], int turn) {
+  constexpr int kFragments = kN / 8;
+  const ChannelPair pair(args, shared);
+  const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
+  const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
+  // The shift is a value of the few that are looked at in a quad of lanes; where none is an output, any.
+  LaneMoments moments;
   float raw[2] = {0.0f, 0.0f};
   bool found = false;
 #pragma unroll
@@ -104,94 +173,69 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const int finder = (lane & ~3) + (finders & 1 ? 0 : finders & 2 ? 1 : finders & 4 ? 2 : 3);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    pivot[half] = pair.finish(args, 0.0f, half);  // as pivot_of
-    shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
+    moments.shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
   }
-  const auto add = [&](int half, float value) {
-    const float d = value - shift[half];
-    sum[half] += d;
-    squares[half] = fmaf(d, d, squares[half]);
+  const auto finish_fragment = [&](int j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2);
+    if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
+    if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
+  };
+  const auto hold_round = [&](int round) {
+    const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
+    const uint32_t held = shared.held_at(thread / 32, lane % 4) + lane / 4 * kRowBytes;
+    const int channel = thread / 32 % 4 * 2 * kPartner + lane / 4;
+    const float pivot[2] = {Parameters(shared, channel).pivot, Parameters(shared, channel + kPartner).pivot};
+#pragma unroll
+    for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
+      uint32_t bits[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(acc[4 * j + i] - pivot[i / 2]);
+      const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+      store_word(held + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
+      store_word(held + kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
+      store_word(held + 2 * kPairs * 4 + 16 * j, thirds);
+    }
   };
 #pragma unroll
-  for (int j = 0; j < kN / 8; ++j) {
-    float v[4];
+  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(j);
+  if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
+  store_rounds<kPairStores>(args, shared, turn - 1, kPairStores ? 1 : kRounds);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = pair.finish(args, acc[4 * j + i], i / 2);
-    if (is_first >> j & 1) add(0, v[0]), add(1, v[2]);
-    if (is_second >> j & 1) add(0, v[1]), add(1, v[3]);
-    uint32_t bits[4];
+  for (int round = 0; round < kRounds; ++round) {
+    StoreRound<kPairStores, Storage> stores;
+    const bool is_paced = kPairStores && round > 0;
+    if (is_paced) stores.begin(args, shared, turn - 1, round);
+    static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(v[i] - pivot[i / 2]);
-    const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-    store_word(high + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
-    store_word(high + kPartner * kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
-    store_word(third + 16 * j, thirds);
-  }
-  float count = static_cast<float>(__popc(is_first) + __popc(is_second));
-#pragma unroll
-  for (int other = 1; other <= 2; other *= 2) {
-    count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum[half] += __shfl_xor_sync(0xFFFFFFFFu, sum[half], other);
-      squares[half] += __shfl_xor_sync(0xFFFFFFFFu, squares[half], other);
+    for (int i = 0; i < kPartner; ++i) {
+      if (is_paced) stores.store_row(i);
+      const int j = round * kFragmentsOfRound + i;
+      if (round > 0 && j < kFragments) finish_fragment(j);
     }
+    if (round == kRounds - 1) {
+      moments.store(shared, segment * kChannels + warp * 2 * kPartner + lane / 4,
+                    static_cast<float>(__popc(is_first) + __popc(is_second)));
+    }
+    __syncwarp();  // the round's words are read
+    if (round == kRounds - 1 && lane == 0) sm90::mbarrier_arrive(shared.moments_full);
+    hold_round(round);
   }
-  if (lane % 4 != 0) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
-    const int row = segment * kChannels + channel0 + half * kPartner;
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + row * 16), "f"(count), "f"(shift[half] + mean),
-                 "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
-                 : "memory");
-  }
+  __syncwarp();
 }
 
-template <typename Storage>
+template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place, int segment) {
-  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const SegmentPart part(args, place, segment);
-  sm90::RingCursor stage;
-  StoreWalk<Storage> walk(args, place, segment);
-  bool holding = false;  // outputs of the sample before?
-  uint32_t parity = 0;   // of its statistics
-  // Where the statistics are there early, warpgroups store one after the other, while the others keep the tensor cores busy.
-  const int store_after = args.plan.num_chunks - kSegments + segment;
-  const auto store_all = [&] {
-    while (!walk.done()) walk.step(args, shared);
-  };
-  const auto meanwhile = [&](int chunk) {
-    if (!holding || walk.done() || chunk < store_after) return;
-    if (__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.affine_full, parity))) store_all();
-  };
-  const auto finish_stores = [&] {
-    if (!holding) return;
-    if (!walk.done()) {
-      sm90::mbarrier_wait(shared.affine_full, parity);
-      store_all();
-    }
-    __syncwarp();
-    parity ^= 1;
-  };
-  sm90::mbarrier_wait(shared.weights_full, 0);
-  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step) {
+  int turn = 0;  // samples before, of this block
+  for (; shared.sample(args, turn) < args.batch; ++turn) {
     float acc[kN / 2];
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
-    multiply_sample<kBFloat16>(args.plan, shared, segment, stage, acc, meanwhile);
-    sm90::wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.chunk_empty + 8 * (stage.slot == 0 ? kStages - 1 : stage.slot - 1));
-    sm90::pin_registers(acc);
-    finish_stores();
-    const ChannelPair<Storage> pair(args);
-    hold_segment(args, shared, part, pair, acc);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.moments_full);
-    holding = true;
-    walk.begin(sample);
+    multiply_sample(args, shared, turn, acc);
+    hold_segment<kPairStores>(args, shared, part, acc, turn);
   }
-  finish_stores();
+  --turn;
+  sm90::mbarrier_wait(shared.affine_full, turn % 2);
+  store_rounds<kPairStores>(args, shared, turn, kRounds);
 }
 
 }  // namespace held

@@ -23,7 +23,8 @@ struct Workspace {
   static constexpr int64_t kScalesBytes = kChannels * 4;
   int64_t tiles_bytes, total_bytes;
 
-  explicit Workspace(const Plan& plan) : tiles_bytes(plan.weight_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+  explicit Workspace(const Plan& plan)
+      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
@@ -80,6 +81,7 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
   weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
   weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
   weights.kernel_h = static_cast<int>(call.problem.kernel_h), weights.kernel_w = static_cast<int>(call.problem.kernel_w);
+  weights.narrow_rows = true;
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -138,9 +140,9 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
 
   const auto kernel = conv_group_norm_held_sm90<Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-  const int64_t at_once = std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch);
-  TCONV_RETURN_IF_ERROR(launch_together(kernel, dim3(static_cast<unsigned>(at_once * plan.blocks_per_sample())), dim3(kThreads),
-                                        plan.smem_bytes, conv.stream, args));
+  args.samples_at_once = static_cast<int>(std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch));
+  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
+  TCONV_RETURN_IF_ERROR(launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, conv.stream, args));
   *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
   return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
 }

@@ -1,6 +1,8 @@
 // How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_sm90_plan.h.
 #pragma once
 
+#include <algorithm>
+
 #include "conv_group_norm_held_types.h"
 #include "conv_transpose_sm90_plan.h"
 
@@ -10,7 +12,15 @@ namespace held {
 // Samples that are held at once by as many processors.
 inline int samples_at_once(const Plan& plan, int num_sms) { return num_sms / plan.blocks_per_sample(); }
 
-// The cut with the fewest blocks, or a plan that is not usable and says why.
+// More samples at once; else more stages, which producers can be ahead by; else less for them to do.
+inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
+  const int more_samples = samples_at_once(a, num_sms) - samples_at_once(b, num_sms);
+  if (more_samples != 0) return more_samples > 0;
+  if (a.num_stages != b.num_stages) return a.num_stages > b.num_stages;
+  return a.window_quads < b.window_quads;
+}
+
+// The best cut, or a plan that is not usable and says why.
 inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
@@ -31,17 +41,24 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
   plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
-  if (plan.taps_h * plan.taps_w > smem_limit / sm90::kTapBytes) return refuse("weights do not fit in shared memory");
-  plan.weight_bytes = plan.taps_h * plan.taps_w * sm90::kTapBytes;
+  if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
+  plan.weight_stage_bytes = plan.taps_w * kTapBytes;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
   const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
   best.reason = "no tile whose window and outputs fit in shared memory";
   const char* const too_large = "a sample does not fit on the device";
   for (int strips = 1; strips <= num_sms; ++strips) {
-    plan.tile_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
-    plan.num_strips = sm90::ceil_div(p.out_w, plan.tile_w);
-    if (plan.num_strips != strips) continue;  // another number of strips is the same cut
-    const int64_t pitch = sm90::round_up(plan.tile_w + beyond_w, sm90::kVectorPixels), line = (p.out_h - 1) * pitch + plan.tile_w;
+    // Strips begin at whole quads. What is left for the last one is less than for the others, or more: the narrower pitch wins.
+    const int wider = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
+    int64_t pitch = 0, widest = 0;
+    for (int width : {wider, wider - sm90::kVectorPixels}) {
+      const int64_t last = p.out_w - int64_t{strips - 1} * width, widest_of = strips == 1 ? last : std::max<int64_t>(width, last);
+      const int64_t pitch_of = sm90::round_up(widest_of + beyond_w, sm90::kVectorPixels);
+      if (width > 0 && last > 0 && (pitch == 0 || pitch_of < pitch)) plan.strip_w = width, pitch = pitch_of, widest = widest_of;
+    }
+    if (pitch == 0) continue;
+    plan.num_strips = strips;
+    const int64_t line = (p.out_h - 1) * pitch + widest;
     if (line > int64_t{num_sms} * kTilePixels) {
       if (!best.usable) best.reason = too_large;
       continue;
@@ -55,13 +72,18 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
     plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     plan.reach_rows = static_cast<int>(beyond_h);
-    plan.smem_bytes = plan.weight_bytes + kStages * plan.stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample());
-    if (plan.smem_bytes > smem_limit) continue;
+    const int fixed = kFixedBytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
+    plan.num_stages =
+        std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
+    if (plan.num_stages < kMinStages) continue;
+    const int without_weights = fixed + plan.num_stages * plan.stage_bytes;
+    plan.num_weight_stages = std::min((smem_limit - without_weights) / plan.weight_stage_bytes, kMaxWeightStages);
+    plan.smem_bytes = without_weights + plan.num_weight_stages * plan.weight_stage_bytes;
     if (plan.blocks_per_sample() > num_sms) {
       if (!best.usable) best.reason = too_large;
       continue;
     }
-    if (!best.usable || plan.blocks_per_sample() < best.blocks_per_sample()) best = plan;
+    if (!best.usable || is_better(plan, best, num_sms)) best = plan;
   }
   return best;
 }

@@ -1,5 +1,4 @@
-// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels; weights by
-// bulk copy.
+// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
@@ -9,18 +8,43 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-constexpr int kBatchQuads = 16;  // of a warp: 16 channels of so many
-
 // Which part of a batch is this lane's: 8 channels of one quad. A warp's loads are two runs of 16 quads.
 __device__ __forceinline__ int lane_half(int lane) { return lane >> 4 & 1; }
 __device__ __forceinline__ int lane_quad(int lane) { return lane & 15; }
+
+// Where a quad of the block's window lies in the input.
+struct QuadPlace {
+  int row, column;
+  bool inside;  // some of it
+
+  template <typename Storage>
+  __device__ __forceinline__ QuadPlace(const Args<Storage>& args, const Place& place, int quad) {
+    const Plan& plan = args.plan;
+    const int position = place.tile * kTilePixels + quad * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+    row = line_row + plan.row_offset;
+    column = position - line_row * plan.pitch + place.strip * plan.strip_w + plan.col_offset;
+    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+  }
+};
+
+// Where whole quads come from, worked out once: the same in every channel of every sample. By all threads of the block.
+constexpr int kOutside = INT32_MIN;
+template <typename Storage>
+__device__ __forceinline__ void fill_offsets(const Args<Storage>& args, const Shared& shared, const Place& place) {
+  for (int quad = threadIdx.x; quad * 4 < offsets_bytes(args.plan.window_quads); quad += kThreads) {
+    const QuadPlace at(args, place, quad);
+    const int offset = at.row * static_cast<int>(args.x_stride_h) + at.column;
+    store_word(shared.offsets + quad * 4, at.inside ? offset : kOutside);
+  }
+}
 
 // Where a lane's quads of a chunk come from: 8 channels of a sample.
 template <typename Storage>
 struct QuadSource {
   const Storage* channel;  // its first
   const Storage* from;     // the quad's first pixel in it; not read where that is outside x
-  int column;              // of the input
+  int column;              // of the input, unless quads are whole
   int channels_left;       // from the first one on
   bool inside;
 
@@ -30,16 +54,17 @@ struct QuadSource {
     channel = args.x + sample * args.x_stride_n + first * args.x_stride_c;
   }
 
-  __device__ __forceinline__ void find(const Args<Storage>& args, const Place& place, int quad) {
-    const Plan& plan = args.plan;
-    const int position = place.tile * kTilePixels + quad * kVectorPixels;
-    const int line_row = static_cast<int>(args.by_pitch.quotient(position)), row = line_row + plan.row_offset;
-    column = position - line_row * plan.pitch + place.strip * plan.tile_w + plan.col_offset;
-    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
-    if (args.whole_quads) {
-      from = channel + (row * static_cast<int>(args.x_stride_h) + column);
+  template <bool kWhole>
+  __device__ __forceinline__ void find(const Args<Storage>& args, const Shared& shared, const Place& place, int quad) {
+    if constexpr (kWhole) {
+      const int offset = static_cast<int>(load_word(shared.offsets + quad * 4));
+      inside = offset != kOutside;
+      from = channel + offset;
     } else {
-      from = channel + (row * args.x_stride_h + column * args.x_stride_w);
+      const QuadPlace at(args, place, quad);
+      inside = at.inside;
+      column = at.column;
+      from = channel + (at.row * args.x_stride_h + at.column * args.x_stride_w);
     }
   }
 };
@@ -62,15 +87,43 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
   sm90::guard_pixels(values, largest, guard);
 }
 
-template <typename Storage>
-__device__ __forceinline__ void produce_weights(const Args<Storage>& args, const Shared& shared) {
-  sm90::mbarrier_arrive_expect_bytes(shared.weights_full, args.plan.weight_bytes);
-  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
-  for (int at = 0; at < args.plan.weight_bytes; at += kTapBytes)
-    sm90::bulk_load(shared.weights + at, tiles + at, kTapBytes, shared.weights_full);
-}
+constexpr int kPollNanoseconds = 100;
 
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them, one or two, under way at a time.
+// Weights of one row of taps in kProducerWarps, of the same rows again for every sample, to their stages of the ring. By a warp's first
+// lane alone: votes would cost the producers more than this does.
+struct WeightsLoader {
+  int rows_left, row, slot;
+  uint32_t parity;
+
+  template <typename Storage>
+  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int warp, int lane)
+      : rows_left(lane == 0 ? samples * args.plan.weight_rows() - warp : 0), row(warp), slot(warp), parity(1) {
+    wrap(args.plan);
+  }
+
+  // Loads the next row if its stage has been given back.
+  template <typename Storage>
+  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
+    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * slot, parity)) {
+      const int bytes = args.plan.weight_stage_bytes;
+      const uint32_t full = shared.weights_full + 8 * slot;
+      sm90::mbarrier_arrive_expect_bytes(full, bytes);
+      sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
+      rows_left -= kProducerWarps, row += kProducerWarps, slot += kProducerWarps;
+      wrap(args.plan);
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ void wrap(const Plan& plan) {
+    while (row >= plan.weight_rows()) row -= plan.weight_rows();
+    if (slot >= plan.num_weight_stages) slot -= plan.num_weight_stages, parity ^= 1;
+  }
+};
+
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and weights, which are looked
+// after with a batch and while there is nothing else to do. With every second batch of fp32, whose producers are the later ones.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -85,41 +138,47 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
       next = warp * kBatchQuads;
       if (++chunk == plan.num_chunks) {
         chunk = 0;
-        sample += place.sample_step;
+        sample += args.samples_at_once;
       }
       if (sample < args.batch) source.enter(args, sample, chunk);
     }
     if (sample >= args.batch) return;
-    source.find(args, place, next + lane_quad(lane));
+    source.template find<kWhole>(args, shared, place, next + lane_quad(lane));
     sm90::load_half<kWhole>(args, source, 0, to);
     next += kProducerWarps * kBatchQuads;
   };
-  load_next(values[0]);
-  if (kSets > 1) load_next(values[kSets - 1]);
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
-  int chunks_left = (args.batch - place.first_sample + place.sample_step - 1) / place.sample_step * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
-    if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
+  const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
+  WeightsLoader weights(args, samples, warp, lane);
+  int chunks_left = samples * plan.num_chunks;
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool looks_after_weights) {
+    if (looks_after_weights) weights.load_if_free(args, shared);
+    if (first == warp * kBatchQuads)
+      while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1))) {
+        __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
+        weights.load_if_free(args, shared);
+      }
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
     first += kProducerWarps * kBatchQuads;
-    if (first < plan.window_quads) {
-      load_next(from);
-      return;
+    if (first >= plan.window_quads) {
+      first = warp * kBatchQuads;
+      __syncwarp();
+      if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
+      stage.next(plan.num_stages);
+      --chunks_left;
     }
-    sm90::fence_async_proxy();  // waits for loads under way, too: these begin after it
     load_next(from);
-    first = warp * kBatchQuads;
-    __syncwarp();
-    if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
-    stage.next(kStages);
-    --chunks_left;
   };
   while (chunks_left > 0) {
-    store_next(values[0]);
-    if (kSets > 1 && chunks_left > 0) store_next(values[kSets - 1]);
+#pragma unroll
+    for (int set = 0; set < kSets; ++set)
+      if (set == 0 || chunks_left > 0) store_next(values[set], sizeof(Storage) == 2 || set % 2 == 0);
   }
+  while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
 }
 
 }  // namespace held

@@ -65,7 +65,7 @@ __device__ __forceinline__ void fill_counts(const Args<Storage>& args, const Sha
   const Plan& plan = args.plan;
   for (int block = lane; block < plan.blocks_per_sample(); block += 32) {
     const int strip = block / plan.num_tiles, tile = block - strip * plan.num_tiles;
-    const int columns = min(plan.tile_w, args.out_w - strip * plan.tile_w);
+    const int columns = plan.columns(strip, args.out_w);
     const auto below = [&](int position) {
       const int row = static_cast<int>(args.by_pitch.quotient(position));
       return min(row, args.out_h) * columns + (row < args.out_h ? min(position - row * plan.pitch, columns) : 0);
@@ -141,40 +141,35 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
 }
 
-// A channel's parameters, and what its outputs are held as differences from. In shared memory, by all lanes of a warp.
-template <typename Storage>
-__device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
-  for (int channel = lane; channel < kChannels; channel += 32) {
-    const int real = min(channel, args.plan.out_channels - 1);
-    const uint32_t at = shared.parameters + channel * 4;
-    store_word(at, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_weight, real, 1.0))));
-    store_word(at + kChannels * 4, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_bias, real, 0.0))));
-    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
-  }
-}
-
 // After each sample's products. One warp.
 template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   const int blocks = args.plan.blocks_per_sample();
-  int lanes = 32;  // that share a group: as many for each, a power of two
-  while (lanes > 1 && lanes * args.num_groups > 32) lanes /= 2;
+  int log_lanes = 5;  // of those that share a group: as many for each
+  while (log_lanes > 0 && args.num_groups << log_lanes > 32) --log_lanes;
+  const int lanes = 1 << log_lanes, lane_of_group = lane & (lanes - 1);
   fill_counts(args, shared, lane);
-  fill_parameters(args, shared, lane);
   prefetch_sample(args, place, place.first_sample, lane);
-  prefetch_sample(args, place, place.first_sample + place.sample_step, lane);
+  prefetch_sample(args, place, place.first_sample + args.samples_at_once, lane);
   __syncwarp();
+  float weight[kChannelsPerLane], bias[kChannelsPerLane];
+#pragma unroll
+  for (int i = 0; i < kChannelsPerLane; ++i) {
+    const int channel = min(lane + 32 * i, args.plan.out_channels - 1);
+    weight[i] = static_cast<float>(norm::parameter_or(args.norm_weight, channel, 1.0));
+    bias[i] = static_cast<float>(norm::parameter_or(args.norm_bias, channel, 0.0));
+  }
   uint32_t parity = 0;
-  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step, parity ^= 1) {
+  for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
     sm90::mbarrier_wait(shared.moments_full, parity);
-    for (int first = 0; first < args.num_groups; first += 32 / lanes) {
-      const int group = first + lane / lanes;
+    for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
+      const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
-      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane % lanes, lanes);
-      if (group < args.num_groups && lane % lanes == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane_of_group, lanes);
+      if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
     for (int group = place.block; group < args.num_groups; group += blocks)
@@ -187,14 +182,12 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
         mean.read(&of_group->mean);
         rstd.read(&of_group->rstd);
       } while (!__all_sync(0xFFFFFFFFu, mean.is_there() && rstd.is_there()));
-      const uint32_t at = shared.parameters + (lane + 32 * i) * 4;
-      const float weight = __uint_as_float(load_word(at)), bias = __uint_as_float(load_word(at + kChannels * 4));
-      const float pivot = __uint_as_float(load_word(at + 2 * kChannels * 4)), scale = rstd.first() * weight;
-      store_affine(shared.affine + (lane + 32 * i) * 8, {scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias)});
+      const float pivot = Parameters(shared, lane + 32 * i).pivot, scale = rstd.first() * weight[i];
+      store_affine(shared.affine_at(lane + 32 * i), scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias[i]));
     }
     __syncwarp();
     if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
-    prefetch_sample(args, place, sample + 2 * place.sample_step, lane);
+    prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }
 

@@ -1,5 +1,4 @@
-// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way, a few at a time while the
-// tensor cores multiply.
+// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
@@ -9,75 +8,74 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp's outputs of one sample on their way to memory: 16 channels of a segment, two of them in a step.
-template <typename Storage>
-struct StoreWalk {
-  static constexpr int kRounds = (kPairs + 31) / 32;  // a lane takes every 32nd pair
-  uint32_t offsets[kRounds];  // of the lane's pairs in an output plane, bytes
-  uint32_t exist = 0;    // bits 2r and 2r + 1: are the pixels of pair r outputs?
-  int sample = 0;
-  int row = kPartner;    // of kPartner: all are stored
+// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels.
+constexpr int kPairsOfRound = 32;
+constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
+constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
 
-  __device__ __forceinline__ StoreWalk(const Args<Storage>& args, const Place& place, int segment) {
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int pair = round * 32 + threadIdx.x % 32;
-      const PairPlace at(args, place, place.tile * kTilePixels + segment * kN + 2 * pair);
-      offsets[round] = (at.row * args.out_w + place.strip * args.plan.tile_w + at.col) * static_cast<uint32_t>(sizeof(Storage));
-      if (pair < kPairs) exist |= ((at.first ? 1u : 0u) | (at.second ? 2u : 0u)) << 2 * round;
-    }
+// One round of a sample: normalises and stores it row by row, two channels each. Nothing before turn 0.
+// kPairStores: pairs of neighbouring outputs are aligned.
+template <bool kPairStores, typename Storage>
+struct StoreRound {
+  uint32_t held, affine;
+  int channels_left;  // 0: the lane stores nothing
+  bool second;
+  int plane;
+  Storage* to;
+
+  // Worked out anew for each round: that takes no registers while multiplying.
+  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round) {
+    const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32, segment = warp / 4;
+    const int channel = warp % 4 * 2 * kPartner;
+    const bool has_pair = round * kPairsOfRound + lane < kPairs;  // in the last round 28 lanes have; the others read what they do not store
+    const int pair = has_pair ? round * kPairsOfRound + lane : kPairs - 1;
+    const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
+    const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
+    channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
+    second = at.second;
+    held = shared.held_at(warp, pair);
+    affine = shared.affine_at(channel);
+    plane = opaque(args.out_h * args.out_w);
+    to = args.out + (static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel) * plane +
+         (at.row * args.out_w + strip * args.plan.strip_w + at.col);
   }
 
-  __device__ __forceinline__ bool done() const { return row == kPartner; }
-
-  __device__ __forceinline__ void begin(int of_sample) {
-    sample = of_sample;
-    row = 0;
-  }
-
-  __device__ __forceinline__ void step(const Args<Storage>& args, const Shared& shared) {
-    const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
-    const int plane = args.out_h * args.out_w, channel = warp * 2 * kPartner + row;
-    const uint32_t high = shared.high_at(segment, channel, lane), third = shared.third_at(segment, warp * kPartner + row, lane);
-    const Affine affines[2] = {load_affine(shared.affine + channel * 8), load_affine(shared.affine + (channel + kPartner) * 8)};
-    uint32_t words[kRounds][3];
+  // All words of the row are read when it returns.
+  __device__ __forceinline__ void store_row(int row) const {
+    const AffinePair affines = load_affines(affine + row * kAffinePairBytes);
+    const uint32_t thirds = load_word(held + row * kRowBytes + 2 * kPairs * 4);
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const uint32_t behind = (round + 1) * 32 > kPairs && round * 32 + lane >= kPairs ? 0 : round * 128;
-      words[round][0] = load_word(high + behind);
-      words[round][1] = load_word(high + behind + kPartner * kPairs * 4);
-      words[round][2] = load_word(third + behind);
-    }
-    char* to = reinterpret_cast<char*>(args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half, to += kPartner * plane * static_cast<int64_t>(sizeof(Storage))) {
-      const uint32_t mine = channel + half * kPartner < args.plan.out_channels ? exist : 0;
-      float2 values[kRounds];
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        // The fourth byte is a copy of the third, as good as any.
-        const uint32_t high_word = words[round][half], thirds = words[round][2];
-        const uint32_t first = __byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422);
-        const uint32_t second = __byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633);
-        values[round] = make_float2(fmaf(__uint_as_float(first), affines[half].scale, affines[half].shift),
-                                    fmaf(__uint_as_float(second), affines[half].scale, affines[half].shift));
-      }
-      if (args.pair_stores != 0) {
-#pragma unroll
-        for (int round = 0; round < kRounds; ++round)
-          if ((mine >> 2 * round & 1) != 0) sm90::store_pair(reinterpret_cast<Storage*>(to + offsets[round]), values[round]);
-      } else {
-#pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-          Storage* const at = reinterpret_cast<Storage*>(to + offsets[round]);
-          if ((mine >> 2 * round & 1) != 0) at[0] = static_cast<Storage>(values[round].x);
-          if ((mine >> 2 * round & 2) != 0) at[1] = static_cast<Storage>(values[round].y);
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t high_word = load_word(held + row * kRowBytes + half * kPairs * 4);
+      // The fourth byte is a copy of the third, as good as any.
+      const float a = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422));
+      const float b = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633));
+      const float2 values =
+          make_float2(fmaf(a, affines.scale[half], affines.shift[half]), fmaf(b, affines.scale[half], affines.shift[half]));
+      Storage* const out = to + (row + half * kPartner) * plane;
+      if (row + half * kPartner < channels_left) {
+        if constexpr (kPairStores) {
+          sm90::store_pair(out, values);
+        } else {
+          out[0] = static_cast<Storage>(values.x);
+          if (second) out[1] = static_cast<Storage>(values.y);
         }
       }
     }
-    ++row;
   }
 };
+
+// The first `rounds` of them, one after the other.
+template <bool kPairStores, typename Storage>
+__device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn, int rounds) {
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    StoreRound<kPairStores, Storage> stores;
+    stores.begin(args, shared, turn, round);
+#pragma unroll 2  // or each row waits for its own words
+    for (int row = 0; row < kPartner; ++row) stores.store_row(row);
+  }
+}
 
 }  // namespace held
 }  // namespace cuda

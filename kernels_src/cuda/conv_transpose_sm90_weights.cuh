@@ -4,6 +4,8 @@
 // Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
+//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
+//      input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 #pragma once
@@ -21,6 +23,7 @@ template <typename Storage>
 struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
+  bool narrow_rows;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -80,10 +83,15 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
         }
       }
     }
+    const uint4 unit = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    if (args.narrow_rows) {
+      if (chunk / 2 * 16 < num_ic)
+        args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
+      continue;
+    }
     const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
                          tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
-        make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
   }
 }
 

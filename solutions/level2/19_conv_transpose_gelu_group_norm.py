@@ -21,8 +21,8 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 7c9aa9115e374fc2cbed16bdfcb1834f3760baf6731c9ffba51dd0f2bab84ffc
-sha256 of CPU_SOURCE:  2366af0b7a5e3b4bf34ba1363bd472477db7124dca205ab085698062d4e76bef
+sha256 of CUDA_SOURCE: d6ace9266bf1ccb7718655c79d088bfd62bf7cbfdfd7f0f5388070635e6e81a6
+sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -59,9 +59,9 @@ CUDA_SOURCE = r"""
 // README.md follows a value through.
 
 // ---- kernels_src/cuda/conv_group_norm_held_consumers.cuh
-// Consumers of the kernel that holds a sample's outputs: products, and the stores of the sample before meanwhile; then bias,
-// element-wise chain and moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their
-// channel. What a warp has put there, the same warp stores.
+// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
+// element-wise chain, moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their channel.
+// What a warp has put there, the same warp stores.
 
 // ---- kernels_src/cuda/conv_group_norm_held_args.cuh
 // What the roles of the kernel that holds a sample's outputs share: arguments, the walk over samples, shared memory.
@@ -279,24 +279,43 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
-// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
-// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
-// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
+// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+__device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
+  float is_positive;
+  asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
+  return fabsf(fmaf(-0.5f, twice_below, is_positive));
+}
+
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
+// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
-  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
-  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
-  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
-  float p = 0.037231579422950745f;
-  p = fmaf(p, t, -0.1820623278617859f);
-  p = fmaf(p, t, 0.28261348605155945f);
-  p = fmaf(p, t, -0.1228543221950531f);
-  p = fmaf(p, t, 0.1651645302772522f);
-  p = fmaf(p, t, 0.085897296667099f);
-  p = fmaf(p, t, 0.11847714334726334f);
-  p = fmaf(p, t, 0.11553260684013367f);
-  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
-  return v > 0.0f ? 1.0f - below : below;
+  const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
+  float q = -2.5470484388279147e-7f;
+  q = fmaf(q, t, 4.9120203584607225e-6f);
+  q = fmaf(q, t, -3.934168489649892e-5f);
+  q = fmaf(q, t, 0.00012329449236858636f);
+  q = fmaf(q, t, 0.00019812768732663244f);
+  q = fmaf(q, t, -0.0028025051578879356f);
+  q = fmaf(q, t, -0.0026367076206952333f);
+  q = fmaf(q, t, 0.10672566294670105f);
+  q = fmaf(q, t, -1.1511040925979614f);
+  return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
+}
+
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+__device__ __forceinline__ float coarse_normal_cdf(float v) {
+  const float a = fminf(fabsf(v), 13.5f);
+  float p = 4.8928164630979154e-8f;
+  p = fmaf(p, a, -2.767490059341071e-6f);
+  p = fmaf(p, a, 6.722483522025868e-5f);
+  p = fmaf(p, a, -0.000934177078306675f);
+  p = fmaf(p, a, 0.008420100435614586f);
+  p = fmaf(p, a, -0.05361385643482208f);
+  p = fmaf(p, a, -0.45895934104919434f);
+  p = fmaf(p, a, -1.1509987115859985f);
+  p = fmaf(p, a, -1.96695327759e-5f);
+  return normal_cdf_of(v, power_of_2(p));
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
@@ -333,11 +352,11 @@ TCONV_HD T relu(T v) {
   return v < T(0) ? T(0) : v;
 }
 
-// 0.5 v (1 + erf(v / sqrt 2))
-template <typename T>
+// 0.5 v (1 + erf(v / sqrt 2)), as exact as a result needs that is stored as Storage.
+template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -399,7 +418,7 @@ struct Epilogue {
   static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
     (void)args;
     (void)channel;
-    v = elementwise::gelu_erf(v);
+    v = elementwise::gelu_erf<Storage>(v);
     return v;
   }
 };
@@ -563,7 +582,7 @@ struct Plan {
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-inline int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
+TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
 }  // namespace sm90
@@ -575,28 +594,35 @@ namespace held {
 constexpr int kChannels = sm90::kBlockOC;  // of outputs, at most: wgmma's M
 constexpr int kSegments = 3;               // a warpgroup of consumers each
 constexpr int kN = 184;
-constexpr int kPairs = kN / 2;             // of neighbouring pixels; an odd multiple of 4: rows spread over the banks
+constexpr int kPairs = kN / 2;             // of neighbouring pixels
 constexpr int kTilePixels = kSegments * kN;
 constexpr int kChunkChannels = 16;         // wgmma's K
 constexpr int kPixelBytes = 2 * kChunkChannels;
 constexpr int kSwizzleBytes = 256;         // what the 32-byte swizzle repeats after
-constexpr int kStages = 2;                 // of the ring of chunks
+constexpr int kMinStages = 2, kMaxStages = 4;  // of the ring of chunks
+constexpr int kMinWeightStages = 4, kMaxWeightStages = 8;  // of the ring of their weights, a row of taps each
+constexpr int kTapBytes = kChannels * kPixelBytes;  // weights of a tap for a chunk: a row for each output channel
+constexpr int kBatchQuads = 16;            // that a producer warp loads at once, 16 channels of each
 constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on statistics
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
-// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: words of two pixels' upper halves, for each channel, and
-// words of the third bytes of two pixels in two channels, kPartner apart.
+// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: for each two channels, kPartner apart, a word of upper halves
+// for each pair of pixels in the one and in the other, and a word of the third bytes of all four.
 constexpr int kPartner = 8;
-constexpr int kHighBytes = kSegments * kChannels * kPairs * 4;
-constexpr int kThirdBytes = kHighBytes / 2;
+constexpr int kRowBytes = 3 * kPairs * 4;  // of two channels
+constexpr int kHeldBytes = kSegments * (kChannels / 2) * kRowBytes;
 constexpr int kMomentsBytes = kSegments * kChannels * 16;
-constexpr int kAffineBytes = kChannels * 8;
-constexpr int kParameterBytes = 3 * kChannels * 4;
-constexpr int kNumBarriers = 1 + 2 * kStages + 2;
-constexpr int kFixedBytes = kHighBytes + kThirdBytes + kMomentsBytes + kAffineBytes + kParameterBytes + 8 * kNumBarriers;
+constexpr int kAffinePairBytes = 16;  // scales and shifts of two channels, kPartner apart
+constexpr int kAffineBytes = kChannels / 2 * kAffinePairBytes;
+constexpr int kParameterBytes = 3 * kChannels * 4;  // scale, bias and pivot of each
+constexpr int kPlaceBytes = 4 * 4;
+constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
+constexpr int kFixedBytes =
+    sm90::round_up(kHeldBytes + kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
 
-// Bytes that depend on the number of a sample's blocks: outputs of each.
-TCONV_HD constexpr int counts_bytes(int blocks) { return (blocks + 1) / 2 * 2 * 4; }
+// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
+TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
+TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
 
 struct Plan {
   bool usable;
@@ -606,14 +632,18 @@ struct Plan {
   int first_pixel;               // of the window: where the first tap of output 0 reads
   int tap_step_h, tap_step_w;    // in pixels of the line
   int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
-  int num_strips, tile_w, pitch, num_tiles;  // tiles of a strip
+  int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
   int window_quads;  // of pixels
   int reach_rows;    // of a window, beyond its tile's
   int stage_bytes;
-  int weight_bytes, smem_bytes;
+  int num_stages;
+  int num_weight_stages, weight_stage_bytes, smem_bytes;
 
   // Blocks that hold a sample. They must all run at once.
   TCONV_HD int blocks_per_sample() const { return num_strips * num_tiles; }
+  TCONV_HD int weight_rows() const { return num_chunks * taps_h; }
+  // Columns of a strip.
+  TCONV_HD int columns(int strip, int out_w) const { return strip + 1 < num_strips ? strip_w : out_w - strip * strip_w; }
 };
 
 }  // namespace held
@@ -628,6 +658,8 @@ struct Plan {
 // Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
 //      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
 //      channels beyond the end are zero.
+//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
+//      input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
@@ -768,6 +800,7 @@ template <typename Storage>
 struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
+  bool narrow_rows;
   const Storage* weight;
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
@@ -827,10 +860,15 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
         }
       }
     }
+    const uint4 unit = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    if (args.narrow_rows) {
+      if (chunk / 2 * 16 < num_ic)
+        args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
+      continue;
+    }
     const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
                          tile_of_phase;
-    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] =
-        make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
   }
 }
 
@@ -1151,174 +1189,6 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
 }  // namespace sm90
 }  // namespace cuda
 }  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-namespace held {
-
-using namespace tconv::held;
-using tconv::sm90::kTapBytes;
-using tconv::sm90::kVectorPixels;
-
-// Registers of a thread: what the others do not need of the 65536 goes to consumers, for kN / 2 accumulators.
-constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-constexpr int kConsumerRegisters = 136;
-constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
-static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
-static_assert(kPairs % 8 == 4, "rows of fragments spread over the banks");
-
-// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
-// there: all bits set, which no result has.
-struct alignas(8) Entry {  // of a block's outputs in a group: mean, and sum of squared deviations from it
-  float mean, m2;
-};
-struct alignas(16) Statistics {  // of a group in a sample: its mean, as a sum of two numbers; 1 / standard deviation
-  float mean, rest, rstd, unused;
-};
-static_assert(sizeof(Moments) == 16 && sizeof(Entry) == 8, "the plan counts them");
-
-template <typename Storage>
-struct Args {
-  Plan plan;
-  FastDivisor by_pitch;
-  const Storage* x;
-  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-  int batch, in_h, in_w;
-  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
-  int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
-  int pair_stores;  // pairs of neighbouring outputs are aligned
-  int out_h, out_w;
-  const uint4* weight_tiles;
-  const float* inv_scale;
-  GuardState* guard;
-  EpilogueArgs<Storage> epilogue;
-  Storage* out;
-  // GroupNorm.
-  int num_groups, channels_per_group;
-  float inverse_values;  // 1 / (channels and pixels of a group)
-  float eps;
-  const Storage* norm_weight;  // [out_channels] or null
-  const Storage* norm_bias;
-  Entry* entries;          // [sample][group][block of the sample], none there before the launch
-  Statistics* statistics;  // [sample][group], the same
-};
-
-// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while multiplying.
-__device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-// A block's part of the samples: as many samples are held at once as the grid has room for; a block takes every so many-th.
-struct Place {
-  int block, strip, tile;  // of the sample
-  int first_sample, sample_step;
-
-  __device__ __forceinline__ explicit Place(const Plan& plan) {
-    const int blocks = plan.blocks_per_sample();
-    first_sample = blockIdx.x / blocks;
-    block = blockIdx.x - first_sample * blocks;
-    sample_step = gridDim.x / blocks;
-    strip = block / plan.num_tiles;
-    tile = block - strip * plan.num_tiles;
-  }
-};
-
-// Which pixels of a segment from `position` of the line on are outputs: where a pair of them lies.
-struct PairPlace {
-  int row, col;  // of the sample, of the strip
-  bool first, second;
-
-  template <typename Storage>
-  __device__ __forceinline__ PairPlace(const Args<Storage>& args, const Place& place, int position) {
-    const Plan& plan = args.plan;
-    row = static_cast<int>(args.by_pitch.quotient(position));
-    col = position - row * plan.pitch;
-    const int columns = row < args.out_h ? min(plan.tile_w, args.out_w - place.strip * plan.tile_w) : 0;
-    first = col < columns;
-    second = col + 1 < columns;
-  }
-};
-
-struct Shared {
-  uint32_t weights, ring, high, third, moments, affine, parameters, counts;
-  uint32_t weights_full, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; those of chunks are arrays
-
-  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
-    weights = base;  // a multiple of 1024
-    ring = weights + plan.weight_bytes;
-    high = ring + kStages * plan.stage_bytes;
-    third = high + kHighBytes;
-    moments = third + kThirdBytes;
-    affine = moments + kMomentsBytes;
-    parameters = affine + kAffineBytes;
-    counts = parameters + kParameterBytes;
-    weights_full = counts + counts_bytes(plan.blocks_per_sample());
-    chunk_full = weights_full + 8;
-    chunk_empty = chunk_full + 8 * kStages;
-    moments_full = chunk_empty + 8 * kStages;
-    affine_full = moments_full + 8;
-  }
-
-  // Words of a segment's outputs: of pairs in a channel, and in two channels, `row` of kChannels / 2.
-  __device__ __forceinline__ uint32_t high_at(int segment, int channel, int pair) const {
-    return high + ((segment * kChannels + channel) * kPairs + pair) * 4;
-  }
-  __device__ __forceinline__ uint32_t third_at(int segment, int row, int pair) const {
-    return third + ((segment * (kChannels / 2) + row) * kPairs + pair) * 4;
-  }
-};
-
-__device__ __forceinline__ uint32_t load_word(uint32_t at) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
-}
-
-// What makes a held difference from the pivot an output.
-struct Affine {
-  float scale, shift;
-};
-__device__ __forceinline__ Affine load_affine(uint32_t at) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
-  return {v.x, v.y};
-}
-__device__ __forceinline__ void store_affine(uint32_t at, Affine affine) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(affine.scale), "f"(affine.shift) : "memory");
-}
-
-// What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
-// 11 bits make of them, and a large bias costs none of their digits.
-template <typename Storage>
-__device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel) {
-  return Epilogue::apply<float, Storage>(channel_bias<float>(args.epilogue, channel), args.epilogue, channel);
-}
-
-}  // namespace held
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/conv_group_norm_held_store.cuh
-// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way, a few at a time while the
-// tensor cores multiply.
-
-// ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
-// Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
-
-#include <type_traits>
-
-// ---- kernels_src/cuda/conv_transpose_sm90_pool.cuh
-// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
-// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
-// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
-// the same, and an infinite one NaN: there the largest magnitude stands for the window.
-
-// ---- kernels_src/cuda/pool_window.cuh
-// Max-pooling windows: their geometry, and the maximum that NaN passes through.
-
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
@@ -1518,6 +1388,208 @@ int64_t launch(void (*kernel)(Params...), int64_t blocks, int threads, cudaStrea
 }  // namespace norm
 }  // namespace cuda
 }  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+using namespace tconv::held;
+using tconv::sm90::kVectorPixels;
+
+// Registers of a thread: what the others do not need of the 65536 goes to consumers, for kN / 2 accumulators.
+constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+constexpr int kConsumerRegisters = 136;
+constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
+static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
+static_assert(kRowBytes / 4 % 8 == 4, "rows of fragments spread over the banks");
+
+// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
+// there: all bits set, which no result has.
+struct alignas(8) Entry {  // of a block's outputs in a group: mean, and sum of squared deviations from it
+  float mean, m2;
+};
+struct alignas(16) Statistics {  // of a group in a sample: its mean, as a sum of two numbers; 1 / standard deviation
+  float mean, rest, rstd, unused;
+};
+static_assert(sizeof(Moments) == 16 && sizeof(Entry) == 8, "the plan counts them");
+
+template <typename Storage>
+struct Args {
+  Plan plan;
+  FastDivisor by_pitch;
+  const Storage* x;
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+  int batch, in_h, in_w;
+  int samples_at_once;  // that are held, by as many times the plan's blocks
+  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
+  int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
+  int pair_stores;  // pairs of neighbouring outputs are aligned
+  int out_h, out_w;
+  const uint4* weight_tiles;
+  const float* inv_scale;
+  GuardState* guard;
+  EpilogueArgs<Storage> epilogue;
+  Storage* out;
+  // GroupNorm.
+  int num_groups, channels_per_group;
+  float inverse_values;  // 1 / (channels and pixels of a group)
+  float eps;
+  const Storage* norm_weight;  // [out_channels] or null
+  const Storage* norm_bias;
+  Entry* entries;          // [sample][group][block of the sample], none there before the launch
+  Statistics* statistics;  // [sample][group], the same
+};
+
+// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while multiplying.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// A thread's number among consumers, who come after the others: of ready warps those with the lowest number go first, and producers
+// have little to execute but much to wait for.
+constexpr int kFirstConsumer = 32 * (kProducerWarps + 1);
+__device__ __forceinline__ int consumer_thread() { return opaque(threadIdx.x) - kFirstConsumer; }
+
+// A block's part of a sample. It takes every args.samples_at_once-th sample.
+struct Place {
+  int first_sample;
+  int block, strip, tile;  // of the sample
+
+  __device__ __forceinline__ explicit Place(const Plan& plan) {
+    const int blocks = plan.blocks_per_sample();
+    first_sample = blockIdx.x / blocks;
+    block = blockIdx.x - first_sample * blocks;
+    strip = block / plan.num_tiles;
+    tile = block - strip * plan.num_tiles;
+  }
+};
+
+// Which pixels of a segment from `position` of the line on are outputs: where a pair of them lies.
+struct PairPlace {
+  int row, col;  // of the sample, of the strip
+  bool first, second;
+
+  template <typename Storage>
+  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int strip, int position) {
+    const Plan& plan = args.plan;
+    row = static_cast<int>(args.by_pitch.quotient(position));
+    col = position - row * plan.pitch;
+    const int columns = row < args.out_h ? plan.columns(strip, args.out_w) : 0;
+    first = col < columns;
+    second = col + 1 < columns;
+  }
+};
+
+__device__ __forceinline__ uint32_t load_word(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
+struct Shared {
+  uint32_t held, moments, affine, parameters, place, weights, ring, counts, offsets;
+  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
+
+  __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
+    held = base;
+    moments = held + kHeldBytes;
+    affine = moments + kMomentsBytes;
+    parameters = affine + kAffineBytes;
+    place = parameters + kParameterBytes;
+    weights_full = place + kPlaceBytes;
+    weights_empty = weights_full + 8 * kMaxWeightStages;
+    chunk_full = weights_empty + 8 * kMaxWeightStages;
+    chunk_empty = chunk_full + 8 * kMaxStages;
+    moments_full = chunk_empty + 8 * kMaxStages;
+    affine_full = moments_full + 8;
+    weights = base + kFixedBytes;
+    ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
+    counts = ring + plan.num_stages * plan.stage_bytes;
+    offsets = counts + counts_bytes(plan.blocks_per_sample());
+  }
+
+  // Of a pair of pixels in the first row of a warp of consumers: two channels, the first of 16.
+  __device__ __forceinline__ uint32_t held_at(int consumer_warp, int pair) const {
+    return held + consumer_warp * kPartner * kRowBytes + pair * 4;
+  }
+  // The block's turn-th.
+  template <typename Storage>
+  __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
+    return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
+  }
+  // A channel's scale and shift.
+  __device__ __forceinline__ uint32_t affine_at(int channel) const {
+    const int pair = channel / (2 * kPartner) * kPartner + channel % kPartner;
+    return affine + pair * kAffinePairBytes + channel / kPartner % 2 * (kAffinePairBytes / 2);
+  }
+};
+
+// What makes held differences from the pivot outputs, of two channels, kPartner apart.
+struct AffinePair {
+  float scale[2], shift[2];
+};
+__device__ __forceinline__ AffinePair load_affines(uint32_t at) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+  return {{v.x, v.z}, {v.y, v.w}};
+}
+__device__ __forceinline__ void store_affine(uint32_t at, float scale, float shift) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(scale), "f"(shift) : "memory");
+}
+
+// What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
+// 11 bits make of them, and a large bias costs none of their digits.
+template <typename Storage>
+__device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel) {
+  return Epilogue::apply<float, Storage>(channel_bias<float>(args.epilogue, channel), args.epilogue, channel);
+}
+
+// What consumers need of a channel, in shared memory: three arrays. By all lanes of a warp.
+template <typename Storage>
+__device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
+  for (int channel = lane; channel < kChannels; channel += 32) {
+    const int real = min(channel, args.plan.out_channels - 1);
+    const uint32_t at = shared.parameters + channel * 4;
+    store_word(at, __float_as_uint(args.inv_scale[channel]));
+    store_word(at + kChannels * 4, __float_as_uint(channel_bias<float>(args.epilogue, real)));
+    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
+  }
+}
+struct Parameters {
+  float inv_scale, bias, pivot;
+
+  __device__ __forceinline__ Parameters(const Shared& shared, int channel) {
+    const uint32_t at = shared.parameters + channel * 4;
+    inv_scale = __uint_as_float(load_word(at));
+    bias = __uint_as_float(load_word(at + kChannels * 4));
+    pivot = __uint_as_float(load_word(at + 2 * kChannels * 4));
+  }
+};
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_store.cuh
+// Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way.
+
+// ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
+// Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
+
+#include <type_traits>
+
+// ---- kernels_src/cuda/conv_transpose_sm90_pool.cuh
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
+// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
+// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
+// the same, and an infinite one NaN: there the largest magnitude stands for the window.
+
+// ---- kernels_src/cuda/pool_window.cuh
+// Max-pooling windows: their geometry, and the maximum that NaN passes through.
+
 
 namespace tconv {
 namespace cuda {
@@ -1979,75 +2051,74 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp's outputs of one sample on their way to memory: 16 channels of a segment, two of them in a step.
-template <typename Storage>
-struct StoreWalk {
-  static constexpr int kRounds = (kPairs + 31) / 32;  // a lane takes every 32nd pair
-  uint32_t offsets[kRounds];  // of the lane's pairs in an output plane, bytes
-  uint32_t exist = 0;    // bits 2r and 2r + 1: are the pixels of pair r outputs?
-  int sample = 0;
-  int row = kPartner;    // of kPartner: all are stored
+// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels.
+constexpr int kPairsOfRound = 32;
+constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
+constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
 
-  __device__ __forceinline__ StoreWalk(const Args<Storage>& args, const Place& place, int segment) {
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int pair = round * 32 + threadIdx.x % 32;
-      const PairPlace at(args, place, place.tile * kTilePixels + segment * kN + 2 * pair);
-      offsets[round] = (at.row * args.out_w + place.strip * args.plan.tile_w + at.col) * static_cast<uint32_t>(sizeof(Storage));
-      if (pair < kPairs) exist |= ((at.first ? 1u : 0u) | (at.second ? 2u : 0u)) << 2 * round;
-    }
+// One round of a sample: normalises and stores it row by row, two channels each. Nothing before turn 0.
+// kPairStores: pairs of neighbouring outputs are aligned.
+template <bool kPairStores, typename Storage>
+struct StoreRound {
+  uint32_t held, affine;
+  int channels_left;  // 0: the lane stores nothing
+  bool second;
+  int plane;
+  Storage* to;
+
+  // Worked out anew for each round: that takes no registers while multiplying.
+  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round) {
+    const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32, segment = warp / 4;
+    const int channel = warp % 4 * 2 * kPartner;
+    const bool has_pair = round * kPairsOfRound + lane < kPairs;  // in the last round 28 lanes have; the others read what they do not store
+    const int pair = has_pair ? round * kPairsOfRound + lane : kPairs - 1;
+    const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
+    const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
+    channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
+    second = at.second;
+    held = shared.held_at(warp, pair);
+    affine = shared.affine_at(channel);
+    plane = opaque(args.out_h * args.out_w);
+    to = args.out + (static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel) * plane +
+         (at.row * args.out_w + strip * args.plan.strip_w + at.col);
   }
 
-  __device__ __forceinline__ bool done() const { return row == kPartner; }
-
-  __device__ __forceinline__ void begin(int of_sample) {
-    sample = of_sample;
-    row = 0;
-  }
-
-  __device__ __forceinline__ void step(const Args<Storage>& args, const Shared& shared) {
-    const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
-    const int plane = args.out_h * args.out_w, channel = warp * 2 * kPartner + row;
-    const uint32_t high = shared.high_at(segment, channel, lane), third = shared.third_at(segment, warp * kPartner + row, lane);
-    const Affine affines[2] = {load_affine(shared.affine + channel * 8), load_affine(shared.affine + (channel + kPartner) * 8)};
-    uint32_t words[kRounds][3];
+  // All words of the row are read when it returns.
+  __device__ __forceinline__ void store_row(int row) const {
+    const AffinePair affines = load_affines(affine + row * kAffinePairBytes);
+    const uint32_t thirds = load_word(held + row * kRowBytes + 2 * kPairs * 4);
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const uint32_t behind = (round + 1) * 32 > kPairs && round * 32 + lane >= kPairs ? 0 : round * 128;
-      words[round][0] = load_word(high + behind);
-      words[round][1] = load_word(high + behind + kPartner * kPairs * 4);
-      words[round][2] = load_word(third + behind);
-    }
-    char* to = reinterpret_cast<char*>(args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half, to += kPartner * plane * static_cast<int64_t>(sizeof(Storage))) {
-      const uint32_t mine = channel + half * kPartner < args.plan.out_channels ? exist : 0;
-      float2 values[kRounds];
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        // The fourth byte is a copy of the third, as good as any.
-        const uint32_t high_word = words[round][half], thirds = words[round][2];
-        const uint32_t first = __byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422);
-        const uint32_t second = __byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633);
-        values[round] = make_float2(fmaf(__uint_as_float(first), affines[half].scale, affines[half].shift),
-                                    fmaf(__uint_as_float(second), affines[half].scale, affines[half].shift));
-      }
-      if (args.pair_stores != 0) {
-#pragma unroll
-        for (int round = 0; round < kRounds; ++round)
-          if ((mine >> 2 * round & 1) != 0) sm90::store_pair(reinterpret_cast<Storage*>(to + offsets[round]), values[round]);
-      } else {
-#pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-          Storage* const at = reinterpret_cast<Storage*>(to + offsets[round]);
-          if ((mine >> 2 * round & 1) != 0) at[0] = static_cast<Storage>(values[round].x);
-          if ((mine >> 2 * round & 2) != 0) at[1] = static_cast<Storage>(values[round].y);
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t high_word = load_word(held + row * kRowBytes + half * kPairs * 4);
+      // The fourth byte is a copy of the third, as good as any.
+      const float a = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422));
+      const float b = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633));
+      const float2 values =
+          make_float2(fmaf(a, affines.scale[half], affines.shift[half]), fmaf(b, affines.scale[half], affines.shift[half]));
+      Storage* const out = to + (row + half * kPartner) * plane;
+      if (row + half * kPartner < channels_left) {
+        if constexpr (kPairStores) {
+          sm90::store_pair(out, values);
+        } else {
+          out[0] = static_cast<Storage>(values.x);
+          if (second) out[1] = static_cast<Storage>(values.y);
         }
       }
     }
-    ++row;
   }
 };
+
+// The first `rounds` of them, one after the other.
+template <bool kPairStores, typename Storage>
+__device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn, int rounds) {
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    StoreRound<kPairStores, Storage> stores;
+    stores.begin(args, shared, turn, round);
+#pragma unroll 2  // or each row waits for its own words
+    for (int row = 0; row < kPartner; ++row) stores.store_row(row);
+  }
+}
 
 }  // namespace held
 }  // namespace cuda
@@ -2112,37 +2183,73 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// Begins all products of one segment of a sample. Gives every chunk back but the last, which is still being read.
-// meanwhile(chunk) is called while a chunk's are under way.
-template <bool kBFloat16, typename Meanwhile>
-__device__ __forceinline__ void multiply_sample(const Plan& plan, const Shared& shared, int segment, sm90::RingCursor& stage,
-                                                float (&acc)[kN / 2], Meanwhile&& meanwhile) {
-  const bool elected = threadIdx.x % 32 == 0;
+// Where the `count`-th of all is in a ring.
+__device__ __forceinline__ sm90::RingCursor ring_place(uint32_t count, uint32_t size) {
+  const uint32_t laps = count / size;
+  sm90::RingCursor place;
+  place.slot = count - laps * size, place.parity = laps % 2;
+  return place;
+}
+
+// All products of one segment of the block's `turn`-th sample, onto zeros. Gives every chunk and all weights back.
+template <typename Storage>
+__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
+  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
+  sm90::pin_registers(acc);  // now: a zero written after a product has begun makes ptxas wait for each product
+  const Plan& plan = args.plan;
+  const int thread = consumer_thread(), segment = thread / 128;
+  constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
   const uint32_t weights_low = sm90::descriptor_low(shared.weights);
-  constexpr uint32_t kPixel = kPixelBytes >> 4;
-  const uint32_t ring_low = sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel;
-  int previous = -1;
+  const uint32_t ring_low = sm90::uniform(sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
+  sm90::RingCursor stage = ring_place(turn * plan.num_chunks, plan.num_stages);
+  sm90::RingCursor weights = ring_place(turn * plan.weight_rows(), plan.num_weight_stages);
+  uint32_t chunk_done = 0, weights_done = 0;  // barriers of the chunk, where it has ended, and the row of taps before
+  const auto give_back = [&]() {
+    if (thread % 32 == 0) {
+      if (chunk_done != 0) sm90::mbarrier_arrive(chunk_done);
+      sm90::mbarrier_arrive(weights_done);
+    }
+    __syncwarp();
+    chunk_done = 0;
+  };
+  const auto multiply = [&](uint32_t a, uint32_t b) {
+    sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
+  };
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
     sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
-    uint32_t a = sm90::uniform(weights_low + chunk * sm90::kDescriptorStepK16);
-    uint32_t row = sm90::uniform(ring_low + stage.slot * (plan.stage_bytes >> 4));
-    for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, row += plan.tap_step_h * kPixel) {
-      uint32_t b = row;
-#pragma unroll 1
-      for (int tap_w = 0; tap_w < plan.taps_w; ++tap_w, a += kTapBytes >> 4, b += plan.tap_step_w * kPixel) {
-        sm90::wgmma_fence();
-        sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
-        sm90::wgmma_commit();
-        if (tap_h + tap_w == 0 && previous >= 0) {
-          sm90::wgmma_wait<1>();  // the chunk before is done with its stage
-          if (elected) sm90::mbarrier_arrive(shared.chunk_empty + 8 * previous);
-        }
+    // Here and not with the producers: as MEMBAR it waits for loads under way, of which they have many.
+    sm90::fence_async_proxy();
+    uint32_t b = ring_low + stage.slot * (plan.stage_bytes >> 4);
+    for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, b += plan.tap_step_h * kPixel) {
+      sm90::mbarrier_wait(shared.weights_full + 8 * weights.slot, weights.parity);
+      const uint32_t a = weights_low + weights.slot * (plan.weight_stage_bytes >> 4), step = plan.tap_step_w * kPixel;
+      sm90::wgmma_fence();
+      multiply(a, b);
+      sm90::wgmma_commit();
+      if (weights_done != 0) {
+        sm90::wgmma_wait<1>();  // the row before is done
+        give_back();
       }
+      sm90::wgmma_fence();
+      if (plan.taps_w == 3) {  // the commonest kernel, without a loop
+        multiply(a + kTap, b + step);
+        multiply(a + 2 * kTap, b + 2 * step);
+      } else {
+#pragma unroll 1
+        for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step);
+      }
+      sm90::wgmma_commit();
+      weights_done = shared.weights_empty + 8 * weights.slot;
+      weights.next(plan.num_weight_stages);
     }
-    previous = stage.slot;
-    stage.next(kStages);
-    meanwhile(chunk);
+    chunk_done = shared.chunk_empty + 8 * stage.slot;
+    stage.next(plan.num_stages);
   }
+  sm90::wgmma_wait<0>();
+  give_back();
+  sm90::pin_registers(acc);
 }
 
 // Which of a thread's pixels are outputs: those of fragments of 8 columns. The same for every sample.
@@ -2152,48 +2259,81 @@ struct SegmentPart {
   template <typename Storage>
   __device__ __forceinline__ SegmentPart(const Args<Storage>& args, const Place& place, int segment) {
     for (int j = 0; j < kN / 8; ++j) {
-      const PairPlace pair(args, place, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
+      const PairPlace pair(args, place.strip, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
       first |= static_cast<uint32_t>(pair.first) << j;
       second |= static_cast<uint32_t>(pair.second) << j;
     }
   }
 };
 
-// A thread's two channels, kPartner apart. Loaded while the last products are under way.
-template <typename Storage>
+// A thread's two channels, kPartner apart.
 struct ChannelPair {
   int channels[2];  // where there is no such channel, one that there is
   float inv_scale[2], bias[2];
 
-  __device__ __forceinline__ explicit ChannelPair(const Args<Storage>& args) {
-    const int thread = opaque(threadIdx.x), first = thread / 32 % 4 * 2 * kPartner + thread % 32 / 4;
+  template <typename Storage>
+  __device__ __forceinline__ ChannelPair(const Args<Storage>& args, const Shared& shared) {
+    const int thread = consumer_thread(), first = thread / 32 % 4 * 2 * kPartner + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int channel = first + half * kPartner;
+      const Parameters parameters(shared, channel);
       channels[half] = channel < args.plan.out_channels ? channel : 0;
-      inv_scale[half] = args.inv_scale[channel];
-      bias[half] = channel_bias<float>(args.epilogue, channels[half]);
+      inv_scale[half] = parameters.inv_scale, bias[half] = parameters.bias;
     }
   }
 
+  template <typename Storage>
   __device__ __forceinline__ float finish(const Args<Storage>& args, float acc, int half) const {
     return Epilogue::apply<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
   }
 };
 
-// Chain and moments of a segment's accumulators, and outputs to where they are held.
-template <typename Storage>
-__device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
-                                             const ChannelPair<Storage>& pair, const float (&acc)[kN / 2]) {
-  const int thread = opaque(threadIdx.x), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
-  const int channel0 = warp * 2 * kPartner + lane / 4;
-  const uint32_t high = shared.high_at(segment, channel0, lane % 4);
-  const uint32_t third = shared.third_at(segment, warp * kPartner + lane / 4, lane % 4);
-  const uint32_t is_first = opaque(part.first), is_second = opaque(part.second);
-  float pivot[2];
-  // Moments about one of the values themselves, so that its distance from the mean costs no more digits than their spread does:
-  // of the few that are looked at in a quad of lanes; about the pivot where none is an output. (Source: sm90::ShiftedSums.)
+// Moments of a lane's values of two channels, about one of the values itself, so that its distance from the mean costs no more digits
+// than their spread does. (Source: sm90::ShiftedSums.)
+struct LaneMoments {
   float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+
+  __device__ __forceinline__ void add(int half, float value) {
+    const float d = value - shift[half];
+    sum[half] += d;
+    squares[half] = fmaf(d, d, squares[half]);
+  }
+
+  // Those of a quad of lanes, who share the shift, to shared memory: of `row` and the one kPartner below it.
+  __device__ __forceinline__ void store(const Shared& shared, int row, float count) {
+#pragma unroll
+    for (int other = 1; other <= 2; other *= 2) {
+      count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum[half] += __shfl_xor_sync(0xFFFFFFFFu, sum[half], other);
+        squares[half] += __shfl_xor_sync(0xFFFFFFFFu, squares[half], other);
+      }
+    }
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + (row + half * kPartner) * 16), "f"(count),
+                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
+                   : "memory");
+    }
+  }
+};
+
+// Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
+// are held, which are stored first. The first round's chain, before any store, gives statistics of the sample before more time to come.
+// In the others a row of stores with each fragment, where stores are of pairs, does not fill the queue that shared memory is behind, too.
+template <bool kPairStores, typename Storage>
+__device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
+                                             float (&acc)[kN / 2], int turn) {
+  constexpr int kFragments = kN / 8;
+  const ChannelPair pair(args, shared);
+  const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
+  const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
+  // The shift is a value of the few that are looked at in a quad of lanes; where none is an output, any.
+  LaneMoments moments;
   float raw[2] = {0.0f, 0.0f};
   bool found = false;
 #pragma unroll
@@ -2204,102 +2344,76 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const int finder = (lane & ~3) + (finders & 1 ? 0 : finders & 2 ? 1 : finders & 4 ? 2 : 3);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    pivot[half] = pair.finish(args, 0.0f, half);  // as pivot_of
-    shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
+    moments.shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
   }
-  const auto add = [&](int half, float value) {
-    const float d = value - shift[half];
-    sum[half] += d;
-    squares[half] = fmaf(d, d, squares[half]);
+  const auto finish_fragment = [&](int j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2);
+    if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
+    if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
+  };
+  const auto hold_round = [&](int round) {
+    const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
+    const uint32_t held = shared.held_at(thread / 32, lane % 4) + lane / 4 * kRowBytes;
+    const int channel = thread / 32 % 4 * 2 * kPartner + lane / 4;
+    const float pivot[2] = {Parameters(shared, channel).pivot, Parameters(shared, channel + kPartner).pivot};
+#pragma unroll
+    for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
+      uint32_t bits[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(acc[4 * j + i] - pivot[i / 2]);
+      const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+      store_word(held + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
+      store_word(held + kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
+      store_word(held + 2 * kPairs * 4 + 16 * j, thirds);
+    }
   };
 #pragma unroll
-  for (int j = 0; j < kN / 8; ++j) {
-    float v[4];
+  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(j);
+  if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
+  store_rounds<kPairStores>(args, shared, turn - 1, kPairStores ? 1 : kRounds);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = pair.finish(args, acc[4 * j + i], i / 2);
-    if (is_first >> j & 1) add(0, v[0]), add(1, v[2]);
-    if (is_second >> j & 1) add(0, v[1]), add(1, v[3]);
-    uint32_t bits[4];
+  for (int round = 0; round < kRounds; ++round) {
+    StoreRound<kPairStores, Storage> stores;
+    const bool is_paced = kPairStores && round > 0;
+    if (is_paced) stores.begin(args, shared, turn - 1, round);
+    static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(v[i] - pivot[i / 2]);
-    const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-    store_word(high + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
-    store_word(high + kPartner * kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
-    store_word(third + 16 * j, thirds);
-  }
-  float count = static_cast<float>(__popc(is_first) + __popc(is_second));
-#pragma unroll
-  for (int other = 1; other <= 2; other *= 2) {
-    count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum[half] += __shfl_xor_sync(0xFFFFFFFFu, sum[half], other);
-      squares[half] += __shfl_xor_sync(0xFFFFFFFFu, squares[half], other);
+    for (int i = 0; i < kPartner; ++i) {
+      if (is_paced) stores.store_row(i);
+      const int j = round * kFragmentsOfRound + i;
+      if (round > 0 && j < kFragments) finish_fragment(j);
     }
+    if (round == kRounds - 1) {
+      moments.store(shared, segment * kChannels + warp * 2 * kPartner + lane / 4,
+                    static_cast<float>(__popc(is_first) + __popc(is_second)));
+    }
+    __syncwarp();  // the round's words are read
+    if (round == kRounds - 1 && lane == 0) sm90::mbarrier_arrive(shared.moments_full);
+    hold_round(round);
   }
-  if (lane % 4 != 0) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
-    const int row = segment * kChannels + channel0 + half * kPartner;
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + row * 16), "f"(count), "f"(shift[half] + mean),
-                 "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
-                 : "memory");
-  }
+  __syncwarp();
 }
 
-template <typename Storage>
+template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place, int segment) {
-  constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const SegmentPart part(args, place, segment);
-  sm90::RingCursor stage;
-  StoreWalk<Storage> walk(args, place, segment);
-  bool holding = false;  // outputs of the sample before?
-  uint32_t parity = 0;   // of its statistics
-  // Where the statistics are there early, warpgroups store one after the other, while the others keep the tensor cores busy.
-  const int store_after = args.plan.num_chunks - kSegments + segment;
-  const auto store_all = [&] {
-    while (!walk.done()) walk.step(args, shared);
-  };
-  const auto meanwhile = [&](int chunk) {
-    if (!holding || walk.done() || chunk < store_after) return;
-    if (__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.affine_full, parity))) store_all();
-  };
-  const auto finish_stores = [&] {
-    if (!holding) return;
-    if (!walk.done()) {
-      sm90::mbarrier_wait(shared.affine_full, parity);
-      store_all();
-    }
-    __syncwarp();
-    parity ^= 1;
-  };
-  sm90::mbarrier_wait(shared.weights_full, 0);
-  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step) {
+  int turn = 0;  // samples before, of this block
+  for (; shared.sample(args, turn) < args.batch; ++turn) {
     float acc[kN / 2];
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
-    multiply_sample<kBFloat16>(args.plan, shared, segment, stage, acc, meanwhile);
-    sm90::wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.chunk_empty + 8 * (stage.slot == 0 ? kStages - 1 : stage.slot - 1));
-    sm90::pin_registers(acc);
-    finish_stores();
-    const ChannelPair<Storage> pair(args);
-    hold_segment(args, shared, part, pair, acc);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) sm90::mbarrier_arrive(shared.moments_full);
-    holding = true;
-    walk.begin(sample);
+    multiply_sample(args, shared, turn, acc);
+    hold_segment<kPairStores>(args, shared, part, acc, turn);
   }
-  finish_stores();
+  --turn;
+  sm90::mbarrier_wait(shared.affine_full, turn % 2);
+  store_rounds<kPairStores>(args, shared, turn, kRounds);
 }
 
 }  // namespace held
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
-// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels; weights by
-// bulk copy.
+// Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
 // Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
@@ -2610,18 +2724,43 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-constexpr int kBatchQuads = 16;  // of a warp: 16 channels of so many
-
 // Which part of a batch is this lane's: 8 channels of one quad. A warp's loads are two runs of 16 quads.
 __device__ __forceinline__ int lane_half(int lane) { return lane >> 4 & 1; }
 __device__ __forceinline__ int lane_quad(int lane) { return lane & 15; }
+
+// Where a quad of the block's window lies in the input.
+struct QuadPlace {
+  int row, column;
+  bool inside;  // some of it
+
+  template <typename Storage>
+  __device__ __forceinline__ QuadPlace(const Args<Storage>& args, const Place& place, int quad) {
+    const Plan& plan = args.plan;
+    const int position = place.tile * kTilePixels + quad * kVectorPixels;
+    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+    row = line_row + plan.row_offset;
+    column = position - line_row * plan.pitch + place.strip * plan.strip_w + plan.col_offset;
+    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+  }
+};
+
+// Where whole quads come from, worked out once: the same in every channel of every sample. By all threads of the block.
+constexpr int kOutside = INT32_MIN;
+template <typename Storage>
+__device__ __forceinline__ void fill_offsets(const Args<Storage>& args, const Shared& shared, const Place& place) {
+  for (int quad = threadIdx.x; quad * 4 < offsets_bytes(args.plan.window_quads); quad += kThreads) {
+    const QuadPlace at(args, place, quad);
+    const int offset = at.row * static_cast<int>(args.x_stride_h) + at.column;
+    store_word(shared.offsets + quad * 4, at.inside ? offset : kOutside);
+  }
+}
 
 // Where a lane's quads of a chunk come from: 8 channels of a sample.
 template <typename Storage>
 struct QuadSource {
   const Storage* channel;  // its first
   const Storage* from;     // the quad's first pixel in it; not read where that is outside x
-  int column;              // of the input
+  int column;              // of the input, unless quads are whole
   int channels_left;       // from the first one on
   bool inside;
 
@@ -2631,16 +2770,17 @@ struct QuadSource {
     channel = args.x + sample * args.x_stride_n + first * args.x_stride_c;
   }
 
-  __device__ __forceinline__ void find(const Args<Storage>& args, const Place& place, int quad) {
-    const Plan& plan = args.plan;
-    const int position = place.tile * kTilePixels + quad * kVectorPixels;
-    const int line_row = static_cast<int>(args.by_pitch.quotient(position)), row = line_row + plan.row_offset;
-    column = position - line_row * plan.pitch + place.strip * plan.tile_w + plan.col_offset;
-    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
-    if (args.whole_quads) {
-      from = channel + (row * static_cast<int>(args.x_stride_h) + column);
+  template <bool kWhole>
+  __device__ __forceinline__ void find(const Args<Storage>& args, const Shared& shared, const Place& place, int quad) {
+    if constexpr (kWhole) {
+      const int offset = static_cast<int>(load_word(shared.offsets + quad * 4));
+      inside = offset != kOutside;
+      from = channel + offset;
     } else {
-      from = channel + (row * args.x_stride_h + column * args.x_stride_w);
+      const QuadPlace at(args, place, quad);
+      inside = at.inside;
+      column = at.column;
+      from = channel + (at.row * args.x_stride_h + at.column * args.x_stride_w);
     }
   }
 };
@@ -2663,15 +2803,43 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
   sm90::guard_pixels(values, largest, guard);
 }
 
-template <typename Storage>
-__device__ __forceinline__ void produce_weights(const Args<Storage>& args, const Shared& shared) {
-  sm90::mbarrier_arrive_expect_bytes(shared.weights_full, args.plan.weight_bytes);
-  const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
-  for (int at = 0; at < args.plan.weight_bytes; at += kTapBytes)
-    sm90::bulk_load(shared.weights + at, tiles + at, kTapBytes, shared.weights_full);
-}
+constexpr int kPollNanoseconds = 100;
 
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them, one or two, under way at a time.
+// Weights of one row of taps in kProducerWarps, of the same rows again for every sample, to their stages of the ring. By a warp's first
+// lane alone: votes would cost the producers more than this does.
+struct WeightsLoader {
+  int rows_left, row, slot;
+  uint32_t parity;
+
+  template <typename Storage>
+  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int warp, int lane)
+      : rows_left(lane == 0 ? samples * args.plan.weight_rows() - warp : 0), row(warp), slot(warp), parity(1) {
+    wrap(args.plan);
+  }
+
+  // Loads the next row if its stage has been given back.
+  template <typename Storage>
+  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
+    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * slot, parity)) {
+      const int bytes = args.plan.weight_stage_bytes;
+      const uint32_t full = shared.weights_full + 8 * slot;
+      sm90::mbarrier_arrive_expect_bytes(full, bytes);
+      sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
+      rows_left -= kProducerWarps, row += kProducerWarps, slot += kProducerWarps;
+      wrap(args.plan);
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ void wrap(const Plan& plan) {
+    while (row >= plan.weight_rows()) row -= plan.weight_rows();
+    if (slot >= plan.num_weight_stages) slot -= plan.num_weight_stages, parity ^= 1;
+  }
+};
+
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and weights, which are looked
+// after with a batch and while there is nothing else to do. With every second batch of fp32, whose producers are the later ones.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -2686,41 +2854,47 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
       next = warp * kBatchQuads;
       if (++chunk == plan.num_chunks) {
         chunk = 0;
-        sample += place.sample_step;
+        sample += args.samples_at_once;
       }
       if (sample < args.batch) source.enter(args, sample, chunk);
     }
     if (sample >= args.batch) return;
-    source.find(args, place, next + lane_quad(lane));
+    source.template find<kWhole>(args, shared, place, next + lane_quad(lane));
     sm90::load_half<kWhole>(args, source, 0, to);
     next += kProducerWarps * kBatchQuads;
   };
-  load_next(values[0]);
-  if (kSets > 1) load_next(values[kSets - 1]);
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
-  int chunks_left = (args.batch - place.first_sample + place.sample_step - 1) / place.sample_step * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
-    if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
+  const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
+  WeightsLoader weights(args, samples, warp, lane);
+  int chunks_left = samples * plan.num_chunks;
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool looks_after_weights) {
+    if (looks_after_weights) weights.load_if_free(args, shared);
+    if (first == warp * kBatchQuads)
+      while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1))) {
+        __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
+        weights.load_if_free(args, shared);
+      }
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
     first += kProducerWarps * kBatchQuads;
-    if (first < plan.window_quads) {
-      load_next(from);
-      return;
+    if (first >= plan.window_quads) {
+      first = warp * kBatchQuads;
+      __syncwarp();
+      if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
+      stage.next(plan.num_stages);
+      --chunks_left;
     }
-    sm90::fence_async_proxy();  // waits for loads under way, too: these begin after it
     load_next(from);
-    first = warp * kBatchQuads;
-    __syncwarp();
-    if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
-    stage.next(kStages);
-    --chunks_left;
   };
   while (chunks_left > 0) {
-    store_next(values[0]);
-    if (kSets > 1 && chunks_left > 0) store_next(values[kSets - 1]);
+#pragma unroll
+    for (int set = 0; set < kSets; ++set)
+      if (set == 0 || chunks_left > 0) store_next(values[set], sizeof(Storage) == 2 || set % 2 == 0);
   }
+  while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
 }
 
 }  // namespace held
@@ -2930,7 +3104,7 @@ __device__ __forceinline__ void fill_counts(const Args<Storage>& args, const Sha
   const Plan& plan = args.plan;
   for (int block = lane; block < plan.blocks_per_sample(); block += 32) {
     const int strip = block / plan.num_tiles, tile = block - strip * plan.num_tiles;
-    const int columns = min(plan.tile_w, args.out_w - strip * plan.tile_w);
+    const int columns = plan.columns(strip, args.out_w);
     const auto below = [&](int position) {
       const int row = static_cast<int>(args.by_pitch.quotient(position));
       return min(row, args.out_h) * columns + (row < args.out_h ? min(position - row * plan.pitch, columns) : 0);
@@ -3006,40 +3180,35 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
 }
 
-// A channel's parameters, and what its outputs are held as differences from. In shared memory, by all lanes of a warp.
-template <typename Storage>
-__device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
-  for (int channel = lane; channel < kChannels; channel += 32) {
-    const int real = min(channel, args.plan.out_channels - 1);
-    const uint32_t at = shared.parameters + channel * 4;
-    store_word(at, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_weight, real, 1.0))));
-    store_word(at + kChannels * 4, __float_as_uint(static_cast<float>(norm::parameter_or(args.norm_bias, real, 0.0))));
-    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
-  }
-}
-
 // After each sample's products. One warp.
 template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   const int blocks = args.plan.blocks_per_sample();
-  int lanes = 32;  // that share a group: as many for each, a power of two
-  while (lanes > 1 && lanes * args.num_groups > 32) lanes /= 2;
+  int log_lanes = 5;  // of those that share a group: as many for each
+  while (log_lanes > 0 && args.num_groups << log_lanes > 32) --log_lanes;
+  const int lanes = 1 << log_lanes, lane_of_group = lane & (lanes - 1);
   fill_counts(args, shared, lane);
-  fill_parameters(args, shared, lane);
   prefetch_sample(args, place, place.first_sample, lane);
-  prefetch_sample(args, place, place.first_sample + place.sample_step, lane);
+  prefetch_sample(args, place, place.first_sample + args.samples_at_once, lane);
   __syncwarp();
+  float weight[kChannelsPerLane], bias[kChannelsPerLane];
+#pragma unroll
+  for (int i = 0; i < kChannelsPerLane; ++i) {
+    const int channel = min(lane + 32 * i, args.plan.out_channels - 1);
+    weight[i] = static_cast<float>(norm::parameter_or(args.norm_weight, channel, 1.0));
+    bias[i] = static_cast<float>(norm::parameter_or(args.norm_bias, channel, 0.0));
+  }
   uint32_t parity = 0;
-  for (int sample = place.first_sample; sample < args.batch; sample += place.sample_step, parity ^= 1) {
+  for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
     sm90::mbarrier_wait(shared.moments_full, parity);
-    for (int first = 0; first < args.num_groups; first += 32 / lanes) {
-      const int group = first + lane / lanes;
+    for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
+      const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
-      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane % lanes, lanes);
-      if (group < args.num_groups && lane % lanes == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+      const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane_of_group, lanes);
+      if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
     for (int group = place.block; group < args.num_groups; group += blocks)
@@ -3052,14 +3221,12 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
         mean.read(&of_group->mean);
         rstd.read(&of_group->rstd);
       } while (!__all_sync(0xFFFFFFFFu, mean.is_there() && rstd.is_there()));
-      const uint32_t at = shared.parameters + (lane + 32 * i) * 4;
-      const float weight = __uint_as_float(load_word(at)), bias = __uint_as_float(load_word(at + kChannels * 4));
-      const float pivot = __uint_as_float(load_word(at + 2 * kChannels * 4)), scale = rstd.first() * weight;
-      store_affine(shared.affine + (lane + 32 * i) * 8, {scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias)});
+      const float pivot = Parameters(shared, lane + 32 * i).pivot, scale = rstd.first() * weight[i];
+      store_affine(shared.affine_at(lane + 32 * i), scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias[i]));
     }
     __syncwarp();
     if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
-    prefetch_sample(args, place, sample + 2 * place.sample_step, lane);
+    prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }
 
@@ -3078,9 +3245,16 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   extern __shared__ __align__(1024) unsigned char smem[];
   const Shared shared(args.plan, sm90::smem_address(smem));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Place place(args.plan);
   if (threadIdx.x == 0) {
-    sm90::mbarrier_init(shared.weights_full, 1);
-    for (int stage = 0; stage < kStages; ++stage) {
+    store_word(shared.place, place.first_sample);
+    store_word(shared.place + 4, place.strip);
+    store_word(shared.place + 8, place.tile);
+    for (int stage = 0; stage < args.plan.num_weight_stages; ++stage) {
+      sm90::mbarrier_init(shared.weights_full + 8 * stage, 1);
+      sm90::mbarrier_init(shared.weights_empty + 8 * stage, 4 * kSegments);
+    }
+    for (int stage = 0; stage < args.plan.num_stages; ++stage) {
       sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
       sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
     }
@@ -3088,27 +3262,27 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     sm90::mbarrier_init(shared.affine_full, 1);
     sm90::fence_barrier_init();
   }
-  const Place place(args.plan);
+  if (args.whole_quads) fill_offsets(args, shared, place);
+  if (warp == 0) fill_parameters(args, shared, lane);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
-  if (warpgroup < kSegments) {
+  if (warpgroup > 0) {
     sm90::set_registers<kLaunchRegisters, kConsumerRegisters>();
-    consume(args, shared, place, warpgroup);
+    if (args.pair_stores) {
+      consume<true>(args, shared, place, warpgroup - 1);
+    } else {
+      consume<false>(args, shared, place, warpgroup - 1);
+    }
   } else {
     sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
-    const int producer = warp - 4 * kSegments;
-    if (producer == kProducerWarps) {
+    if (warp == kProducerWarps) {
       agree(args, shared, place, lane);
-      return;
-    }
-    if (producer == 0 && lane == 0) produce_weights(args, shared);
-    __syncwarp();
-    if (args.whole_quads) {
-      produce_chunks<2, true>(args, shared, place, producer, lane);
+    } else if (args.whole_quads) {
+      produce_chunks<8 / sizeof(Storage), true>(args, shared, place, warp, lane);
     } else {
-      produce_chunks<1, false>(args, shared, place, producer, lane);
+      produce_chunks<1, false>(args, shared, place, warp, lane);
     }
   }
 #endif
@@ -3119,6 +3293,8 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_plan.h
 // How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_sm90_plan.h.
+
+#include <algorithm>
 
 // ---- kernels_src/cuda/conv_transpose_sm90_plan.h
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
@@ -3431,7 +3607,15 @@ namespace held {
 // Samples that are held at once by as many processors.
 inline int samples_at_once(const Plan& plan, int num_sms) { return num_sms / plan.blocks_per_sample(); }
 
-// The cut with the fewest blocks, or a plan that is not usable and says why.
+// More samples at once; else more stages, which producers can be ahead by; else less for them to do.
+inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
+  const int more_samples = samples_at_once(a, num_sms) - samples_at_once(b, num_sms);
+  if (more_samples != 0) return more_samples > 0;
+  if (a.num_stages != b.num_stages) return a.num_stages > b.num_stages;
+  return a.window_quads < b.window_quads;
+}
+
+// The best cut, or a plan that is not usable and says why.
 inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
@@ -3452,17 +3636,24 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
   plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
-  if (plan.taps_h * plan.taps_w > smem_limit / sm90::kTapBytes) return refuse("weights do not fit in shared memory");
-  plan.weight_bytes = plan.taps_h * plan.taps_w * sm90::kTapBytes;
+  if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
+  plan.weight_stage_bytes = plan.taps_w * kTapBytes;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
   const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
   best.reason = "no tile whose window and outputs fit in shared memory";
   const char* const too_large = "a sample does not fit on the device";
   for (int strips = 1; strips <= num_sms; ++strips) {
-    plan.tile_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
-    plan.num_strips = sm90::ceil_div(p.out_w, plan.tile_w);
-    if (plan.num_strips != strips) continue;  // another number of strips is the same cut
-    const int64_t pitch = sm90::round_up(plan.tile_w + beyond_w, sm90::kVectorPixels), line = (p.out_h - 1) * pitch + plan.tile_w;
+    // Strips begin at whole quads. What is left for the last one is less than for the others, or more: the narrower pitch wins.
+    const int wider = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
+    int64_t pitch = 0, widest = 0;
+    for (int width : {wider, wider - sm90::kVectorPixels}) {
+      const int64_t last = p.out_w - int64_t{strips - 1} * width, widest_of = strips == 1 ? last : std::max<int64_t>(width, last);
+      const int64_t pitch_of = sm90::round_up(widest_of + beyond_w, sm90::kVectorPixels);
+      if (width > 0 && last > 0 && (pitch == 0 || pitch_of < pitch)) plan.strip_w = width, pitch = pitch_of, widest = widest_of;
+    }
+    if (pitch == 0) continue;
+    plan.num_strips = strips;
+    const int64_t line = (p.out_h - 1) * pitch + widest;
     if (line > int64_t{num_sms} * kTilePixels) {
       if (!best.usable) best.reason = too_large;
       continue;
@@ -3476,13 +3667,18 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
     plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     plan.reach_rows = static_cast<int>(beyond_h);
-    plan.smem_bytes = plan.weight_bytes + kStages * plan.stage_bytes + kFixedBytes + counts_bytes(plan.blocks_per_sample());
-    if (plan.smem_bytes > smem_limit) continue;
+    const int fixed = kFixedBytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
+    plan.num_stages =
+        std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
+    if (plan.num_stages < kMinStages) continue;
+    const int without_weights = fixed + plan.num_stages * plan.stage_bytes;
+    plan.num_weight_stages = std::min((smem_limit - without_weights) / plan.weight_stage_bytes, kMaxWeightStages);
+    plan.smem_bytes = without_weights + plan.num_weight_stages * plan.weight_stage_bytes;
     if (plan.blocks_per_sample() > num_sms) {
       if (!best.usable) best.reason = too_large;
       continue;
     }
-    if (!best.usable || plan.blocks_per_sample() < best.blocks_per_sample()) best = plan;
+    if (!best.usable || is_better(plan, best, num_sms)) best = plan;
   }
   return best;
 }
@@ -6772,7 +6968,8 @@ struct Workspace {
   static constexpr int64_t kScalesBytes = kChannels * 4;
   int64_t tiles_bytes, total_bytes;
 
-  explicit Workspace(const Plan& plan) : tiles_bytes(plan.weight_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+  explicit Workspace(const Plan& plan)
+      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
@@ -6829,6 +7026,7 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
   weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
   weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
   weights.kernel_h = static_cast<int>(call.problem.kernel_h), weights.kernel_w = static_cast<int>(call.problem.kernel_w);
+  weights.narrow_rows = true;
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -6887,9 +7085,9 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
 
   const auto kernel = conv_group_norm_held_sm90<Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-  const int64_t at_once = std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch);
-  TCONV_RETURN_IF_ERROR(launch_together(kernel, dim3(static_cast<unsigned>(at_once * plan.blocks_per_sample())), dim3(kThreads),
-                                        plan.smem_bytes, conv.stream, args));
+  args.samples_at_once = static_cast<int>(std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch));
+  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
+  TCONV_RETURN_IF_ERROR(launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, conv.stream, args));
   *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
   return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
 }
@@ -7010,8 +7208,8 @@ CPU_SOURCE = r"""
 //   void run()
 
 // ---- kernels_src/cpu/vector_code.h
-// Run-time choice of the instruction set. Loops are plain C++; the compiler vectorises each twice, once for the
-// baseline of the architecture and once for AVX2 + FMA, so that one cached library runs on any machine.
+// Run-time choice of the instruction set. Loops are plain C++; the compiler vectorises each for the baseline of the
+// architecture and, on x86-64, for AVX2 + FMA and for AVX-512, so that one cached library runs on any machine.
 
 // Changes no value, only whether floating-point exception flags are kept: with them, GCC would not vectorise the
 // selections in vector_math.h. Before every other header, because GCC inlines only between functions that agree on it.
@@ -7057,10 +7255,16 @@ enum Status : int64_t {
 }  // namespace tconv
 
 #if defined(__x86_64__)
-#define TCONV_HAVE_AVX2 1
+#define TCONV_HAVE_X86_VECTORS 1
 #define TCONV_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#if defined(__clang__)
+#define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
+#else  // which would otherwise keep to 256 bits where it vectorises loops
+#define TCONV_TARGET_AVX512 \
+  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
+#endif
 #else
-#define TCONV_HAVE_AVX2 0
+#define TCONV_HAVE_X86_VECTORS 0
 #endif
 
 #define TCONV_INLINE inline __attribute__((always_inline))
@@ -7068,18 +7272,33 @@ enum Status : int64_t {
 namespace tconv {
 namespace cpu {
 
-enum class Isa { kBaseline, kAvx2 };
+// One more KernelChoice, which only CPUs have.
+constexpr int64_t kAtMostAvx2 = 6;
 
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+// The widest that the machine has and `kernel_choice` allows.
 inline Isa pick_isa([[maybe_unused]] int64_t kernel_choice) {
-#if TCONV_HAVE_AVX2
-  if (kernel_choice == kAuto && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
-#endif
+#if TCONV_HAVE_X86_VECTORS
+  if (kernel_choice != kAuto && kernel_choice != kAtMostAvx2) return Isa::kBaseline;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kBaseline;
+  if (kernel_choice == kAuto && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    return Isa::kAvx512;
+  return Isa::kAvx2;
+#else
   return Isa::kBaseline;
+#endif
 }
 
-#if TCONV_HAVE_AVX2
+#if TCONV_HAVE_X86_VECTORS
 template <typename Body>
 TCONV_TARGET_AVX2 inline void call_for_avx2(const Body& body) {
+  body();
+}
+
+template <typename Body>
+TCONV_TARGET_AVX512 inline void call_for_avx512(const Body& body) {
   body();
 }
 #endif
@@ -7087,7 +7306,8 @@ TCONV_TARGET_AVX2 inline void call_for_avx2(const Body& body) {
 // Calls an always_inline lambda, compiled for `isa`.
 template <typename Body>
 TCONV_INLINE void vectorised([[maybe_unused]] Isa isa, const Body& body) {
-#if TCONV_HAVE_AVX2
+#if TCONV_HAVE_X86_VECTORS
+  if (isa == Isa::kAvx512) return call_for_avx512(body);
   if (isa == Isa::kAvx2) return call_for_avx2(body);
 #endif
   body();
@@ -7317,23 +7537,25 @@ struct ConvBatchNormPoolGroupNormCall {
 // The inner tile of the packed convolution: a few output channels x a few vectors of consecutive pixels, weights
 // broadcast, pixels loaded unaligned, sums in registers. Everything fp32.
 
+#include <iterator>
+
 
 namespace tconv {
 namespace cpu {
 
-constexpr int kMaxTileChannels = 6;
+constexpr int kMaxTileVectors = 6, kMaxLanes = 16;
 
-// Vectors of pixels per tile, so that sums + pixels + one weight fit in 16 vector registers.
-constexpr int tile_vectors(int channels) {
-  return channels == 1 ? 6 : channels == 2 ? 4 : channels <= 4 ? 3 : 2;
+// Vectors of pixels per tile, so that sums + pixels + one weight fit in the vector registers.
+constexpr int tile_vectors(int channels, int registers) {
+  const int vectors = (registers - 1) / (channels + 1);
+  return vectors < kMaxTileVectors ? vectors : kMaxTileVectors;
 }
-constexpr int kMaxTileVectors = 6;
 
 struct TileArgs {
   const float* x;  // first channel's packed plane, at the tile's first pixel
   int64_t x_plane;
   int64_t in_channels;
-  const int64_t* tap_offsets;  // into a plane
+  const int64_t* tap_offsets;  // into a plane, in bytes, which addresses take as they are
   int64_t tap_count;
   const float* weights;  // [in_channels][tap_count][tile channels]
   float* sums;           // [tile channels][sums_stride]
@@ -7343,15 +7565,24 @@ struct TileArgs {
 
 using TileFunction = void (*)(const TileArgs&, int64_t num_tiles);
 
+// Those of one instruction set.
+struct TileSet {
+  const TileFunction* functions;  // for one channel, two, ...
+  int max_channels, lanes, registers;
+
+  TileFunction function(int channels) const { return functions[channels - 1]; }
+  int64_t pixels(int channels) const { return int64_t(lanes) * tile_vectors(channels, registers); }
+};
+
 // A macro, because GCC lowers vectors to the target of the function they are written in: code shared through a
 // template without the target attribute would be split into narrow pieces before it is inlined.
-#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES)                                                       \
+#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                       \
   struct NAME {                                                                                              \
     typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                             \
     static constexpr int kLanes = VECTOR_BYTES / 4;                                                          \
     template <int kChannels>                                                                                 \
     TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                        \
-      constexpr int kVectors = tile_vectors(kChannels);                                                      \
+      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                           \
       for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                     \
         const float* x = args.x + tile * (kVectors * kLanes);                                                \
         float* sums = args.sums + tile * (kVectors * kLanes);                                                \
@@ -7364,9 +7595,10 @@ using TileFunction = void (*)(const TileArgs&, int64_t num_tiles);
                             : Vector{};                                                                      \
         for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                               \
           for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                     \
-            const float* pixels = x + args.tap_offsets[t];                                                   \
+            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                     \
             Vector pixel[kVectors];                                                                          \
-            for (int v = 0; v < kVectors; ++v) pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * kLanes); \
+            for (int v = 0; v < kVectors; ++v)                                                               \
+              pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES);                        \
             for (int c = 0; c < kChannels; ++c)                                                              \
               for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                               \
           }                                                                                                  \
@@ -7376,31 +7608,26 @@ using TileFunction = void (*)(const TileArgs&, int64_t num_tiles);
             *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                \
       }                                                                                                      \
     }                                                                                                        \
-    static TileFunction pick(int channels) {                                                                 \
-      constexpr TileFunction functions[] = {run<1>, run<2>, run<3>, run<4>, run<5>, run<6>};                 \
-      return functions[channels - 1];                                                                        \
+    static TileSet all() {                                                                                   \
+      static constexpr TileFunction functions[] = {__VA_ARGS__};                                             \
+      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                      \
     }                                                                                                        \
   }
 
-TCONV_DEFINE_TILES(BaselineTiles, , 16);
-#if TCONV_HAVE_AVX2
-TCONV_DEFINE_TILES(Avx2Tiles, TCONV_TARGET_AVX2, 32);
+TCONV_DEFINE_TILES(BaselineTiles, , 16, 16, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>);
+#if TCONV_HAVE_X86_VECTORS
+TCONV_DEFINE_TILES(Avx2Tiles, TCONV_TARGET_AVX2, 32, 16, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>);
+TCONV_DEFINE_TILES(Avx512Tiles, TCONV_TARGET_AVX512, 64, 32, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>, run<7>,
+                   run<8>);
 #endif
 #undef TCONV_DEFINE_TILES
 
-inline TileFunction pick_tile([[maybe_unused]] Isa isa, int channels) {
-#if TCONV_HAVE_AVX2
-  if (isa == Isa::kAvx2) return Avx2Tiles::pick(channels);
+inline TileSet tiles_for([[maybe_unused]] Isa isa) {
+#if TCONV_HAVE_X86_VECTORS
+  if (isa == Isa::kAvx512) return Avx512Tiles::all();
+  if (isa == Isa::kAvx2) return Avx2Tiles::all();
 #endif
-  return BaselineTiles::pick(channels);
-}
-
-inline int64_t tile_pixels([[maybe_unused]] Isa isa, int channels) {
-  int lanes = BaselineTiles::kLanes;
-#if TCONV_HAVE_AVX2
-  if (isa == Isa::kAvx2) lanes = Avx2Tiles::kLanes;
-#endif
-  return int64_t(lanes) * tile_vectors(channels);
+  return BaselineTiles::all();
 }
 
 }  // namespace cpu
@@ -7414,8 +7641,11 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Rounded up to cache lines, and to an odd number of them so that neighbouring planes use different cache sets.
 inline int64_t padded_plane(int64_t floats) { return (ceil_div(floats, 16) | 1) * 16; }
 
+// CPUs with AVX-512 mostly have twice the L2 of those without, or more.
+inline int64_t scaled_to_l2(Isa isa, int64_t size) { return isa == Isa::kAvx512 ? 2 * size : size; }
+
 // Floats a tile may read or write past the end of a line.
-constexpr int64_t kLineSlack = kMaxTileVectors * 8;
+constexpr int64_t kLineSlack = kMaxTileVectors * kMaxLanes;
 
 // A block of output rows of one phase, as a line.
 struct PhasePlan {
@@ -7427,7 +7657,7 @@ struct PhasePlan {
   int64_t slots;         // packed rows per channel
   int64_t plane;         // floats per packed channel
   int64_t channel_block;  // input channels packed at once
-  std::vector<int64_t> tap_offsets;
+  std::vector<int64_t> tap_offsets;  // in bytes
   int64_t weights;  // where this phase's packed weights start
 
   int64_t tap_count() const { return int64_t(h.tap_count) * w.tap_count; }
@@ -7440,6 +7670,7 @@ struct ChannelTile {
 };
 
 struct PackedPlan {
+  Isa isa;
   int64_t group_in, group_out;
   int64_t rows;  // output rows of a phase per block
   std::vector<PhasePlan> phases;  // [residue_h][residue_w], those with outputs
@@ -7449,21 +7680,20 @@ struct PackedPlan {
   int64_t tiles_per_item, items_per_block;
   int64_t weights_floats, x_floats, sums_stride, sums_floats;  // the last three per thread
 
-  PackedPlan(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads);
+  PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads);
 
  private:
   PhasePlan plan_phase(const ConvTransposeProblem& p, int64_t residue_h, int64_t residue_w) const;
-  void cut_channels();
+  void cut_channels(int64_t most);
   void cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads);
 };
 
-// Tiles of six channels; a remainder of one or two borrows from its neighbour, because narrow tiles are slow.
-inline void PackedPlan::cut_channels() {
+// Tiles of `most` channels; a remainder of one or two shares with its neighbour, because narrow tiles are slow.
+inline void PackedPlan::cut_channels(int64_t most) {
   int64_t first = 0;
   while (first < group_out) {
     const int64_t left = group_out - first;
-    int64_t count = std::min<int64_t>(left, kMaxTileChannels);
-    if (left == kMaxTileChannels + 1 || left == kMaxTileChannels + 2) count = 4;
+    const int64_t count = left == most + 1 || left == most + 2 ? ceil_div(left, 2) : std::min(left, most);
     tiles.push_back({first, int(count)});
     first += count;
   }
@@ -7493,25 +7723,25 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t r
   phase.plane = padded_plane(phase.slots * phase.pitch + reach_w + kLineSlack);
   for (int th = 0; th < h.tap_count; ++th)
     for (int tw = 0; tw < w.tap_count; ++tw)
-      phase.tap_offsets.push_back((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
-                                  int64_t(tw) * w.offset_step);
+      phase.tap_offsets.push_back(((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
+                                   int64_t(tw) * w.offset_step) * int64_t(sizeof(float)));
   // Packed planes stay in L2, a tile's weights in L1.
   constexpr int64_t kPlanesBytes = 128 << 10, kWeightsBytes = 16 << 10;
-  const int64_t by_planes = kPlanesBytes / (phase.plane * 4);
-  const int64_t by_weights = kWeightsBytes / (phase.tap_count() * kMaxTileChannels * 4);
+  const int64_t by_planes = scaled_to_l2(isa, kPlanesBytes) / (phase.plane * 4);
+  const int64_t by_weights = kWeightsBytes / (phase.tap_count() * tiles[0].count * 4);
   const int64_t block = std::clamp<int64_t>(std::min(by_planes, by_weights), 1, group_in);
   phase.channel_block = ceil_div(group_in, ceil_div(group_in, block));
   return phase;
 }
 
-// Blocks of about 2048 pixels, fewer where threads would idle.
+// Blocks of about 2048 pixels, or 4096 with a larger L2, fewer where threads would idle.
 inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads) {
   constexpr int64_t kBlockPixels = 2048, kItemsPerThread = 4;
   const int64_t rows_h = ceil_div(p.out_h, p.stride_h), columns = ceil_div(p.out_w, p.stride_w);
   const int64_t residues = std::min(p.stride_h, p.out_h);
   const int64_t wanted = kItemsPerThread * num_threads;
   const int64_t outer = std::max<int64_t>(samples, 1) * p.groups * residues;
-  rows = std::clamp<int64_t>(kBlockPixels / columns, 1, rows_h);
+  rows = std::clamp<int64_t>(scaled_to_l2(isa, kBlockPixels) / columns, 1, rows_h);
   while (rows > 1 && outer * ceil_div(rows_h, rows) < wanted) rows = ceil_div(rows, 2);
   rows = ceil_div(rows_h, ceil_div(rows_h, rows));
   const int64_t num_tiles = int64_t(tiles.size());
@@ -7521,10 +7751,11 @@ inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples,
   items_per_block = ceil_div(num_tiles, tiles_per_item);
 }
 
-inline PackedPlan::PackedPlan(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads) {
+inline PackedPlan::PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads)
+    : isa(for_isa) {
   group_in = p.in_channels / p.groups;
   group_out = p.out_channels / p.groups;
-  cut_channels();
+  cut_channels(tiles_for(isa).max_channels);
   cut_rows(p, samples, num_threads);
   const int64_t phases_h = std::min(p.stride_h, p.out_h);
   phases_w = std::min(p.stride_w, p.out_w);
@@ -7749,24 +7980,43 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) = erfc(-v / sqrt 2) / 2, the normal distribution's cumulative function. For a = |v|: Phi(-a) = exp(-a^2 / 2) t P(t),
-// t = 1 / (1 + 0.29 a), P a minimax fit of the form in Abramowitz & Stegun 7.1.26 (relative error 1.8e-8 for a < 2.5, below
-// 1.8e-6 beyond). No term cancels: v Phi(v) keeps its digits for negative v too, where 1 + erf loses them.
-// Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
+// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+__device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
+  float is_positive;
+  asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
+  return fabsf(fmaf(-0.5f, twice_below, is_positive));
+}
+
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
+// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
-  // Beyond 16 the power is zero. A Newton step, because the last place of t counts.
-  const float d = fmaf(0.29f, fminf(fabsf(v), 16.0f), 1.0f), rough = reciprocal(d);
-  const float t = fmaf(rough, fmaf(-d, rough, 1.0f), rough);
-  float p = 0.037231579422950745f;
-  p = fmaf(p, t, -0.1820623278617859f);
-  p = fmaf(p, t, 0.28261348605155945f);
-  p = fmaf(p, t, -0.1228543221950531f);
-  p = fmaf(p, t, 0.1651645302772522f);
-  p = fmaf(p, t, 0.085897296667099f);
-  p = fmaf(p, t, 0.11847714334726334f);
-  p = fmaf(p, t, 0.11553260684013367f);
-  const float below = p * t * power_of_2(v * v * -0.72134752044448170f);  // -log2(e) / 2
-  return v > 0.0f ? 1.0f - below : below;
+  const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
+  float q = -2.5470484388279147e-7f;
+  q = fmaf(q, t, 4.9120203584607225e-6f);
+  q = fmaf(q, t, -3.934168489649892e-5f);
+  q = fmaf(q, t, 0.00012329449236858636f);
+  q = fmaf(q, t, 0.00019812768732663244f);
+  q = fmaf(q, t, -0.0028025051578879356f);
+  q = fmaf(q, t, -0.0026367076206952333f);
+  q = fmaf(q, t, 0.10672566294670105f);
+  q = fmaf(q, t, -1.1511040925979614f);
+  return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
+}
+
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+__device__ __forceinline__ float coarse_normal_cdf(float v) {
+  const float a = fminf(fabsf(v), 13.5f);
+  float p = 4.8928164630979154e-8f;
+  p = fmaf(p, a, -2.767490059341071e-6f);
+  p = fmaf(p, a, 6.722483522025868e-5f);
+  p = fmaf(p, a, -0.000934177078306675f);
+  p = fmaf(p, a, 0.008420100435614586f);
+  p = fmaf(p, a, -0.05361385643482208f);
+  p = fmaf(p, a, -0.45895934104919434f);
+  p = fmaf(p, a, -1.1509987115859985f);
+  p = fmaf(p, a, -1.96695327759e-5f);
+  return normal_cdf_of(v, power_of_2(p));
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.
@@ -7803,11 +8053,11 @@ TCONV_HD T relu(T v) {
   return v < T(0) ? T(0) : v;
 }
 
-// 0.5 v (1 + erf(v / sqrt 2))
-template <typename T>
+// 0.5 v (1 + erf(v / sqrt 2)), as exact as a result needs that is stored as Storage.
+template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * cuda::normal_cdf(v);
+  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -7869,7 +8119,7 @@ struct Epilogue {
   static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
     (void)args;
     (void)channel;
-    v = elementwise::gelu_erf(v);
+    v = elementwise::gelu_erf<Storage>(v);
     return v;
   }
 };
@@ -8091,7 +8341,7 @@ class PackedConvTranspose {
       : call_(call),
         p_(call.problem),
         isa_(pick_isa(call.kernel_choice)),
-        plan_(call.problem, samples_at_once, call.num_threads),
+        plan_(call.problem, isa_, samples_at_once, call.num_threads),
         args_(make_epilogue_args<float>(call)) {
     Workspace space(workspace);
     weights_ = space.take<float>(plan_.weights_floats);
@@ -8153,6 +8403,7 @@ class PackedConvTranspose {
 
   void run_phase(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase, int64_t first_row,
                  int64_t rows, float* planes, float* sums) const {
+    const TileSet tiles = tiles_for(isa_);
     const int64_t first_channel = plan_.tiles[item.first_tile].first;
     const float* x = static_cast<const float*>(call_.x) + (outputs.first_sample + item.sample) * p_.x_stride_n +
                      item.group * plan_.group_in * p_.x_stride_c;
@@ -8176,7 +8427,7 @@ class PackedConvTranspose {
         args.sums = tile_sums;
         args.sums_stride = plan_.sums_stride;
         args.accumulate = first_ci > 0;
-        pick_tile(isa_, tile.count)(args, ceil_div(phase.line(rows), tile_pixels(isa_, tile.count)));
+        tiles.function(tile.count)(args, ceil_div(phase.line(rows), tiles.pixels(tile.count)));
         if (first_ci + channels == plan_.group_in) finish_tile(outputs, item, phase, tile, first_row, rows, tile_sums);
       }
     }
@@ -8386,6 +8637,34 @@ inline void group_norm_planes(Isa isa, const GroupNormArgs& args, const MomentsF
 
 }  // namespace cpu
 }  // namespace tconv
+// ---- kernels_src/cpu/huge_pages.h
+// Huge pages under large outputs: their first touch then takes a few page faults instead of thousands.
+
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace tconv {
+namespace cpu {
+
+inline int64_t output_bytes(const ConvTransposeProblem& p, int64_t element_size) {
+  return p.batch * p.out_channels * p.out_h * p.out_w * element_size;
+}
+
+// A hint, for memory that is going to be written as a whole; only pages that lie inside it are concerned.
+inline void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kHugePage = 2 << 20;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace cpu
+}  // namespace tconv
 // ---- kernels_src/cpu/sample_chunks.h
 // How many samples are convolved before their outputs are read again.
 
@@ -8425,6 +8704,7 @@ class ConvGroupNorm {
   int64_t workspace_bytes() const { return space_.used(); }
 
   void run() {
+    prefer_huge_pages(call_.conv.out, output_bytes(p_, sizeof(T)));
     conv_.pack();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);
@@ -8488,7 +8768,15 @@ class _Gelu:
 
 _KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {"auto": 0, "plain": 1, "portable": 2, "hopper": 3, "direct": 4, "held": 5}
+_KERNEL_CHOICES = {
+    "auto": 0,
+    "plain": 1,
+    "portable": 2,
+    "hopper": 3,
+    "direct": 4,
+    "held": 5,
+    "avx2": 6,
+}
 _STATUS_MESSAGES = {
     -1: "the kernel does not support this dtype",
     -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
@@ -8819,7 +9107,9 @@ _WORKSPACE_ALIGNMENT = 256
 
 
 def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held forces one; unset: auto."""
+    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held | avx2 forces one; unset:
+    auto.
+    """
     name = _os.environ.get("TCONV_KERNEL", "auto")
     if name not in _KERNEL_CHOICES:
         raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")

@@ -8,8 +8,9 @@ namespace emu {
 
 // ---- Shared and global memory -------------------------------------------------------------------------------------
 
-inline void ld_shared_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t at) {
-  uint32_t v[4];
+template <typename T>
+inline void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
+  T v[4];
   load_shared(v, at, 16);
   x = v[0], y = v[1], z = v[2], w = v[3];
 }
@@ -68,6 +69,7 @@ void ld_global(uint64_t& x, const T* from) {
 // The nearest number, which the hardware's approximations are an ulp or two from.
 inline void ex2_approx(float& y, float x) { y = std::exp2(x); }
 inline void rcp_approx(float& y, float x) { y = 1.0f / x; }
+inline void set_greater(float& y, float a, float b = 0.0f) { y = a > b ? 1.0f : 0.0f; }
 inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b ? NAN : std::fmax(a, b); }
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------
