@@ -1,7 +1,9 @@
 """The harness's parts, one by one."""
 
+import contextlib
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -174,6 +176,15 @@ def test_stopwatch_gives_every_call_a_fresh_input():
     assert len(times) == 3 and all(time > 0 for time in times)
     assert [value for _, value in seen] == [0.5, 0.75, 1.0] and float(last[0]) == 1.0
     assert float(base[0][0]) == 1.0
+
+
+def test_device_clock_is_measured_without_events(monkeypatch):
+    """A solution may have patched them; spinning for what they tell would then never end."""
+    stopwatch = clock.Stopwatch(CPU)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda begin, end: 1e-9)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(clock, "_spin", lambda cycles: time.sleep(cycles / 1e8))
+    assert stopwatch._measured_spin() == pytest.approx(1e8, rel=0.5)
 
 
 STEP = check._CPU_STEP
