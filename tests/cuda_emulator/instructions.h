@@ -69,7 +69,7 @@ void ld_global(uint64_t& x, const T* from) {
 // The nearest number, which the hardware's approximations are an ulp or two from.
 inline void ex2_approx(float& y, float x) { y = std::exp2(x); }
 inline void rcp_approx(float& y, float x) { y = 1.0f / x; }
-inline void set_greater(float& y, float a, float b = 0.0f) { y = a > b ? 1.0f : 0.0f; }
+inline void set_if_positive(float& y, float x) { y = x > 0.0f ? 1.0f : 0.0f; }
 inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b ? NAN : std::fmax(a, b); }
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------
