@@ -13,15 +13,16 @@ _PROBE = r"""
 #include "conv_group_norm_held_plan.h"
 using namespace tconv;
 int main() {
-  long long ci, co, h, w, kh, kw, ph, pw, d, smem, sms;
+  long long ci, co, h, w, kh, kw, ph, pw, d;
+  int value_bytes, smem, sms;
   while (std::scanf("%lld %lld %lld %lld %lld %lld", &ci, &co, &h, &w, &kh, &kw) == 6 &&
-         std::scanf("%lld %lld %lld %lld %lld", &ph, &pw, &d, &smem, &sms) == 5) {
+         std::scanf("%lld %lld %lld %d %d %d", &ph, &pw, &d, &value_bytes, &smem, &sms) == 6) {
     ConvTransposeProblem p{};
     p.batch = 4, p.in_channels = ci, p.out_channels = co, p.groups = 1, p.in_h = h, p.in_w = w;
     p.out_h = h - 1 - 2 * ph + d * (kh - 1) + 1, p.out_w = w - 1 - 2 * pw + d * (kw - 1) + 1;
     p.kernel_h = kh, p.kernel_w = kw, p.padding_h = ph, p.padding_w = pw;
     p.stride_h = p.stride_w = 1, p.dilation_h = p.dilation_w = d;
-    const held::Plan q = held::make_plan(p, static_cast<int>(smem), static_cast<int>(sms));
+    const held::Plan q = held::make_plan(p, value_bytes, smem, sms);
     bool covered = true, inside = true;
     for (int strip = 0; q.usable && strip < q.num_strips; ++strip)
       for (long long row = 0; row < p.out_h; ++row)
@@ -56,14 +57,15 @@ FILTERS = [(3, 3, 0, 0, 1), (3, 3, 1, 1, 1), (1, 1, 0, 0, 1), (2, 3, 1, 0, 1), (
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """{(size, filter): (usable, blocks, shared bytes, covered, inside)}"""
+    """{(size, filter, bytes of a value): (usable, blocks, shared bytes, covered, inside)}"""
     folder = tmp_path_factory.mktemp("probe")
     (folder / "probe.cpp").write_text(_PROBE)
     include = f"-I{ROOT / 'kernels_src' / 'cuda'}"
     command = ["g++", "-std=c++17", "-O2", include, "probe.cpp", "-o", "probe"]
     subprocess.run(command, cwd=folder, check=True)
-    cases = [(size, taps) for size in SIZES for taps in FILTERS]
-    lines = [" ".join(map(str, (64, 64, *size, *taps, SMEM, PROCESSORS))) for size, taps in cases]
+    cases = [(size, taps, value) for size in SIZES for taps in FILTERS for value in (4, 2)]
+    numbers = [(64, 64, *size, *taps, value, SMEM, PROCESSORS) for size, taps, value in cases]
+    lines = [" ".join(map(str, line)) for line in numbers]
     run = [folder / "probe"]
     text = subprocess.run(run, input="\n".join(lines), capture_output=True, text=True, check=True)
     answers = [tuple(map(int, line.split())) for line in text.stdout.splitlines()]
@@ -78,4 +80,4 @@ def test_every_output_is_held_and_every_input_it_needs_is_there(plans):
 
 def test_what_must_fit_does(plans):
     for size in [(256, 256), (255, 253), (64, 64), (100, 36), (13, 21), (1, 1)]:
-        assert plans[size, FILTERS[0]][0], size
+        assert plans[size, FILTERS[0], 4][0] and plans[size, FILTERS[0], 2][0], size

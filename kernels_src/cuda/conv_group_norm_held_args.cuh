@@ -19,7 +19,6 @@ constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kConsumerRegisters = 136;
 constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
 static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
-static_assert(kRowBytes / 4 % 8 == 4, "rows of fragments spread over the banks");
 
 // What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
 // there: all bits set, which no result has.
@@ -43,6 +42,7 @@ struct Args {
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
   int pair_stores;  // pairs of neighbouring outputs are aligned
   int out_h, out_w;
+  uint32_t plane_bytes;  // of a channel of a sample of out
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;
@@ -64,8 +64,7 @@ __device__ __forceinline__ int opaque(int value) {
   return value;
 }
 
-// A thread's number among consumers, who come after the others: of ready warps those with the lowest number go first, and producers
-// have little to execute but much to wait for.
+// A thread's number among consumers, who come after the others.
 constexpr int kFirstConsumer = 32 * (kProducerWarps + 1);
 __device__ __forceinline__ int consumer_thread() { return opaque(threadIdx.x) - kFirstConsumer; }
 
@@ -108,15 +107,26 @@ __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
+// Two numbers, rounded to a 16-bit type.
+template <typename Storage>
+__device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
+  if constexpr (std::is_same<Storage, __nv_bfloat16>::value) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    return pack_pair(a, b);
+  }
+}
+
 struct Shared {
-  uint32_t held, moments, affine, parameters, place, weights, ring, counts, offsets;
+  uint32_t moments, scales, shifts, parameters, place, held, weights, ring, counts, offsets;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
-    held = base;
-    moments = held + kHeldBytes;
-    affine = moments + kMomentsBytes;
-    parameters = affine + kAffineBytes;
+    moments = base;
+    scales = moments + kMomentsBytes;
+    shifts = scales + kScalesBytes;
+    parameters = shifts + kShiftsBytes;
     place = parameters + kParameterBytes;
     weights_full = place + kPlaceBytes;
     weights_empty = weights_full + 8 * kMaxWeightStages;
@@ -124,49 +134,41 @@ struct Shared {
     chunk_empty = chunk_full + 8 * kMaxStages;
     moments_full = chunk_empty + 8 * kMaxStages;
     affine_full = moments_full + 8;
-    weights = base + kFixedBytes;
+    held = base + kFixedBytes;
+    weights = held + plan.held_bytes;
     ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
     counts = ring + plan.num_stages * plan.stage_bytes;
     offsets = counts + counts_bytes(plan.blocks_per_sample());
   }
 
-  // Of a pair of pixels in the first row of a warp of consumers: two channels, the first of 16.
-  __device__ __forceinline__ uint32_t held_at(int consumer_warp, int pair) const {
-    return held + consumer_warp * kPartner * kRowBytes + pair * 4;
-  }
   // The block's turn-th.
   template <typename Storage>
   __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
     return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
   }
-  // A channel's scale and shift.
-  __device__ __forceinline__ uint32_t affine_at(int channel) const {
-    const int pair = channel / (2 * kPartner) * kPartner + channel % kPartner;
-    return affine + pair * kAffinePairBytes + channel / kPartner % 2 * (kAffinePairBytes / 2);
+  __device__ __forceinline__ uint32_t moments_at(int segment, int channel) const {
+    return moments + (segment * kChannels + channel) * kMomentBytes;
+  }
+  // Scale, the same in all segments, and shift.
+  __device__ __forceinline__ uint32_t scale_at(int channel) const { return scales + place_in_pairs(channel) * 4; }
+  __device__ __forceinline__ uint32_t shift_at(int segment, int channel) const {
+    return shifts + (segment * kChannels + place_in_pairs(channel)) * 4;
+  }
+
+ private:
+  static __device__ __forceinline__ int place_in_pairs(int channel) {
+    return (channel / (2 * kPartner) * kPartner + channel % kPartner) * 2 + channel / kPartner % 2;
   }
 };
 
-// What makes held differences from the pivot outputs, of two channels, kPartner apart.
-struct AffinePair {
-  float scale[2], shift[2];
-};
-__device__ __forceinline__ AffinePair load_affines(uint32_t at) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-  return {{v.x, v.z}, {v.y, v.w}};
-}
-__device__ __forceinline__ void store_affine(uint32_t at, float scale, float shift) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(scale), "f"(shift) : "memory");
+// A row's two scales, or shifts.
+__device__ __forceinline__ float2 load_row_pair(uint32_t at) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return v;
 }
 
-// What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
-// 11 bits make of them, and a large bias costs none of their digits.
-template <typename Storage>
-__device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel) {
-  return Epilogue::apply<float, Storage>(channel_bias<float>(args.epilogue, channel), args.epilogue, channel);
-}
-
-// What consumers need of a channel, in shared memory: three arrays. By all lanes of a warp.
+// What consumers need of a channel, in shared memory: two arrays. By all lanes of a warp.
 template <typename Storage>
 __device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
   for (int channel = lane; channel < kChannels; channel += 32) {
@@ -174,17 +176,15 @@ __device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const
     const uint32_t at = shared.parameters + channel * 4;
     store_word(at, __float_as_uint(args.inv_scale[channel]));
     store_word(at + kChannels * 4, __float_as_uint(channel_bias<float>(args.epilogue, real)));
-    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
   }
 }
 struct Parameters {
-  float inv_scale, bias, pivot;
+  float inv_scale, bias;
 
   __device__ __forceinline__ Parameters(const Shared& shared, int channel) {
     const uint32_t at = shared.parameters + channel * 4;
     inv_scale = __uint_as_float(load_word(at));
     bias = __uint_as_float(load_word(at + kChannels * 4));
-    pivot = __uint_as_float(load_word(at + 2 * kChannels * 4));
   }
 };
 

@@ -1,11 +1,9 @@
 // Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
-// element-wise chain, moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their channel.
-// What a warp has put there, the same warp stores.
+// element-wise chain, moments, and outputs into shared memory. What a warp has put there, the same warp stores.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
 #include "conv_group_norm_held_store.cuh"
-#include "conv_transpose_sm90_epilogue.cuh"
 #include "sm90_wgmma.cuh"
 
 namespace tconv {
@@ -118,19 +116,18 @@ struct ChannelPair {
   }
 };
 
-// Moments of a lane's values of two channels, about one of the values itself, so that its distance from the mean costs no more digits
-// than their spread does. (Source: sm90::ShiftedSums.)
+// Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean costs no more
+// digits than their spread does.
 struct LaneMoments {
   float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 
-  __device__ __forceinline__ void add(int half, float value) {
-    const float d = value - shift[half];
-    sum[half] += d;
-    squares[half] = fmaf(d, d, squares[half]);
+  __device__ __forceinline__ void add(int half, float difference) {
+    sum[half] += difference;
+    squares[half] = fmaf(difference, difference, squares[half]);
   }
 
-  // Those of a quad of lanes, who share the shift, to shared memory: of `row` and the one kPartner below it.
-  __device__ __forceinline__ void store(const Shared& shared, int row, float count) {
+  // Those of a quad of lanes, who share the shift, to shared memory: of the row `at` and the one kPartner channels on.
+  __device__ __forceinline__ void store(uint32_t at, float count) {
 #pragma unroll
     for (int other = 1; other <= 2; other *= 2) {
       count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
@@ -144,12 +141,30 @@ struct LaneMoments {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + (row + half * kPartner) * 16), "f"(count),
-                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + half * kPartner * kMomentBytes), "f"(count),
+                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(shift[half])
                    : "memory");
     }
   }
 };
+
+// The smallest in magnitude of a few of a quad of lanes' accumulators in a channel, which an outlier is not: 0 if none is an output, or
+// finite.
+__device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], uint32_t is_first, int half) {
+  float least = INFINITY;
+#pragma unroll
+  for (int j : {0, 5, 11, 17}) {
+    const float its = acc[4 * j + 2 * half];
+    if ((is_first >> j & 1) && fabsf(its) < fabsf(least)) least = its;
+  }
+#pragma unroll
+  for (int other = 1; other <= 2; other *= 2) {
+    const float its = __shfl_xor_sync(0xFFFFFFFFu, least, other);
+    // Of two that are as small the lower: both lanes choose the same.
+    if (fabsf(its) < fabsf(least) || (fabsf(its) == fabsf(least) && its < least)) least = its;
+  }
+  return fabsf(least) < INFINITY ? least : 0.0f;
+}
 
 // Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
 // are held, which are stored first. The first round's chain, before any store, gives statistics of the sample before more time to come.
@@ -161,60 +176,45 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const ChannelPair pair(args, shared);
   const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
-  // The shift is a value of the few that are looked at in a quad of lanes; where none is an output, any.
   LaneMoments moments;
-  float raw[2] = {0.0f, 0.0f};
-  bool found = false;
 #pragma unroll
-  for (int j : {0, 5, 11, 17}) {
-    if (!found && (is_first >> j & 1)) raw[0] = acc[4 * j], raw[1] = acc[4 * j + 2], found = true;
-  }
-  const uint32_t finders = __ballot_sync(0xFFFFFFFFu, found) >> (lane & ~3) & 15;
-  const int finder = (lane & ~3) + (finders & 1 ? 0 : finders & 2 ? 1 : finders & 4 ? 2 : 3);
+  for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
+  const auto finish_fragment = [&](const ChannelPair& pair, int j) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    moments.shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
-  }
-  const auto finish_fragment = [&](int j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2);
+    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
     if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
     if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
   };
   const auto hold_round = [&](int round) {
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
-    const uint32_t held = shared.held_at(thread / 32, lane % 4) + lane / 4 * kRowBytes;
-    const int channel = thread / 32 % 4 * 2 * kPartner + lane / 4;
-    const float pivot[2] = {Parameters(shared, channel).pivot, Parameters(shared, channel + kPartner).pivot};
+    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * 4;
 #pragma unroll
     for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
-      uint32_t bits[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(acc[4 * j + i] - pivot[i / 2]);
-      const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-      store_word(held + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
-      store_word(held + kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
-      store_word(held + 2 * kPairs * 4 + 16 * j, thirds);
+      HeldPair<Storage> words;
+      words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
+      words.store(held + 16 * j);
     }
   };
 #pragma unroll
-  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(j);
+  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(pair, j);
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
   store_rounds<kPairStores>(args, shared, turn - 1, kPairStores ? 1 : kRounds);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     StoreRound<kPairStores, Storage> stores;
     const bool is_paced = kPairStores && round > 0;
+    // In 16 bits read again: it is there that registers do not suffice.
+    const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
     if (is_paced) stores.begin(args, shared, turn - 1, round);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
-      if (is_paced) stores.store_row(i);
+      if (is_paced) stores.store_row(args, i);
       const int j = round * kFragmentsOfRound + i;
-      if (round > 0 && j < kFragments) finish_fragment(j);
+      if (round > 0 && j < kFragments) finish_fragment(again, j);
     }
     if (round == kRounds - 1) {
-      moments.store(shared, segment * kChannels + warp * 2 * kPartner + lane / 4,
+      moments.store(shared.moments_at(segment, warp * 2 * kPartner + lane / 4),
                     static_cast<float>(__popc(is_first) + __popc(is_second)));
     }
     __syncwarp();  // the round's words are read

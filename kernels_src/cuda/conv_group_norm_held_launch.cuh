@@ -50,7 +50,7 @@ inline CallPlan plan_anew(const ConvCall& call) {
   if (why_not != nullptr) return refuse(kUnsupportedKernel, why_not);
   if (call.dtype == kFloat32 && !mma_can_index(p))
     return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
-  result.plan = make_plan(p, static_cast<int>(device.smem_per_block), device.sm_count);
+  result.plan = make_plan(p, call.dtype == kFloat32 ? 4 : 2, static_cast<int>(device.smem_per_block), device.sm_count);
   if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
   if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, "most processors would have nothing to do");
   result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
@@ -122,6 +122,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
         static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
   args.pair_stores = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
+  args.plane_bytes = static_cast<uint32_t>(p.out_h * p.out_w * static_cast<int64_t>(sizeof(Storage)));
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
   args.guard = state;

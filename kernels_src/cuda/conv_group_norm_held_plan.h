@@ -21,7 +21,7 @@ inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
 }
 
 // The best cut, or a plan that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
   const auto refuse = [&](const char* reason) {
@@ -36,6 +36,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   Plan plan{};
   plan.usable = true;
   plan.reason = "";
+  plan.held_bytes = held_bytes(value_bytes);
   plan.in_channels = geometry.in_channels_per_group;
   plan.out_channels = geometry.out_channels_per_group;
   plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
@@ -72,7 +73,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
     plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     plan.reach_rows = static_cast<int>(beyond_h);
-    const int fixed = kFixedBytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
+    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
     plan.num_stages =
         std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
     if (plan.num_stages < kMinStages) continue;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
+#include "conv_group_norm_held_weights.cuh"
 #include "conv_transpose_sm90_producers.cuh"
 
 namespace tconv {
@@ -89,41 +90,8 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
 
 constexpr int kPollNanoseconds = 100;
 
-// Weights of one row of taps in kProducerWarps, of the same rows again for every sample, to their stages of the ring. By a warp's first
-// lane alone: votes would cost the producers more than this does.
-struct WeightsLoader {
-  int rows_left, row, slot;
-  uint32_t parity;
-
-  template <typename Storage>
-  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int warp, int lane)
-      : rows_left(lane == 0 ? samples * args.plan.weight_rows() - warp : 0), row(warp), slot(warp), parity(1) {
-    wrap(args.plan);
-  }
-
-  // Loads the next row if its stage has been given back.
-  template <typename Storage>
-  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
-    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * slot, parity)) {
-      const int bytes = args.plan.weight_stage_bytes;
-      const uint32_t full = shared.weights_full + 8 * slot;
-      sm90::mbarrier_arrive_expect_bytes(full, bytes);
-      sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
-      rows_left -= kProducerWarps, row += kProducerWarps, slot += kProducerWarps;
-      wrap(args.plan);
-    }
-    __syncwarp();
-  }
-
- private:
-  __device__ __forceinline__ void wrap(const Plan& plan) {
-    while (row >= plan.weight_rows()) row -= plan.weight_rows();
-    if (slot >= plan.num_weight_stages) slot -= plan.num_weight_stages, parity ^= 1;
-  }
-};
-
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and weights, which are looked
-// after with a batch and while there is nothing else to do. With every second batch of fp32, whose producers are the later ones.
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and where they load weights
+// these, with every second batch and while there is nothing else to do.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -151,15 +119,20 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
   const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
-  WeightsLoader weights(args, samples, warp, lane);
+  WeightsLoader<kProducerWarps> weights(args, samples, warp, lane);
   int chunks_left = samples * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool looks_after_weights) {
-    if (looks_after_weights) weights.load_if_free(args, shared);
-    if (first == warp * kBatchQuads)
-      while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1))) {
-        __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
-        weights.load_if_free(args, shared);
-      }
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool is_first_set) {
+    const uint32_t empty = shared.chunk_empty + 8 * stage.slot;
+    if constexpr (kProducersLoadWeights<Storage>) {
+      if (is_first_set) weights.load_if_free(args, shared);
+      if (first == warp * kBatchQuads)
+        while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(empty, stage.parity ^ 1))) {
+          __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
+          weights.load_if_free(args, shared);
+        }
+    } else {
+      if (first == warp * kBatchQuads) sm90::mbarrier_wait(empty, stage.parity ^ 1);
+    }
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
@@ -176,9 +149,10 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   while (chunks_left > 0) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set)
-      if (set == 0 || chunks_left > 0) store_next(values[set], sizeof(Storage) == 2 || set % 2 == 0);
+      if (set == 0 || chunks_left > 0) store_next(values[set], set == 0);
   }
-  while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
+  if constexpr (kProducersLoadWeights<Storage>)
+    while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
 }
 
 }  // namespace held

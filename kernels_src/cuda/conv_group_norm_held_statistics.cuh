@@ -7,6 +7,7 @@
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
+#include "conv_group_norm_held_weights.cuh"
 #include "group_norm_moments.cuh"
 
 namespace tconv {
@@ -30,6 +31,11 @@ struct Message {
   __device__ __forceinline__ float second() const { return __uint_as_float(static_cast<uint32_t>(bits >> 32)); }
 };
 
+// Both of a group's, each of which may be there or not, at once: all blocks ask for the same.
+__device__ __forceinline__ void read_both(const Statistics* at, Message& mean, Message& rstd) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(mean.bits), "=l"(rstd.bits) : "l"(at) : "memory");
+}
+
 // Sums over the `lanes` neighbouring lanes that share a group.
 template <typename T>
 __device__ __forceinline__ T group_sum(T v, int lanes) {
@@ -50,13 +56,14 @@ struct MomentsSum {
   }
 };
 
-struct Words {
-  float x, y, z;
+// Of a channel in a segment.
+struct RowMoments {
+  float count, mean, m2, shift;
 };
-__device__ __forceinline__ Words load_words(uint32_t at) {
-  uint32_t v[4];
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
-  return {__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2])};
+__device__ __forceinline__ RowMoments load_moments(uint32_t at) {
+  RowMoments v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.count), "=f"(v.mean), "=f"(v.m2), "=f"(v.shift) : "r"(at) : "memory");
+  return v;
 }
 
 // Pixels of each of the sample's blocks that are outputs.
@@ -80,12 +87,12 @@ template <typename Storage>
 __device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, const Shared& shared, int group,
                                                   int lane_of_group, int lanes) {
   const int first = group * args.channels_per_group;
-  MomentsSum total(load_words(shared.moments + first * 16).y);
+  MomentsSum total(load_moments(shared.moments_at(0, first)).mean);
   for (int i = lane_of_group; i < args.channels_per_group; i += lanes) {
 #pragma unroll
     for (int segment = 0; segment < kSegments; ++segment) {
-      const Words m = load_words(shared.moments + (segment * kChannels + first + i) * 16);
-      total.add(m.x, m.y, m.z);
+      const RowMoments m = load_moments(shared.moments_at(segment, first + i));
+      total.add(m.count, m.mean, m.m2);
     }
   }
   const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes), squares = group_sum(total.squares, lanes);
@@ -141,10 +148,13 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
 }
 
-// After each sample's products. One warp.
+constexpr int kMomentsPollNanoseconds = 32;
+
+// After each sample's products; and weights, where producers do not load them. One warp.
 template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
+  static_assert(kChannelsPerLane == 2, "groups and channels of a lane");
   const int blocks = args.plan.blocks_per_sample();
   int log_lanes = 5;  // of those that share a group: as many for each
   while (log_lanes > 0 && args.num_groups << log_lanes > 32) --log_lanes;
@@ -160,11 +170,21 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
     weight[i] = static_cast<float>(norm::parameter_or(args.norm_weight, channel, 1.0));
     bias[i] = static_cast<float>(norm::parameter_or(args.norm_bias, channel, 0.0));
   }
+  const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
+  WeightsLoader<1> weights(args, samples, 0, lane);
+  const auto look_after_weights = [&] {
+    if constexpr (!kProducersLoadWeights<Storage>) weights.load_if_free(args, shared);
+  };
   uint32_t parity = 0;
   for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
-    sm90::mbarrier_wait(shared.moments_full, parity);
+    if constexpr (kProducersLoadWeights<Storage>) {
+      sm90::mbarrier_wait(shared.moments_full, parity);
+    } else {
+      for (look_after_weights(); !__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)); look_after_weights())
+        __nanosleep(kMomentsPollNanoseconds);  // or it takes the others' issue slots
+    }
     for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
@@ -173,17 +193,35 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
     }
     __syncwarp();
     for (int group = place.block; group < args.num_groups; group += blocks)
-      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) continue;
+      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) look_after_weights();
+    // A lane asks for a group, or two, for the channels of all lanes.
+    Message mean[kChannelsPerLane] = {}, rstd[kChannelsPerLane] = {};
+    bool all_there;
+    do {
+      look_after_weights();
+      all_there = true;
+#pragma unroll
+      for (int i = 0; i < kChannelsPerLane; ++i) {
+        if (32 * i >= args.num_groups) continue;
+        read_both(statistics + min(lane + 32 * i, args.num_groups - 1), mean[i], rstd[i]);
+        all_there = all_there && mean[i].is_there() && rstd[i].is_there();
+      }
+    } while (!__all_sync(0xFFFFFFFFu, all_there));
 #pragma unroll
     for (int i = 0; i < kChannelsPerLane; ++i) {
-      const Statistics* of_group = statistics + min(lane + 32 * i, args.plan.out_channels - 1) / args.channels_per_group;
-      Message mean, rstd;
-      do {
-        mean.read(&of_group->mean);
-        rstd.read(&of_group->rstd);
-      } while (!__all_sync(0xFFFFFFFFu, mean.is_there() && rstd.is_there()));
-      const float pivot = Parameters(shared, lane + 32 * i).pivot, scale = rstd.first() * weight[i];
-      store_affine(shared.affine_at(lane + 32 * i), scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias[i]));
+      const int channel = lane + 32 * i, group = min(channel, args.plan.out_channels - 1) / args.channels_per_group;
+      const auto of_group = [&](float first, float second) {
+        const float a = __shfl_sync(0xFFFFFFFFu, first, group % 32), b = __shfl_sync(0xFFFFFFFFu, second, group % 32);
+        return group < 32 ? a : b;
+      };
+      const float center = of_group(mean[0].first(), mean[1].first()), rest = of_group(mean[0].second(), mean[1].second());
+      const float scale = of_group(rstd[0].first(), rstd[1].first()) * weight[i];
+      store_word(shared.scale_at(channel), __float_as_uint(scale));
+#pragma unroll
+      for (int segment = 0; segment < kSegments; ++segment) {
+        const float shift = load_moments(shared.moments_at(segment, channel)).shift;
+        store_word(shared.shift_at(segment, channel), __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
+      }
     }
     __syncwarp();
     if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);

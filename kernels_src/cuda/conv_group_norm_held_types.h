@@ -19,25 +19,30 @@ constexpr int kChunkChannels = 16;         // wgmma's K
 constexpr int kPixelBytes = 2 * kChunkChannels;
 constexpr int kSwizzleBytes = 256;         // what the 32-byte swizzle repeats after
 constexpr int kMinStages = 2, kMaxStages = 4;  // of the ring of chunks
-constexpr int kMinWeightStages = 4, kMaxWeightStages = 8;  // of the ring of their weights, a row of taps each
+constexpr int kMinWeightStages = 4, kMaxWeightStages = 12;  // of the ring of their weights, a row of taps each
 constexpr int kTapBytes = kChannels * kPixelBytes;  // weights of a tap for a chunk: a row for each output channel
 constexpr int kBatchQuads = 16;            // that a producer warp loads at once, 16 channels of each
 constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on statistics
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
-// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: for each two channels, kPartner apart, a word of upper halves
-// for each pair of pixels in the one and in the other, and a word of the third bytes of all four.
+// Outputs wait in shared memory as differences from a value of their row, a channel of a segment: those of 16-bit tensors in their
+// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there is a word for each pair of pixels in
+// the one and in the other, of halves or of upper halves, and then one of the third bytes of all four.
 constexpr int kPartner = 8;
-constexpr int kRowBytes = 3 * kPairs * 4;  // of two channels
-constexpr int kHeldBytes = kSegments * (kChannels / 2) * kRowBytes;
-constexpr int kMomentsBytes = kSegments * kChannels * 16;
-constexpr int kAffinePairBytes = 16;  // scales and shifts of two channels, kPartner apart
-constexpr int kAffineBytes = kChannels / 2 * kAffinePairBytes;
-constexpr int kParameterBytes = 3 * kChannels * 4;  // scale, bias and pivot of each
+constexpr int kRows = kChannels / 2;  // of a segment, of two channels
+TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
+// An odd multiple of 16: rows of fragments spread over the banks.
+TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 16; }
+TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
+constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
+constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
+constexpr int kScalesBytes = kChannels * 4, kShiftsBytes = kSegments * kChannels * 4;  // pairs of a row's two channels
+constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
-constexpr int kFixedBytes =
-    sm90::round_up(kHeldBytes + kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+constexpr int kFixedBytes = sm90::round_up(
+    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
 // Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
 TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
@@ -54,6 +59,7 @@ struct Plan {
   int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
   int window_quads;  // of pixels
   int reach_rows;    // of a window, beyond its tile's
+  int held_bytes;
   int stage_bytes;
   int num_stages;
   int num_weight_stages, weight_stage_bytes, smem_bytes;

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: d6ace9266bf1ccb7718655c79d088bfd62bf7cbfdfd7f0f5388070635e6e81a6
+sha256 of CUDA_SOURCE: 849c0b1e12a092c2ae5e9098961f0b40c11389e1f66e34d4c91d4952565c1813
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -60,8 +60,7 @@ CUDA_SOURCE = r"""
 
 // ---- kernels_src/cuda/conv_group_norm_held_consumers.cuh
 // Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
-// element-wise chain, moments, and outputs into shared memory as the upper 24 bits of their differences from pivot_of their channel.
-// What a warp has put there, the same warp stores.
+// element-wise chain, moments, and outputs into shared memory. What a warp has put there, the same warp stores.
 
 // ---- kernels_src/cuda/conv_group_norm_held_args.cuh
 // What the roles of the kernel that holds a sample's outputs share: arguments, the walk over samples, shared memory.
@@ -600,25 +599,30 @@ constexpr int kChunkChannels = 16;         // wgmma's K
 constexpr int kPixelBytes = 2 * kChunkChannels;
 constexpr int kSwizzleBytes = 256;         // what the 32-byte swizzle repeats after
 constexpr int kMinStages = 2, kMaxStages = 4;  // of the ring of chunks
-constexpr int kMinWeightStages = 4, kMaxWeightStages = 8;  // of the ring of their weights, a row of taps each
+constexpr int kMinWeightStages = 4, kMaxWeightStages = 12;  // of the ring of their weights, a row of taps each
 constexpr int kTapBytes = kChannels * kPixelBytes;  // weights of a tap for a chunk: a row for each output channel
 constexpr int kBatchQuads = 16;            // that a producer warp loads at once, 16 channels of each
 constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on statistics
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
-// Outputs wait in shared memory as the upper 24 bits of fp32 numbers: for each two channels, kPartner apart, a word of upper halves
-// for each pair of pixels in the one and in the other, and a word of the third bytes of all four.
+// Outputs wait in shared memory as differences from a value of their row, a channel of a segment: those of 16-bit tensors in their
+// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there is a word for each pair of pixels in
+// the one and in the other, of halves or of upper halves, and then one of the third bytes of all four.
 constexpr int kPartner = 8;
-constexpr int kRowBytes = 3 * kPairs * 4;  // of two channels
-constexpr int kHeldBytes = kSegments * (kChannels / 2) * kRowBytes;
-constexpr int kMomentsBytes = kSegments * kChannels * 16;
-constexpr int kAffinePairBytes = 16;  // scales and shifts of two channels, kPartner apart
-constexpr int kAffineBytes = kChannels / 2 * kAffinePairBytes;
-constexpr int kParameterBytes = 3 * kChannels * 4;  // scale, bias and pivot of each
+constexpr int kRows = kChannels / 2;  // of a segment, of two channels
+TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
+// An odd multiple of 16: rows of fragments spread over the banks.
+TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 16; }
+TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
+constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
+constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
+constexpr int kScalesBytes = kChannels * 4, kShiftsBytes = kSegments * kChannels * 4;  // pairs of a row's two channels
+constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
-constexpr int kFixedBytes =
-    sm90::round_up(kHeldBytes + kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+constexpr int kFixedBytes = sm90::round_up(
+    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
 // Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
 TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
@@ -635,6 +639,7 @@ struct Plan {
   int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
   int window_quads;  // of pixels
   int reach_rows;    // of a window, beyond its tile's
+  int held_bytes;
   int stage_bytes;
   int num_stages;
   int num_weight_stages, weight_stage_bytes, smem_bytes;
@@ -1401,7 +1406,6 @@ constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kConsumerRegisters = 136;
 constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
 static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
-static_assert(kRowBytes / 4 % 8 == 4, "rows of fragments spread over the banks");
 
 // What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
 // there: all bits set, which no result has.
@@ -1425,6 +1429,7 @@ struct Args {
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
   int pair_stores;  // pairs of neighbouring outputs are aligned
   int out_h, out_w;
+  uint32_t plane_bytes;  // of a channel of a sample of out
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;
@@ -1446,8 +1451,7 @@ __device__ __forceinline__ int opaque(int value) {
   return value;
 }
 
-// A thread's number among consumers, who come after the others: of ready warps those with the lowest number go first, and producers
-// have little to execute but much to wait for.
+// A thread's number among consumers, who come after the others.
 constexpr int kFirstConsumer = 32 * (kProducerWarps + 1);
 __device__ __forceinline__ int consumer_thread() { return opaque(threadIdx.x) - kFirstConsumer; }
 
@@ -1490,15 +1494,26 @@ __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
+// Two numbers, rounded to a 16-bit type.
+template <typename Storage>
+__device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
+  if constexpr (std::is_same<Storage, __nv_bfloat16>::value) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    return pack_pair(a, b);
+  }
+}
+
 struct Shared {
-  uint32_t held, moments, affine, parameters, place, weights, ring, counts, offsets;
+  uint32_t moments, scales, shifts, parameters, place, held, weights, ring, counts, offsets;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
-    held = base;
-    moments = held + kHeldBytes;
-    affine = moments + kMomentsBytes;
-    parameters = affine + kAffineBytes;
+    moments = base;
+    scales = moments + kMomentsBytes;
+    shifts = scales + kScalesBytes;
+    parameters = shifts + kShiftsBytes;
     place = parameters + kParameterBytes;
     weights_full = place + kPlaceBytes;
     weights_empty = weights_full + 8 * kMaxWeightStages;
@@ -1506,49 +1521,41 @@ struct Shared {
     chunk_empty = chunk_full + 8 * kMaxStages;
     moments_full = chunk_empty + 8 * kMaxStages;
     affine_full = moments_full + 8;
-    weights = base + kFixedBytes;
+    held = base + kFixedBytes;
+    weights = held + plan.held_bytes;
     ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
     counts = ring + plan.num_stages * plan.stage_bytes;
     offsets = counts + counts_bytes(plan.blocks_per_sample());
   }
 
-  // Of a pair of pixels in the first row of a warp of consumers: two channels, the first of 16.
-  __device__ __forceinline__ uint32_t held_at(int consumer_warp, int pair) const {
-    return held + consumer_warp * kPartner * kRowBytes + pair * 4;
-  }
   // The block's turn-th.
   template <typename Storage>
   __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
     return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
   }
-  // A channel's scale and shift.
-  __device__ __forceinline__ uint32_t affine_at(int channel) const {
-    const int pair = channel / (2 * kPartner) * kPartner + channel % kPartner;
-    return affine + pair * kAffinePairBytes + channel / kPartner % 2 * (kAffinePairBytes / 2);
+  __device__ __forceinline__ uint32_t moments_at(int segment, int channel) const {
+    return moments + (segment * kChannels + channel) * kMomentBytes;
+  }
+  // Scale, the same in all segments, and shift.
+  __device__ __forceinline__ uint32_t scale_at(int channel) const { return scales + place_in_pairs(channel) * 4; }
+  __device__ __forceinline__ uint32_t shift_at(int segment, int channel) const {
+    return shifts + (segment * kChannels + place_in_pairs(channel)) * 4;
+  }
+
+ private:
+  static __device__ __forceinline__ int place_in_pairs(int channel) {
+    return (channel / (2 * kPartner) * kPartner + channel % kPartner) * 2 + channel / kPartner % 2;
   }
 };
 
-// What makes held differences from the pivot outputs, of two channels, kPartner apart.
-struct AffinePair {
-  float scale[2], shift[2];
-};
-__device__ __forceinline__ AffinePair load_affines(uint32_t at) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
-  return {{v.x, v.z}, {v.y, v.w}};
-}
-__device__ __forceinline__ void store_affine(uint32_t at, float scale, float shift) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(scale), "f"(shift) : "memory");
+// A row's two scales, or shifts.
+__device__ __forceinline__ float2 load_row_pair(uint32_t at) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return v;
 }
 
-// What outputs are held as differences from: a channel's output where no input is. They are then no larger than what operands in
-// 11 bits make of them, and a large bias costs none of their digits.
-template <typename Storage>
-__device__ __forceinline__ float pivot_of(const Args<Storage>& args, int channel) {
-  return Epilogue::apply<float, Storage>(channel_bias<float>(args.epilogue, channel), args.epilogue, channel);
-}
-
-// What consumers need of a channel, in shared memory: three arrays. By all lanes of a warp.
+// What consumers need of a channel, in shared memory: two arrays. By all lanes of a warp.
 template <typename Storage>
 __device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const Shared& shared, int lane) {
   for (int channel = lane; channel < kChannels; channel += 32) {
@@ -1556,17 +1563,15 @@ __device__ __forceinline__ void fill_parameters(const Args<Storage>& args, const
     const uint32_t at = shared.parameters + channel * 4;
     store_word(at, __float_as_uint(args.inv_scale[channel]));
     store_word(at + kChannels * 4, __float_as_uint(channel_bias<float>(args.epilogue, real)));
-    store_word(at + 2 * kChannels * 4, __float_as_uint(pivot_of(args, real)));
   }
 }
 struct Parameters {
-  float inv_scale, bias, pivot;
+  float inv_scale, bias;
 
   __device__ __forceinline__ Parameters(const Shared& shared, int channel) {
     const uint32_t at = shared.parameters + channel * 4;
     inv_scale = __uint_as_float(load_word(at));
     bias = __uint_as_float(load_word(at + kChannels * 4));
-    pivot = __uint_as_float(load_word(at + 2 * kChannels * 4));
   }
 };
 
@@ -1576,6 +1581,62 @@ struct Parameters {
 // ---- kernels_src/cuda/conv_group_norm_held_store.cuh
 // Stores of the kernel that holds a sample's outputs: those of the sample before, normalised on their way.
 
+// ---- kernels_src/cuda/conv_group_norm_held_rows.cuh
+// What the kernel that holds a sample's outputs keeps in shared memory of a pair of pixels in a row's two channels.
+
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// values[0], values[1]: of the first channel; values[2], values[3]: of the other.
+template <typename Storage>
+struct HeldPair {
+  static constexpr int kWords = held_words(sizeof(Storage));
+  uint32_t words[kWords];
+
+  __device__ __forceinline__ void load(uint32_t at) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = load_word(at + i * kPairs * 4);
+  }
+  __device__ __forceinline__ void store(uint32_t at) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
+  }
+
+  __device__ __forceinline__ void hold(const float (&values)[4]) {
+    if constexpr (kWords == 2) {
+      words[0] = pack_rounded<Storage>(values[0], values[1]);
+      words[1] = pack_rounded<Storage>(values[2], values[3]);
+    } else {
+      uint32_t bits[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(values[i]);
+      words[0] = __byte_perm(bits[0], bits[1], 0x7632);
+      words[1] = __byte_perm(bits[2], bits[3], 0x7632);
+      words[kWords - 1] = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+    }
+  }
+  __device__ __forceinline__ void values(float (&to)[4]) const {
+    if constexpr (kWords == 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Storage* const pair = reinterpret_cast<const Storage*>(&words[half]);
+        to[2 * half] = static_cast<float>(pair[0]), to[2 * half + 1] = static_cast<float>(pair[1]);
+      }
+    } else {  // the fourth byte is a copy of the third, as good as any
+      const uint32_t thirds = words[kWords - 1];
+      to[0] = __uint_as_float(__byte_perm(thirds, words[0], 0x5400));
+      to[1] = __uint_as_float(__byte_perm(thirds, words[0], 0x7611));
+      to[2] = __uint_as_float(__byte_perm(thirds, words[1], 0x5422));
+      to[3] = __uint_as_float(__byte_perm(thirds, words[1], 0x7633));
+    }
+  }
+};
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -2056,14 +2117,35 @@ constexpr int kPairsOfRound = 32;
 constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
 constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
 
+// Stores without branches.
+template <typename Storage>
+__device__ __forceinline__ void store_output_if(bool wanted, Storage* to, float value) {
+  const Storage stored = static_cast<Storage>(value);
+  if constexpr (sizeof(Storage) == 4) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.f32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
+                 "f"(stored)
+                 : "memory");
+  } else {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u16 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
+                 "h"(*reinterpret_cast<const uint16_t*>(&stored))
+                 : "memory");
+  }
+}
+// Of a 16-bit type.
+template <typename Storage>
+__device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float first, float second) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
+               "r"(pack_rounded<Storage>(first, second))
+               : "memory");
+}
+
 // One round of a sample: normalises and stores it row by row, two channels each. Nothing before turn 0.
 // kPairStores: pairs of neighbouring outputs are aligned.
 template <bool kPairStores, typename Storage>
 struct StoreRound {
-  uint32_t held, affine;
-  int channels_left;  // 0: the lane stores nothing
+  uint32_t held, scales, shifts;
+  int channels_left;  // from the round's first; 0: the lane stores nothing
   bool second;
-  int plane;
   Storage* to;
 
   // Worked out anew for each round: that takes no registers while multiplying.
@@ -2076,33 +2158,35 @@ struct StoreRound {
     const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
     channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
     second = at.second;
-    held = shared.held_at(warp, pair);
-    affine = shared.affine_at(channel);
-    plane = opaque(args.out_h * args.out_w);
+    held = opaque(shared.held) + warp * kPartner * row_bytes(sizeof(Storage)) + pair * 4;
+    scales = shared.scale_at(channel);
+    shifts = shared.shift_at(segment, channel);
+    const int plane = args.out_h * args.out_w;
     to = args.out + (static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel) * plane +
          (at.row * args.out_w + strip * args.plan.strip_w + at.col);
   }
 
   // All words of the row are read when it returns.
-  __device__ __forceinline__ void store_row(int row) const {
-    const AffinePair affines = load_affines(affine + row * kAffinePairBytes);
-    const uint32_t thirds = load_word(held + row * kRowBytes + 2 * kPairs * 4);
+  __device__ __forceinline__ void store_row(const Args<Storage>& args, int row) const {
+    HeldPair<Storage> pair;
+    pair.load(held + row * row_bytes(sizeof(Storage)));
+    const float2 scale = load_row_pair(scales + row * 8), shift = load_row_pair(shifts + row * 8);
+    float v[4];
+    pair.values(v);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t high_word = load_word(held + row * kRowBytes + half * kPairs * 4);
-      // The fourth byte is a copy of the third, as good as any.
-      const float a = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x5400 : 0x5422));
-      const float b = __uint_as_float(__byte_perm(thirds, high_word, half == 0 ? 0x7611 : 0x7633));
-      const float2 values =
-          make_float2(fmaf(a, affines.scale[half], affines.shift[half]), fmaf(b, affines.scale[half], affines.shift[half]));
-      Storage* const out = to + (row + half * kPartner) * plane;
-      if (row + half * kPartner < channels_left) {
-        if constexpr (kPairStores) {
-          sm90::store_pair(out, values);
-        } else {
-          out[0] = static_cast<Storage>(values.x);
-          if (second) out[1] = static_cast<Storage>(values.y);
-        }
+      const uint32_t channel = row + half * kPartner;
+      const float a = half == 0 ? scale.x : scale.y, b = half == 0 ? shift.x : shift.y;
+      const float left = fmaf(v[2 * half], a, b), right = fmaf(v[2 * half + 1], a, b);
+      const bool wanted = static_cast<int>(channel) < channels_left;
+      Storage* const at = reinterpret_cast<Storage*>(reinterpret_cast<char*>(to) + uint64_t{channel} * args.plane_bytes);
+      if constexpr (kPairStores && sizeof(Storage) == 4) {
+        if (wanted) sm90::store_pair(at, make_float2(left, right));  // a branch, or ptxas moves all stores to the end of the round
+      } else if constexpr (kPairStores) {
+        store_pair_if(wanted, at, left, right);
+      } else {
+        store_output_if(wanted, at, left);
+        store_output_if(wanted && second, at + 1, right);
       }
     }
   }
@@ -2116,7 +2200,7 @@ __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Sh
     StoreRound<kPairStores, Storage> stores;
     stores.begin(args, shared, turn, round);
 #pragma unroll 2  // or each row waits for its own words
-    for (int row = 0; row < kPartner; ++row) stores.store_row(row);
+    for (int row = 0; row < kPartner; ++row) stores.store_row(args, row);
   }
 }
 
@@ -2289,19 +2373,18 @@ struct ChannelPair {
   }
 };
 
-// Moments of a lane's values of two channels, about one of the values itself, so that its distance from the mean costs no more digits
-// than their spread does. (Source: sm90::ShiftedSums.)
+// Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean costs no more
+// digits than their spread does.
 struct LaneMoments {
   float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 
-  __device__ __forceinline__ void add(int half, float value) {
-    const float d = value - shift[half];
-    sum[half] += d;
-    squares[half] = fmaf(d, d, squares[half]);
+  __device__ __forceinline__ void add(int half, float difference) {
+    sum[half] += difference;
+    squares[half] = fmaf(difference, difference, squares[half]);
   }
 
-  // Those of a quad of lanes, who share the shift, to shared memory: of `row` and the one kPartner below it.
-  __device__ __forceinline__ void store(const Shared& shared, int row, float count) {
+  // Those of a quad of lanes, who share the shift, to shared memory: of the row `at` and the one kPartner channels on.
+  __device__ __forceinline__ void store(uint32_t at, float count) {
 #pragma unroll
     for (int other = 1; other <= 2; other *= 2) {
       count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
@@ -2315,12 +2398,30 @@ struct LaneMoments {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared.moments + (row + half * kPartner) * 16), "f"(count),
-                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(0.0f)
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + half * kPartner * kMomentBytes), "f"(count),
+                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(shift[half])
                    : "memory");
     }
   }
 };
+
+// The smallest in magnitude of a few of a quad of lanes' accumulators in a channel, which an outlier is not: 0 if none is an output, or
+// finite.
+__device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], uint32_t is_first, int half) {
+  float least = INFINITY;
+#pragma unroll
+  for (int j : {0, 5, 11, 17}) {
+    const float its = acc[4 * j + 2 * half];
+    if ((is_first >> j & 1) && fabsf(its) < fabsf(least)) least = its;
+  }
+#pragma unroll
+  for (int other = 1; other <= 2; other *= 2) {
+    const float its = __shfl_xor_sync(0xFFFFFFFFu, least, other);
+    // Of two that are as small the lower: both lanes choose the same.
+    if (fabsf(its) < fabsf(least) || (fabsf(its) == fabsf(least) && its < least)) least = its;
+  }
+  return fabsf(least) < INFINITY ? least : 0.0f;
+}
 
 // Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
 // are held, which are stored first. The first round's chain, before any store, gives statistics of the sample before more time to come.
@@ -2332,60 +2433,45 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const ChannelPair pair(args, shared);
   const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
-  // The shift is a value of the few that are looked at in a quad of lanes; where none is an output, any.
   LaneMoments moments;
-  float raw[2] = {0.0f, 0.0f};
-  bool found = false;
 #pragma unroll
-  for (int j : {0, 5, 11, 17}) {
-    if (!found && (is_first >> j & 1)) raw[0] = acc[4 * j], raw[1] = acc[4 * j + 2], found = true;
-  }
-  const uint32_t finders = __ballot_sync(0xFFFFFFFFu, found) >> (lane & ~3) & 15;
-  const int finder = (lane & ~3) + (finders & 1 ? 0 : finders & 2 ? 1 : finders & 4 ? 2 : 3);
+  for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
+  const auto finish_fragment = [&](const ChannelPair& pair, int j) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    moments.shift[half] = pair.finish(args, __shfl_sync(0xFFFFFFFFu, raw[half], finder), half);
-  }
-  const auto finish_fragment = [&](int j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2);
+    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
     if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
     if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
   };
   const auto hold_round = [&](int round) {
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
-    const uint32_t held = shared.held_at(thread / 32, lane % 4) + lane / 4 * kRowBytes;
-    const int channel = thread / 32 % 4 * 2 * kPartner + lane / 4;
-    const float pivot[2] = {Parameters(shared, channel).pivot, Parameters(shared, channel + kPartner).pivot};
+    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * 4;
 #pragma unroll
     for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
-      uint32_t bits[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(acc[4 * j + i] - pivot[i / 2]);
-      const uint32_t thirds = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-      store_word(held + 16 * j, __byte_perm(bits[0], bits[1], 0x7632));
-      store_word(held + kPairs * 4 + 16 * j, __byte_perm(bits[2], bits[3], 0x7632));
-      store_word(held + 2 * kPairs * 4 + 16 * j, thirds);
+      HeldPair<Storage> words;
+      words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
+      words.store(held + 16 * j);
     }
   };
 #pragma unroll
-  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(j);
+  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(pair, j);
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
   store_rounds<kPairStores>(args, shared, turn - 1, kPairStores ? 1 : kRounds);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     StoreRound<kPairStores, Storage> stores;
     const bool is_paced = kPairStores && round > 0;
+    // In 16 bits read again: it is there that registers do not suffice.
+    const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
     if (is_paced) stores.begin(args, shared, turn - 1, round);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
-      if (is_paced) stores.store_row(i);
+      if (is_paced) stores.store_row(args, i);
       const int j = round * kFragmentsOfRound + i;
-      if (round > 0 && j < kFragments) finish_fragment(j);
+      if (round > 0 && j < kFragments) finish_fragment(again, j);
     }
     if (round == kRounds - 1) {
-      moments.store(shared, segment * kChannels + warp * 2 * kPartner + lane / 4,
+      moments.store(shared.moments_at(segment, warp * 2 * kPartner + lane / 4),
                     static_cast<float>(__popc(is_first) + __popc(is_second)));
     }
     __syncwarp();  // the round's words are read
@@ -2415,6 +2501,57 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
 // ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
 // Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
 
+// ---- kernels_src/cuda/conv_group_norm_held_weights.cuh
+// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample, from L2 into a
+// ring of such rows.
+
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// Who loads them. fp32 has room for few rows, for which the warp that agrees is at times too late; in 16 bits there is room for
+// most, and producers, whose loads are half as long, have better things to do.
+template <typename Storage>
+constexpr bool kProducersLoadWeights = sizeof(Storage) == 4;
+
+// One row in kLoaders, in the ring's order. By a warp's first lane alone: votes would cost producers more than this does.
+template <int kLoaders>
+struct WeightsLoader {
+  int rows_left, row, slot;
+  uint32_t parity = 1;
+
+  template <typename Storage>
+  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int loader, int lane)
+      : rows_left(lane == 0 ? samples * args.plan.weight_rows() - loader : 0), row(loader), slot(loader) {
+    wrap(args.plan);
+  }
+
+  // Loads the next row if its stage has been given back.
+  template <typename Storage>
+  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
+    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * slot, parity)) {
+      const int bytes = args.plan.weight_stage_bytes;
+      const uint32_t full = shared.weights_full + 8 * slot;
+      sm90::mbarrier_arrive_expect_bytes(full, bytes);
+      sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
+      rows_left -= kLoaders, row += kLoaders, slot += kLoaders;
+      wrap(args.plan);
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ void wrap(const Plan& plan) {
+    while (row >= plan.weight_rows()) row -= plan.weight_rows();
+    if (slot >= plan.num_weight_stages) slot -= plan.num_weight_stages, parity ^= 1;
+  }
+};
+static_assert(kMinWeightStages >= kProducerWarps, "a loader's next stage is at most one lap on");
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
 // Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
 // them and store them as pixel rows; one warp streams weight tiles by bulk copy.
@@ -2805,41 +2942,8 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
 
 constexpr int kPollNanoseconds = 100;
 
-// Weights of one row of taps in kProducerWarps, of the same rows again for every sample, to their stages of the ring. By a warp's first
-// lane alone: votes would cost the producers more than this does.
-struct WeightsLoader {
-  int rows_left, row, slot;
-  uint32_t parity;
-
-  template <typename Storage>
-  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int warp, int lane)
-      : rows_left(lane == 0 ? samples * args.plan.weight_rows() - warp : 0), row(warp), slot(warp), parity(1) {
-    wrap(args.plan);
-  }
-
-  // Loads the next row if its stage has been given back.
-  template <typename Storage>
-  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
-    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * slot, parity)) {
-      const int bytes = args.plan.weight_stage_bytes;
-      const uint32_t full = shared.weights_full + 8 * slot;
-      sm90::mbarrier_arrive_expect_bytes(full, bytes);
-      sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
-      rows_left -= kProducerWarps, row += kProducerWarps, slot += kProducerWarps;
-      wrap(args.plan);
-    }
-    __syncwarp();
-  }
-
- private:
-  __device__ __forceinline__ void wrap(const Plan& plan) {
-    while (row >= plan.weight_rows()) row -= plan.weight_rows();
-    if (slot >= plan.num_weight_stages) slot -= plan.num_weight_stages, parity ^= 1;
-  }
-};
-
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and weights, which are looked
-// after with a batch and while there is nothing else to do. With every second batch of fp32, whose producers are the later ones.
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and where they load weights
+// these, with every second batch and while there is nothing else to do.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -2867,15 +2971,20 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
   const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
-  WeightsLoader weights(args, samples, warp, lane);
+  WeightsLoader<kProducerWarps> weights(args, samples, warp, lane);
   int chunks_left = samples * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool looks_after_weights) {
-    if (looks_after_weights) weights.load_if_free(args, shared);
-    if (first == warp * kBatchQuads)
-      while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1))) {
-        __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
-        weights.load_if_free(args, shared);
-      }
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool is_first_set) {
+    const uint32_t empty = shared.chunk_empty + 8 * stage.slot;
+    if constexpr (kProducersLoadWeights<Storage>) {
+      if (is_first_set) weights.load_if_free(args, shared);
+      if (first == warp * kBatchQuads)
+        while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(empty, stage.parity ^ 1))) {
+          __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
+          weights.load_if_free(args, shared);
+        }
+    } else {
+      if (first == warp * kBatchQuads) sm90::mbarrier_wait(empty, stage.parity ^ 1);
+    }
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
@@ -2892,9 +3001,10 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   while (chunks_left > 0) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set)
-      if (set == 0 || chunks_left > 0) store_next(values[set], sizeof(Storage) == 2 || set % 2 == 0);
+      if (set == 0 || chunks_left > 0) store_next(values[set], set == 0);
   }
-  while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
+  if constexpr (kProducersLoadWeights<Storage>)
+    while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
 }
 
 }  // namespace held
@@ -3069,6 +3179,11 @@ struct Message {
   __device__ __forceinline__ float second() const { return __uint_as_float(static_cast<uint32_t>(bits >> 32)); }
 };
 
+// Both of a group's, each of which may be there or not, at once: all blocks ask for the same.
+__device__ __forceinline__ void read_both(const Statistics* at, Message& mean, Message& rstd) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(mean.bits), "=l"(rstd.bits) : "l"(at) : "memory");
+}
+
 // Sums over the `lanes` neighbouring lanes that share a group.
 template <typename T>
 __device__ __forceinline__ T group_sum(T v, int lanes) {
@@ -3089,13 +3204,14 @@ struct MomentsSum {
   }
 };
 
-struct Words {
-  float x, y, z;
+// Of a channel in a segment.
+struct RowMoments {
+  float count, mean, m2, shift;
 };
-__device__ __forceinline__ Words load_words(uint32_t at) {
-  uint32_t v[4];
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
-  return {__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2])};
+__device__ __forceinline__ RowMoments load_moments(uint32_t at) {
+  RowMoments v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.count), "=f"(v.mean), "=f"(v.m2), "=f"(v.shift) : "r"(at) : "memory");
+  return v;
 }
 
 // Pixels of each of the sample's blocks that are outputs.
@@ -3119,12 +3235,12 @@ template <typename Storage>
 __device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, const Shared& shared, int group,
                                                   int lane_of_group, int lanes) {
   const int first = group * args.channels_per_group;
-  MomentsSum total(load_words(shared.moments + first * 16).y);
+  MomentsSum total(load_moments(shared.moments_at(0, first)).mean);
   for (int i = lane_of_group; i < args.channels_per_group; i += lanes) {
 #pragma unroll
     for (int segment = 0; segment < kSegments; ++segment) {
-      const Words m = load_words(shared.moments + (segment * kChannels + first + i) * 16);
-      total.add(m.x, m.y, m.z);
+      const RowMoments m = load_moments(shared.moments_at(segment, first + i));
+      total.add(m.count, m.mean, m.m2);
     }
   }
   const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes), squares = group_sum(total.squares, lanes);
@@ -3180,10 +3296,13 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
 }
 
-// After each sample's products. One warp.
+constexpr int kMomentsPollNanoseconds = 32;
+
+// After each sample's products; and weights, where producers do not load them. One warp.
 template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
+  static_assert(kChannelsPerLane == 2, "groups and channels of a lane");
   const int blocks = args.plan.blocks_per_sample();
   int log_lanes = 5;  // of those that share a group: as many for each
   while (log_lanes > 0 && args.num_groups << log_lanes > 32) --log_lanes;
@@ -3199,11 +3318,21 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
     weight[i] = static_cast<float>(norm::parameter_or(args.norm_weight, channel, 1.0));
     bias[i] = static_cast<float>(norm::parameter_or(args.norm_bias, channel, 0.0));
   }
+  const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
+  WeightsLoader<1> weights(args, samples, 0, lane);
+  const auto look_after_weights = [&] {
+    if constexpr (!kProducersLoadWeights<Storage>) weights.load_if_free(args, shared);
+  };
   uint32_t parity = 0;
   for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
-    sm90::mbarrier_wait(shared.moments_full, parity);
+    if constexpr (kProducersLoadWeights<Storage>) {
+      sm90::mbarrier_wait(shared.moments_full, parity);
+    } else {
+      for (look_after_weights(); !__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)); look_after_weights())
+        __nanosleep(kMomentsPollNanoseconds);  // or it takes the others' issue slots
+    }
     for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
@@ -3212,17 +3341,35 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
     }
     __syncwarp();
     for (int group = place.block; group < args.num_groups; group += blocks)
-      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) continue;
+      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) look_after_weights();
+    // A lane asks for a group, or two, for the channels of all lanes.
+    Message mean[kChannelsPerLane] = {}, rstd[kChannelsPerLane] = {};
+    bool all_there;
+    do {
+      look_after_weights();
+      all_there = true;
+#pragma unroll
+      for (int i = 0; i < kChannelsPerLane; ++i) {
+        if (32 * i >= args.num_groups) continue;
+        read_both(statistics + min(lane + 32 * i, args.num_groups - 1), mean[i], rstd[i]);
+        all_there = all_there && mean[i].is_there() && rstd[i].is_there();
+      }
+    } while (!__all_sync(0xFFFFFFFFu, all_there));
 #pragma unroll
     for (int i = 0; i < kChannelsPerLane; ++i) {
-      const Statistics* of_group = statistics + min(lane + 32 * i, args.plan.out_channels - 1) / args.channels_per_group;
-      Message mean, rstd;
-      do {
-        mean.read(&of_group->mean);
-        rstd.read(&of_group->rstd);
-      } while (!__all_sync(0xFFFFFFFFu, mean.is_there() && rstd.is_there()));
-      const float pivot = Parameters(shared, lane + 32 * i).pivot, scale = rstd.first() * weight[i];
-      store_affine(shared.affine_at(lane + 32 * i), scale, fmaf((pivot - mean.first()) - mean.second(), scale, bias[i]));
+      const int channel = lane + 32 * i, group = min(channel, args.plan.out_channels - 1) / args.channels_per_group;
+      const auto of_group = [&](float first, float second) {
+        const float a = __shfl_sync(0xFFFFFFFFu, first, group % 32), b = __shfl_sync(0xFFFFFFFFu, second, group % 32);
+        return group < 32 ? a : b;
+      };
+      const float center = of_group(mean[0].first(), mean[1].first()), rest = of_group(mean[0].second(), mean[1].second());
+      const float scale = of_group(rstd[0].first(), rstd[1].first()) * weight[i];
+      store_word(shared.scale_at(channel), __float_as_uint(scale));
+#pragma unroll
+      for (int segment = 0; segment < kSegments; ++segment) {
+        const float shift = load_moments(shared.moments_at(segment, channel)).shift;
+        store_word(shared.shift_at(segment, channel), __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
+      }
     }
     __syncwarp();
     if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
@@ -3616,7 +3763,7 @@ inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
 }
 
 // The best cut, or a plan that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
   const auto refuse = [&](const char* reason) {
@@ -3631,6 +3778,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
   Plan plan{};
   plan.usable = true;
   plan.reason = "";
+  plan.held_bytes = held_bytes(value_bytes);
   plan.in_channels = geometry.in_channels_per_group;
   plan.out_channels = geometry.out_channels_per_group;
   plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
@@ -3667,7 +3815,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int smem_limit, int num_sms
     plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     plan.reach_rows = static_cast<int>(beyond_h);
-    const int fixed = kFixedBytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
+    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
     plan.num_stages =
         std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
     if (plan.num_stages < kMinStages) continue;
@@ -6995,7 +7143,7 @@ inline CallPlan plan_anew(const ConvCall& call) {
   if (why_not != nullptr) return refuse(kUnsupportedKernel, why_not);
   if (call.dtype == kFloat32 && !mma_can_index(p))
     return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
-  result.plan = make_plan(p, static_cast<int>(device.smem_per_block), device.sm_count);
+  result.plan = make_plan(p, call.dtype == kFloat32 ? 4 : 2, static_cast<int>(device.smem_per_block), device.sm_count);
   if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
   if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, "most processors would have nothing to do");
   result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
@@ -7067,6 +7215,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
         static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
   args.pair_stores = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
+  args.plane_bytes = static_cast<uint32_t>(p.out_h * p.out_w * static_cast<int64_t>(sizeof(Storage)));
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
   args.guard = state;

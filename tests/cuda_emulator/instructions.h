@@ -41,10 +41,10 @@ void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const T* f
   std::memcpy(v, from, 16);
   x = v[0], y = v[1], z = v[2], w = v[3];
 }
-template <typename T>
-void ld_global_v2(uint32_t& x, uint32_t& y, const T* from) {
-  uint32_t v[2];
-  std::memcpy(v, from, 8);
+template <typename Word, typename T>
+void ld_global_v2(Word& x, Word& y, const T* from) {
+  Word v[2];
+  std::memcpy(v, from, sizeof v);
   x = v[0], y = v[1];
 }
 inline void st_global_if_b32(unsigned wanted, void* to, unsigned value) {
@@ -52,6 +52,10 @@ inline void st_global_if_b32(unsigned wanted, void* to, unsigned value) {
 }
 inline void st_global_if_b16(unsigned wanted, void* to, unsigned short value) {
   if (wanted != 0) std::memcpy(to, &value, 2);
+}
+template <typename T>
+void st_global_if(unsigned wanted, void* to, T value) {
+  if (wanted != 0) std::memcpy(to, &value, sizeof value);
 }
 
 template <typename T>
