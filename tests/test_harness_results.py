@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,10 @@ from harness.catalog import list_problems
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-FOLDERS = sorted(
-    path
-    for path in RESULTS.glob("*")
-    if any(path.glob("[0-9]*_[0-9]*.json")) and path.name != "nvidia-h200-parts"
-)
-RECORDS = [path for folder in FOLDERS for path in sorted(folder.glob("[0-9]*_[0-9]*.json"))]
+# Of problems; those of parts of problems, of shapes and of suites have other names.
+RECORDS = [path for path in sorted(RESULTS.glob("*/*.json")) if re.fullmatch(r"\d+_\d+", path.stem)]
+FOLDERS = sorted({path.parent for path in RECORDS})
+PARTS = sorted(RESULTS.glob("*-parts/*.json"))
 
 
 def relative(path: Path) -> str:
@@ -35,9 +34,7 @@ def test_record_is_of_the_committed_solution(path):
     assert (ROOT / record["reference"]).is_file()
 
 
-@pytest.mark.parametrize(
-    "path", sorted((RESULTS / "nvidia-h200-parts").glob("*.json")), ids=relative
-)
+@pytest.mark.parametrize("path", PARTS, ids=relative)
 def test_record_of_a_part_is_of_what_is_generated(path):
     record = json.loads(path.read_text())
     text = generate(ROOT / record["reference"], Path(record["solution"]))

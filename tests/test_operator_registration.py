@@ -1,5 +1,9 @@
 """The operator as PyTorch sees it: gradcheck, opcheck, torch.compile, what autograd keeps."""
 
+import contextlib
+import ctypes
+import types
+
 import pytest
 import torch
 
@@ -152,3 +156,41 @@ def test_compiled_in_half_the_model_keeps_its_dtype(shelf):
     torch._dynamo.reset()
     compiled = torch.compile(new.to(torch.bfloat16), fullgraph=True, backend="aot_eager")
     assert compiled(torch.randn(2, 64, 5, 5, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+class ConvPart(ctypes.Structure):
+    _fields_ = [("stream", ctypes.c_void_p)]
+
+
+class CallPart(ctypes.Structure):
+    """What _launch itself touches of an argument block."""
+
+    _fields_ = [("conv", ConvPart)]
+
+
+def test_a_launch_is_on_the_inputs_device_and_its_stream(shelf, monkeypatch):
+    """Whichever is current: the host's part of it, without a GPU. With two of them
+    tests/test_gpu_runtime.py does it.
+    """
+    current, seen, call = [0], [], CallPart()
+
+    @contextlib.contextmanager
+    def entered(device):
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    def current_stream(device=None):
+        return types.SimpleNamespace(
+            cuda_stream=1000 + (device or torch.device("cuda", current[0])).index
+        )
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    library = types.SimpleNamespace(
+        has_cuda=True,
+        tconv_cuda_workspace_bytes=lambda address: 0,
+        tconv_cuda_run=lambda address: seen.append((current[0], call.conv.stream)),
+    )
+    shelf["69"].solution["_launch"](library, call, torch.device("cuda:1"))
+    assert seen == [(1, 1001)] and current == [0]
