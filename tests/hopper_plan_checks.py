@@ -5,7 +5,7 @@ check raises AssertionError.
 import numpy as np
 
 UNIT, TAP_BYTES, PIXEL_BYTES = 64, 8192, 128
-MAX_RING_UNITS, MAX_WEIGHT_STAGES = 32, 32
+MAX_RING_UNITS, MAX_WEIGHT_STAGES = 28, 32
 
 
 def check_resources(plan, problem):
@@ -20,6 +20,8 @@ def check_resources(plan, problem):
     assert with_taps[last] and not any(with_taps[last + 1 :])
     if plan.twin:
         check_twins(plan, problem)
+    if plan.n == 256 and not problem.sixteen_bit:
+        assert plan.batches_in_flight == 1
     if problem.size[1] % 4 == 0:  # vectors of the line are vectors of the input
         assert plan.col_offset % 4 == 0
     assert plan.segment_pixels <= plan.n
@@ -58,11 +60,11 @@ def check_resources(plan, problem):
         assert plan.weight_stages == plan.ring_stages * plan.blocks_per_sweep
         # A stage is given back after the product that follows it: fewer would wait for ever.
         assert plan.ring_stages >= 2
-    # Shared memory, as shared_layout() lays it out behind an unaligned start.
+    # Shared memory, as shared_layout() lays it out.
     pooled_row = plan.n // 2 + (4 if plan.n // 8 % 2 == 0 else 0)
     stores = 8 * pooled_row * 4 if plan.pooled else 8 * (64 + 8) * 4
     assert plan.store_bytes_per_warp == stores
-    used = 1023 + plan.ring_bytes + plan.weight_stages * TAP_BYTES
+    used = plan.ring_bytes + plan.weight_stages * TAP_BYTES
     used += plan.num_consumers * 4 * stores + 2 * 8 * (MAX_RING_UNITS + MAX_WEIGHT_STAGES)
     used += 8 * plan.num_consumers  # whose turn it is
     assert used <= plan.smem_bytes <= problem.smem_limit
@@ -77,12 +79,28 @@ def check_twins(plan, problem):
         assert even.count_w - 1 <= odd.count_w <= even.count_w
 
 
-def check_chunks(plan, problem):
-    assert plan.num_tile_chunks * plan.chunk_tiles >= plan.num_tiles
-    assert (plan.num_tile_chunks - 1) * plan.chunk_tiles < plan.num_tiles
-    lines = -(-problem.batch // plan.line_samples) * problem.groups * plan.num_strips
-    assert plan.num_chunks == lines * plan.num_tile_chunks
-    assert plan.mirror_pixels > 0 or plan.chunk_tiles == 1  # nothing to wrap into
+def check_ranges(plan, problem):
+    """Follows the blocks through the tiles of all lines: each comes once, and no block has much
+    more than its share.
+    """
+    lines = -(-problem.batch // plan.line_samples) * problem.groups  # of a strip
+    strips, places = plan.num_strips, lines * plan.line_tiles
+    assert plan.line_tiles >= plan.num_tiles and plan.total_tiles == places * strips
+    assert plan.mirror_pixels > 0 or plan.range_tiles == 1  # nothing to wrap into
+    of_strip = -(-places // plan.range_tiles)
+    blocks = min(of_strip * strips, problem.num_sms)
+    seen = np.zeros((strips, lines, plan.line_tiles), dtype=np.int64)
+    tiles_of = np.zeros(blocks, dtype=np.int64)
+    for block in range(blocks):
+        for number in range(block, of_strip * strips, blocks):
+            first = number // strips * plan.range_tiles
+            taken = seen[number % strips].reshape(-1)[first : first + plan.range_tiles]
+            taken += 1
+            line_place = np.arange(first, first + len(taken)) % plan.line_tiles
+            tiles_of[block] += (line_place < plan.num_tiles).sum()
+    assert (seen[..., : plan.num_tiles] == 1).all()
+    rounds = -(-of_strip * strips // problem.num_sms)
+    assert tiles_of.max() <= rounds * plan.range_tiles
 
 
 def check_every_output_once(plan, problem):
@@ -252,11 +270,11 @@ def check_pooling(plan):
 
 def check(plan, problem, with_outputs=True):
     check_resources(plan, problem)
-    check_chunks(plan, problem)
+    check_ranges(plan, problem)
     if with_outputs:
         check_every_output_once(plan, problem)
     check_taps(plan, problem)
-    check_ring(plan, plan.chunk_tiles)
+    check_ring(plan, min(plan.range_tiles, plan.num_tiles))
     if plan.mirror_pixels > 0:  # the cost alone decides how long chunks are
         check_ring(plan, plan.num_tiles)
     if plan.pooled:

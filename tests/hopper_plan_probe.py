@@ -15,7 +15,7 @@ PROBE = r"""
 using namespace tconv;
 using namespace tconv::sm90;
 static_assert(kUnitPixels == 64 && kTapBytes == 8192 && kPixelBytes == 128, "");
-static_assert(kMaxRingUnits == 32 && kMaxWeightStages == 32, "");
+static_assert(kMaxRingUnits == 28 && kMaxWeightStages == 32, "");
 
 void show(const Plan& q) {
   std::printf("{\"usable\": %d, \"reason\": \"%s\"", q.usable, q.reason ? q.reason : "");
@@ -25,11 +25,11 @@ void show(const Plan& q) {
   SHOW(producer_warps) SHOW(num_consumers) SHOW(n) SHOW(twin) SHOW(last_tapped_phase)
   SHOW(tile_w) SHOW(pitch) SHOW(num_segments) SHOW(segment_pixels)
   SHOW(tile_pixels) SHOW(pooled) SHOW(reach) SHOW(tap_step_h) SHOW(tap_step_w) SHOW(num_phases)
-  SHOW(num_strips) SHOW(num_tiles) SHOW(chunk_tiles) SHOW(num_tile_chunks) SHOW(num_chunks)
+  SHOW(num_strips) SHOW(num_tiles) SHOW(line_tiles) SHOW(range_tiles) SHOW(total_tiles)
   SHOW(num_groups) SHOW(in_channels_per_group) SHOW(out_channels_per_group) SHOW(num_ic_blocks)
   SHOW(num_sweeps) SHOW(blocks_per_sweep) SHOW(window_units) SHOW(ring_units) SHOW(mirror_pixels)
   SHOW(store_bytes_per_warp) SHOW(weight_stages) SHOW(ring_stages) SHOW(resident_weights)
-  SHOW(num_weight_tiles) SHOW(ring_bytes) SHOW(smem_bytes)
+  SHOW(num_weight_tiles) SHOW(ring_bytes) SHOW(smem_bytes) SHOW(batches_in_flight)
   std::printf(", \"cost\": %.17g, \"phases\": [", q.cost);
   for (int i = 0; i < q.num_phases && q.usable; ++i) {
     const Phase& f = q.phases[i];
@@ -42,7 +42,7 @@ void show(const Plan& q) {
 
 // For each problem: the plans of both calls, every cut that plan_tiles takes, and an empty line.
 int main() {
-  long long v[18];
+  long long v[19];
   for (;;) {
     for (long long& value : v)
       if (std::scanf("%lld", &value) != 1) return 0;
@@ -54,8 +54,9 @@ int main() {
     p.x_stride_n = p.in_channels * p.x_stride_c;
     p.padding_h = v[12], p.padding_w = v[13], p.dilation_h = v[14], p.dilation_w = v[15];
     const int smem = static_cast<int>(v[16]), sms = static_cast<int>(v[17]);
-    show(make_plan(p, Outputs::kAlone, smem, sms));
-    show(make_plan(p, Outputs::kPooled, smem, sms));
+    const bool sixteen_bit = v[18] == 1;
+    show(make_plan(p, Outputs::kAlone, sixteen_bit, smem, sms));
+    show(make_plan(p, Outputs::kPooled, sixteen_bit, smem, sms));
     const Plan geometry = plan_geometry(p);
     for (const Shape& shape : kShapes)
       for (int blocks = 1; blocks <= shape.consumers && geometry.usable; ++blocks)
@@ -63,9 +64,11 @@ int main() {
           for (int single = 0; single < 2; ++single)
             for (int kind = 0; kind < 6; ++kind) {
               const bool pooled = kind % 3 == 1, stacked = kind % 3 == 2, side_by_side = kind >= 3;
+              const Outputs outputs = pooled ? Outputs::kPooled : Outputs::kAlone;
+              if (!serves(shape, outputs, sixteen_bit)) continue;
               Plan plan = geometry;
               if (plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked,
-                             side_by_side, smem, sms))
+                             side_by_side, sixteen_bit, smem, sms))
                 show(plan);
             }
     std::printf("\n");
@@ -93,10 +96,13 @@ SHAPES = [
 
 
 class Problem:
-    """A shape, the output it has (with output padding added), and the device it is planned for."""
+    """A shape, the output it has (with output padding added), the device it is planned for, and
+    whether its values have 16 bits.
+    """
 
-    def __init__(self, shape, smem_limit=H200[0], num_sms=H200[1], more=(0, 0)):
+    def __init__(self, shape, smem_limit=H200[0], num_sms=H200[1], more=(0, 0), sixteen_bit=False):
         self.shape, self.smem_limit, self.num_sms = shape, smem_limit, num_sms
+        self.sixteen_bit = sixteen_bit
         self.batch, _, self.out_channels, self.groups, self.size, *rest = shape
         self.kernel, self.stride, self.padding, self.dilation = rest
         self.out = [
@@ -112,10 +118,12 @@ class Problem:
         """What the probe reads."""
         values = [*self.shape[:4], *self.size, *self.out, *self.kernel, *self.stride]
         values += [*self.padding, *self.dilation, self.smem_limit, self.num_sms]
+        values += [int(self.sixteen_bit)]
         return " ".join(map(str, values))
 
     def __str__(self) -> str:
-        return f"{self.shape} -> {self.out}, {self.smem_limit} bytes, {self.num_sms} SMs"
+        bits = ", 16 bits" * self.sixteen_bit
+        return f"{self.shape} -> {self.out}, {self.smem_limit} bytes, {self.num_sms} SMs{bits}"
 
 
 def random_problems(count: int, seed: int) -> list[Problem]:
@@ -136,7 +144,7 @@ def random_problems(count: int, seed: int) -> list[Problem]:
         )
         smem_limit = rng.choice([H200[0], H200[0], 163 << 10, 99 << 10])
         more = tuple(rng.randrange(max(s, d)) for s, d in zip(stride, shape[8], strict=True))
-        problem = Problem(shape, smem_limit, rng.choice([132, 7, 114]), more)
+        problem = Problem(shape, smem_limit, rng.choice([132, 7, 114]), more, rng.random() < 0.5)
         if min(problem.out) > 0:
             found.append(problem)
     return found

@@ -101,10 +101,19 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
         ):  # held: one block, and many
             for dtype in (torch.float32, torch.float16, torch.bfloat16):
                 yield Run("19", (64, 64, 3, 1, 8, 8), shape, dtype, "held")
-        for arguments, shape in filter(None, hopper_shapes().values()):
-            yield Run("69", arguments, shape, torch.float32, "hopper")
-            yield Run("69", arguments, shape, torch.float16, "hopper")
-            yield Run("19", (*arguments, 8, 8), shape, torch.bfloat16, "hopper")
+        for (_, _, sixteen_bit), case in hopper_shapes().items():
+            if case is None:
+                continue
+            arguments, shape = case
+            dtype = torch.float16 if sixteen_bit else torch.float32
+            yield Run("69", arguments, shape, dtype, "hopper")
+            if not sixteen_bit:
+                yield Run("19", (*arguments, 8, 8), shape, torch.bfloat16, "hopper")
+        # Rings of pixels and of weights that are filled again and again.
+        for dtype in (torch.float32, torch.float16):
+            yield Run("69", (192, 64, (3, 3), 1, 1), (1, 192, 30, 40), dtype, "hopper")
+            yield Run("69", (64, 128, (3, 3), 1, 1), (140, 64, 4, 60), dtype, "hopper")
+            yield Run("69", (64, 64, (3, 3), 1, 1), (1, 64, 160, 150), dtype, "hopper")
 
 
 def execute(run: Run, load: Callable[[str], dict]) -> bool:
@@ -141,7 +150,10 @@ _PROBE = r"""
 #include "conv_transpose_sm90_plan.h"
 using namespace tconv;
 int main() {
-  for (const auto& s : sm90::kShapes) std::printf("[%d, %d]\n", s.n, s.producer_warps);
+  for (const auto& s : sm90::kShapes)
+    for (int half = 0; half < 2; ++half)  // in fp32, in 16 bits
+      if (sm90::serves(s, sm90::Outputs::kAlone, half))
+        std::printf("[%d, %d, %d]\n", s.n, s.producer_warps, half);
   long long batch, ci, co, h, w, k, s;
   while (std::scanf("%lld %lld %lld %lld %lld %lld %lld", &batch, &ci, &co, &h, &w, &k, &s) == 7) {
     ConvTransposeProblem p{};
@@ -150,17 +162,19 @@ int main() {
     p.x_stride_w = 1, p.x_stride_h = w, p.x_stride_c = h * w;
     p.x_stride_n = ci * h * w;
     p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = s, p.dilation_h = p.dilation_w = 1;
-    const sm90::Plan q = sm90::make_plan(p, sm90::Outputs::kAlone, SMEM_LIMIT, NUM_SMS);
     const long long outputs = p.batch * co * p.out_h * p.out_w;
-    std::printf("[%d, %d, %d, %lld]\n", q.usable ? 1 : 0, q.n, q.producer_warps, outputs);
+    for (int half = 0; half < 2; ++half) {
+      const sm90::Plan q = sm90::make_plan(p, sm90::Outputs::kAlone, half, SMEM_LIMIT, NUM_SMS);
+      std::printf("[%d, %d, %d, %d, %lld]\n", q.usable, q.n, q.producer_warps, half, outputs);
+    }
   }
 }
 """
 
 
 def hopper_shapes() -> dict[tuple, tuple | None]:
-    """(n, producer warps) of each compiled Hopper kernel -> (arguments, input shape) of the
-    smallest candidate for which the plan takes it, or None.
+    """(n, producer warps, in 16 bits?) of each compiled Hopper kernel -> (arguments, input shape)
+    of the smallest candidate for which the plan takes it, or None.
     """
     candidates = [
         (batch, channels, out_channels, *size, kernel, stride)
@@ -180,22 +194,16 @@ def hopper_shapes() -> dict[tuple, tuple | None]:
         subprocess.run(["c++", *flags, str(source), "-o", str(program)], check=True)
         done = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    compiled = [tuple(answer) for answer in answers if len(answer) == 2]
+    compiled = [tuple(answer) for answer in answers if len(answer) == 3]
     found: dict[tuple, tuple | None] = dict.fromkeys(compiled)
-    plans = [answer for answer in answers if len(answer) == 4]
-    ordered = sorted(zip(plans, candidates, strict=True), key=lambda pair: pair[0][3])
-    for (usable, n, producers, _), (
-        batch,
-        channels,
-        out_channels,
-        height,
-        width,
-        kernel,
-        stride,
-    ) in ordered:
-        if usable and found[n, producers] is None:
-            arguments = (channels, out_channels, (kernel, kernel), stride)
-            found[n, producers] = (arguments, (batch, channels, height, width))
+    plans = [answer for answer in answers if len(answer) == 5]
+    asked = [candidate for candidate in candidates for _ in range(2)]
+    ordered = sorted(zip(plans, asked, strict=True), key=lambda pair: pair[0][-1])
+    for (usable, *kernel, _), candidate in ordered:
+        if usable and found[tuple(kernel)] is None:
+            batch, channels, out_channels, height, width, size, stride = candidate
+            arguments = (channels, out_channels, (size, size), stride)
+            found[tuple(kernel)] = (arguments, (batch, channels, height, width))
     return found
 
 

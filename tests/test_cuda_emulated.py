@@ -44,8 +44,8 @@ BROKEN = {
         "units.release(shared, min(needed + kUnitPixels, tile_end) / kUnitPixels",
     ),
     "a full unit is never reported": (
-        "if (lane == 0) mbarrier_arrive(shared.unit_full",
-        "if (lane == 32) mbarrier_arrive(shared.unit_full",
+        "mbarrier_arrive(shared.unit_full + 8 * place.unit());",
+        "if (threadIdx.x % 32 > 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());",
     ),
     "outputs are read before all lanes have stored them": (
         "__syncwarp();\n      if (whole) {",

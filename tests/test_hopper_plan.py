@@ -101,8 +101,15 @@ MISTAKES = {
         "n / (2 * plan.pitch) * (2 * plan.pitch)",
         "n / plan.pitch * plan.pitch",
     ),
-    "last tile missing": ("ceil_div(longest, plan.tile_pixels)", "longest / plan.tile_pixels + 0"),
-    "images too close": ("raise(plan.image_rows, max_h);", "plan.image_rows = max_h - 1;"),
+    "last tile missing": (
+        "plan.num_tiles = ceil_div(longest, plan.tile_pixels)",
+        "plan.num_tiles = ceil_div(longest, plan.tile_pixels) - (longest > plan.tile_pixels)",
+    ),
+    "two batches without registers": ("return !shape.wide || sixteen_bit", "return true"),
+    "images too close": (
+        "raise(plan.image_rows, max_h);",
+        "plan.image_rows = max_h > 1 ? max_h - 1 : 1;",
+    ),
     "taps of the next image": (
         "plan.image_rows = below + plan.row_offset;",
         "plan.image_rows = below + 2 * plan.row_offset;",

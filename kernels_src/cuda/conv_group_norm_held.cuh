@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
       sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
       sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
     }
-    sm90::mbarrier_init(shared.moments_full, 4 * kSegments);
-    sm90::mbarrier_init(shared.affine_full, 1);
+    sm90::mbarrier_init(shared.moments_full, 32 * 4 * kSegments);
+    sm90::mbarrier_init(shared.affine_full, 32);
     sm90::fence_barrier_init();
   }
   if (args.whole_quads) fill_offsets(args, shared, place);

@@ -218,7 +218,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
                     static_cast<float>(__popc(is_first) + __popc(is_second)));
     }
     __syncwarp();  // the round's words are read
-    if (round == kRounds - 1 && lane == 0) sm90::mbarrier_arrive(shared.moments_full);
+    if (round == kRounds - 1) sm90::mbarrier_arrive(shared.moments_full);
     hold_round(round);
   }
   __syncwarp();

@@ -223,8 +223,7 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
         store_word(shared.shift_at(segment, channel), __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
       }
     }
-    __syncwarp();
-    if (lane == 0) sm90::mbarrier_arrive(shared.affine_full);
+    sm90::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
     prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }

@@ -95,7 +95,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   if (alternate && warpgroup == 1 && elected) mbarrier_arrive(shared.turn);  // the first turn is warpgroup 0's
   for (int i = 0; resident && i < plan.weight_stages; ++i) mbarrier_wait(shared.weight_full + 8 * i, 0);
 
-  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
+  for (TileCursor at(plan); !at.done(plan); at.next(plan)) {
     const int origin = (at.tile - at.first_tile) * plan.tile_pixels;  // of the tile, from the chunk's first pixel
     if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
     int sweep = 0, phase_index = 0;
@@ -141,7 +141,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           int top = wrapped(tile_pixel + first);
           int previous = -1;
           const bool hands_over = alternate && ends && ic_block == plan.num_ic_blocks - 1;
-          const auto multiply_next_tap = [&](auto steps, int pixel) {
+          const auto multiply_next_tap = [&](auto steps, int pixel, bool is_last) {
+            // Before the last tap: the other warpgroup takes its time to begin.
+            if (hands_over && is_last && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
             if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
             const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
             const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
@@ -168,10 +170,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
             int tap_h = 0;
             do {
               units.await(shared, units_below(needed + row_extent), plan.ring_units);
-              // A row early: the other warpgroup takes its time to begin.
-              if (hands_over && tap_h + 1 == phase.taps_h && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
               int pixel = top;
-              multiply_next_tap(steps, pixel);
+              const bool last_row = tap_h + 1 == phase.taps_h;
+              multiply_next_tap(steps, pixel, last_row && taps_w == 1);
               if (last_use) {
                 if (resident) wgmma_wait<1>();
                 units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
@@ -179,7 +180,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
 #pragma unroll 1
               for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
                 pixel = wrapped(pixel + plan.tap_step_w);
-                multiply_next_tap(steps, pixel);
+                multiply_next_tap(steps, pixel, last_row && tap_w + 1 == taps_w);
               }
               top = wrapped(top + row_step);
               needed += row_step;
@@ -229,17 +230,18 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
 }
 
 template <int kShapeIndex, bool kPooled, typename Storage>
-__global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
+__global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
     conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = Sm90Config<kShapeIndex>;
+  using Config = Sm90Config<kShapeIndex, Storage>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
+  if (shared.ring % 1024 != 0) __trap();  // the swizzle goes by address bits
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit * plan.ring_ic_blocks);
+      mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
@@ -266,9 +268,11 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     __syncwarp();
     if constexpr (Config::kShape.scattered) {
       produce_pixels<1, false>(args, shared, producer, data_warps, lane);
-    } else if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
-      produce_pixels<2, true>(args, shared, producer, data_warps, lane);
     } else if (args.whole_batches) {
+      // 32 registers each; with three there are spills.
+      if constexpr (!Config::kShape.wide || sizeof(Storage) == 2) {
+        if (plan.batches_in_flight == 2) return produce_pixels<2, true>(args, shared, producer, data_warps, lane);
+      }
       produce_pixels<1, true>(args, shared, producer, data_warps, lane);
     } else {
       produce_pixels<1, false>(args, shared, producer, data_warps, lane);

@@ -12,7 +12,7 @@ namespace cuda {
 namespace sm90 {
 
 // Warpgroups of consumers multiply, N columns each; one or two more produce.
-template <int kIndex>
+template <int kIndex, typename Storage>
 struct Sm90Config {
   static constexpr Shape kShape = kShapes[kIndex];
   static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
@@ -21,9 +21,9 @@ struct Sm90Config {
   static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
   // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
-  // for N/2 accumulators.
+  // for N/2 accumulators. In 16 bits data warps need less.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : 184;
+  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : kShape.wide || sizeof(Storage) == 2 ? 200 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
@@ -61,13 +61,20 @@ struct Sm90Args {
   Moments* partials;           // or null
 };
 
-// The tiles of a block, in order: chunks of neighbouring tiles of one line; chunk c belongs to block c modulo the grid, so
-// that blocks work side by side and memory sees long runs.
+// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block takes one in as many
+// as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk is what of a range lies in one line.
 struct TileCursor {
-  int chunk, first_tile, tile, tile_end;
+  int chunk;  // its first tile's place among those of its strip, and the strip
+  int first_tile, tile, tile_end;
   int strip, group, sample;  // the line's first
 
-  __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
+  __device__ __forceinline__ TileCursor(const Plan& plan) { enter_range(plan, blockIdx.x); }
+  __device__ __forceinline__ TileCursor(const Plan& plan, int of_chunk) { enter(plan, of_chunk); }
+
+  __device__ __forceinline__ void enter_range(const Plan& plan, int range) {
+    const int nth = range / plan.num_strips;
+    enter(plan, nth * (plan.range_tiles * plan.num_strips) + range - nth * plan.num_strips);
+  }
 
   __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
     chunk = new_chunk;
@@ -79,18 +86,25 @@ struct TileCursor {
       return digit;
     };
     strip = next_digit(plan.num_strips);
-    const int tile_chunk = next_digit(plan.num_tile_chunks);
+    const int left_of_range = plan.range_tiles - rest % plan.range_tiles;
+    first_tile = tile = next_digit(plan.line_tiles);
+    tile_end = min(tile + left_of_range, plan.num_tiles);
     group = next_digit(plan.num_groups);
     sample = rest * plan.line_samples;
-    first_tile = tile = tile_chunk * plan.chunk_tiles;
-    tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
   }
 
-  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
+  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.total_tiles; }
   __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
 
+  __device__ __forceinline__ void next_chunk(const Plan& plan) {
+    const int place = chunk / plan.num_strips, nth = place / plan.range_tiles;
+    const int left_of_range = (nth + 1) * plan.range_tiles - place, left_of_line = plan.line_tiles - first_tile;
+    if (left_of_line < left_of_range) return enter(plan, chunk + left_of_line * plan.num_strips);
+    enter_range(plan, nth * plan.num_strips + strip + gridDim.x);
+  }
+
   __device__ __forceinline__ void next(const Plan& plan) {
-    if (++tile == tile_end) enter(plan, chunk + gridDim.x);
+    if (++tile == tile_end) next_chunk(plan);
   }
 };
 
@@ -119,7 +133,7 @@ struct Shared {
 template <typename Storage>
 __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
   Shared s;
-  s.ring = (base + 1023u) & ~1023u;
+  s.ring = base;
   s.weights = s.ring + args.plan.ring_bytes;
   s.stores = s.weights + args.plan.weight_stages * kTapBytes;
   s.unit_full = s.stores + args.plan.num_consumers * 4 * args.plan.store_bytes_per_warp;

@@ -1,4 +1,4 @@
-// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
+// What a cut of the Hopper kernel is expected to cost, and with it how long its ranges are. Plain C++.
 #pragma once
 
 #include "conv_transpose_sm90_types.h"
@@ -6,8 +6,8 @@
 namespace tconv {
 namespace sm90 {
 
-// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
-inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+// Completes a plan that lacks nothing but batches_in_flight, ranges and cost. `single`: chunks of one tile.
+inline void choose_ranges(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
   const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
@@ -49,19 +49,28 @@ inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single
   // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
   if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
 
-  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
-  // reach and the time until the first unit is there.
+  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out better anywhere. A
+  // new chunk costs the pixels of its reach and the time until the first unit is there.
   const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
-  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
-    const int chunks = ceil_div(plan.num_tiles, tiles);
-    const int rounds = ceil_div(lines * chunks, num_sms);
-    const double cost = rounds * (tiles * tile_cost + restart_cost);
-    if (plan.cost != 0 && cost >= plan.cost) continue;
+  const int strip_lines = static_cast<int>(lines / plan.num_strips);
+  const auto consider = [&](int range_tiles, int line_tiles, double chunks_per_range) {
+    const unsigned of_strip = (static_cast<unsigned>(strip_lines) * line_tiles + range_tiles - 1) / range_tiles;
+    const unsigned rounds = (of_strip * plan.num_strips + num_sms - 1) / num_sms;
+    const double cost = rounds * (range_tiles * tile_cost + chunks_per_range * restart_cost);
+    if (plan.cost != 0 && cost >= plan.cost) return;
     plan.cost = cost;
-    plan.chunk_tiles = tiles;
-    plan.num_tile_chunks = chunks;
-    plan.num_chunks = static_cast<int>(lines * chunks);
+    plan.range_tiles = range_tiles;
+    plan.line_tiles = line_tiles;
+    plan.total_tiles = static_cast<int>(lines * line_tiles);
+  };
+  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles)
+    consider(tiles, round_up(plan.num_tiles, tiles), 1.0);
+  for (int rounds = 1; rounds <= 8 && !single; ++rounds) {
+    const int ranges = rounds * num_sms / plan.num_strips;  // of a strip
+    if (ranges == 0) continue;
+    const int tiles = ceil_div(strip_lines * plan.num_tiles, ranges);
+    consider(tiles, plan.num_tiles, 1.0 + static_cast<double>(tiles) / plan.num_tiles);
   }
 }
 

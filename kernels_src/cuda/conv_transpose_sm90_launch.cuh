@@ -28,7 +28,7 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -52,8 +52,8 @@ template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   const auto kernel = conv_transpose_sm90<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-  const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex>::kThreads),
+  const int blocks = std::min(plan.num_ranges(), num_sms);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex, Storage>::kThreads),
                            plan.smem_bytes, stream, args);
 }
 
@@ -62,7 +62,7 @@ template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (serves(kShape, kOutputs))
+    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
           plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
@@ -79,9 +79,11 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
                      void* workspace, int num_sms) {
   const ConvTransposeProblem& p = call.problem;
   const Sm90Workspace layout(plan);
-  const cudaError_t cleared =
-      cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
-  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
+    const cudaError_t cleared =
+        cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+    if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  }
 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;

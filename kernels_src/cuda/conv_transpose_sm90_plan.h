@@ -83,11 +83,11 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
   return plan;
 }
 
-// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
+// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
+// one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
 // images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
   if (side_by_side && plan.num_ic_blocks == 1) return false;
@@ -170,7 +170,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
-  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
+  const int budget = smem_limit - store_bytes - kBarrierBytes;
   plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
   plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
   // A later tile of a chunk may start within a unit.
@@ -199,14 +199,14 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
   // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
   plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
-  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
+  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
-  choose_chunks(plan, p, single, num_sms);
-  return true;
+  choose_ranges(plan, p, single, num_sms);
+  return !shape.wide || sixteen_bit || plan.batches_in_flight == 1;
 }
 
 // The cheapest plan, or one that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
   const bool pooled = outputs == Outputs::kPooled;
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
@@ -214,7 +214,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_l
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
-    if (!serves(shape, outputs)) continue;
+    if (!serves(shape, outputs, sixteen_bit)) continue;
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
     for (int blocks = shape.consumers; blocks >= 1; --blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
@@ -223,7 +223,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_l
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";

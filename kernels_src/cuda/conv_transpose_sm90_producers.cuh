@@ -28,7 +28,7 @@ struct BatchWalk {
   const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
 
   __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
-      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
+      : args(a), at(a.plan), ic_block(0), batch(0) {
     enter_chunk();
     step(first);
   }
@@ -55,7 +55,7 @@ struct BatchWalk {
       batch -= batches;
       if (args.plan.ring_ic_blocks == 1 && ++ic_block == args.plan.num_ic_blocks) ic_block = 0;
       if (++load == args.plan.window_loads) {
-        at.enter(args.plan, at.chunk + gridDim.x);
+        at.next_chunk(args.plan);
         enter_chunk();
       }
     }
@@ -208,37 +208,46 @@ __device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const 
   if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
+// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order through others.
 __device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
   mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
+  mbarrier_wait(shared.unit_full + 8 * place.unit(), parity ^ 1);
 }
 
 // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
 // loads under way.
-__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place, int lane) {
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());
+// All lanes report: racecheck sees no order through one that speaks for its warp.
+__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place) {
+  mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
-// kSets halves are under way at a time.
+// kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
                                                int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
-  Storage values[kSets][8][kVectorPixels];
+  constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
+  Storage values[kAtOnce][8][kVectorPixels];
   uint4 pixels[kVectorPixels];
   if constexpr (kSets == 1) {
     for (; !walk.done(); walk.step(data_warps)) {
       const BatchSource<Storage> source(walk, lane);
       const BatchPlace place(args, walk.ring);
 #pragma unroll 1
-      for (int half = 0; half < args.channel_halves; ++half) {
-        load_half<kWhole>(args, source, half, values[0]);
+      for (int half = 0; half < args.channel_halves; half += kAtOnce) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (half + i < args.channel_halves) load_half<kWhole>(args, source, half + i, values[i]);
         if (half == 0) await_free(shared, place, walk.ring.parity);
-        convert_half(args.guard, values[0], pixels);
-        store_half(args, shared, place, half, lane, pixels);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (half + i == args.channel_halves) break;
+          convert_half(args.guard, values[i], pixels);
+          store_half(args, shared, place, half + i, lane, pixels);
+        }
       }
-      report_full(shared, place, lane);
+      report_full(shared, place);
     }
   } else {
     const bool both = args.channel_halves == 2;
@@ -263,7 +272,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }
-      report_full(shared, place, lane);
+      report_full(shared, place);
       if (!more) return;
     }
   }
@@ -287,12 +296,13 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
   tiles += block * kTapBytes;
   const int64_t step = plan.blocks_per_sweep * kTapBytes;
   RingCursor stage;
-  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
+  for (TileCursor at(plan); !at.done(plan); at.next(plan)) {
     const int count = plan.num_sweeps * plan.sweep_tiles;
     const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
     for (int i = 0; i < count; ++i, from += step) {
       const int slot = first_stage + stage.slot;
       mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
+      mbarrier_wait(shared.weight_full + 8 * slot, stage.parity ^ 1);  // as in await_free
       mbarrier_arrive_expect_bytes(shared.weight_full + 8 * slot, kTapBytes);
       bulk_load(shared.weights + slot * kTapBytes, from, kTapBytes, shared.weight_full + 8 * slot);
       stage.next(plan.ring_stages);

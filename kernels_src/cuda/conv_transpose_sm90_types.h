@@ -14,7 +14,7 @@ constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 o
 constexpr int kMaxPhases = 16;
 constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
 constexpr int kBatchPixels = 32;       // what a data warp moves at once
-constexpr int kMaxRingUnits = 32;
+constexpr int kMaxRingUnits = 28;  // what fits shared memory
 constexpr int kMaxWeightStages = 32;
 struct Shape {
   int consumers, n;
@@ -22,34 +22,36 @@ struct Shape {
   bool pools;      // compiled with the pooling epilogue too
   bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
   bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
+  bool wide;       // consumers take registers from data warps, which in fp32 have them for one batch in flight
 };
 // The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
-                             {2, 128, 8, false, true, false},
-                             {2, 128, 4, false, false, false},
-                             {2, 104, 4, false, false, true},
-                             {2, 64, 4, false, false, true}};
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false},
+                             {2, 256, 4, false, false, false, true},
+                             {2, 128, 8, false, true, false, false},
+                             {2, 128, 4, false, false, false, false},
+                             {2, 104, 4, false, false, true, false},
+                             {2, 64, 4, false, false, true, false}};
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
 // What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
 enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
-// Is the shape compiled for them? What is seldom wanted has one, because compiling takes its time.
-TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
+// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling takes its time.
+TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
+  if (shape.wide) return outputs == Outputs::kAlone;
+  if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
   if (outputs == Outputs::kPooled) return shape.pools;
   if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
   return outputs == Outputs::kAlone || !shape.twin;
 }
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
-// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
-// align the ring to 1024 bytes.
+// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers.
 constexpr int kStoreColumns = 64;
 constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
 // With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
-constexpr int kAlignmentSlack = 1024;
 
 struct Phase {
   int out_first_h, out_first_w;   // residues
@@ -82,7 +84,9 @@ struct Plan {
   int kernel_step_h, kernel_step_w;  // and of the kernel
   int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
   int last_tapped_phase;  // with it a tile's window is used for the last time
-  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
+  int line_tiles;      // places of a line among those of all, num_tiles or a few more that stay empty
+  int range_tiles;     // neighbouring places of a strip's that a block takes at once
+  int total_tiles;     // places of all lines
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
@@ -104,6 +108,7 @@ struct Plan {
   TCONV_HD int64_t partials_per_sample() const {
     return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
   }
+  TCONV_HD int num_ranges() const { return num_strips * ((total_tiles / num_strips + range_tiles - 1) / range_tiles); }
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }

@@ -12,6 +12,7 @@
 
 #include "conv_transpose_sm90_types.h"
 #include "fp16_containers.cuh"
+#include "overlapped_launch.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -37,6 +38,7 @@ struct WeightsConfig {
 template <typename Storage>
 __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
+  let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   const int group = blockIdx.x / padded, channel = blockIdx.x % padded;

@@ -16,6 +16,13 @@ __device__ __forceinline__ void await_previous_kernels() {
 #endif
 }
 
+// Lets such a kernel start as soon as every block of this one has called it, and there is room.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // As launch_kernel.
 template <typename... Params, typename... Args>
 int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,

@@ -20,7 +20,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE: 30454d5b1191748caddb75d55e4527a9279c5bf76095228adf6ea24a7fc56459
+sha256 of CUDA_SOURCE: c47e18d95dbed468b1337c56f4ab212f3be864806277d44d24a718d9c975d0c3
 sha256 of CPU_SOURCE:  b356149d07df8fdad3916836b3c34d2855d60d8597bd68a15d0458b774d244ab
 """
 
@@ -458,7 +458,7 @@ constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 o
 constexpr int kMaxPhases = 16;
 constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
 constexpr int kBatchPixels = 32;       // what a data warp moves at once
-constexpr int kMaxRingUnits = 32;
+constexpr int kMaxRingUnits = 28;  // what fits shared memory
 constexpr int kMaxWeightStages = 32;
 struct Shape {
   int consumers, n;
@@ -466,34 +466,36 @@ struct Shape {
   bool pools;      // compiled with the pooling epilogue too
   bool scattered;  // only for pixels that are loaded one by one, which takes twice the warps
   bool twin;       // only for columns two apart: n of either residue in a pass, interleaved before they are stored
+  bool wide;       // consumers take registers from data warps, which in fp32 have them for one batch in flight
 };
 // The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false},
-                             {2, 128, 8, false, true, false},
-                             {2, 128, 4, false, false, false},
-                             {2, 104, 4, false, false, true},
-                             {2, 64, 4, false, false, true}};
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false},
+                             {2, 256, 4, false, false, false, true},
+                             {2, 128, 8, false, true, false, false},
+                             {2, 128, 4, false, false, false, false},
+                             {2, 104, 4, false, false, true, false},
+                             {2, 64, 4, false, false, true, false}};
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
 // What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
 enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
-// Is the shape compiled for them? What is seldom wanted has one, because compiling takes its time.
-TCONV_HD constexpr bool serves(Shape shape, Outputs outputs) {
+// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling takes its time.
+TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
+  if (shape.wide) return outputs == Outputs::kAlone;
+  if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
   if (outputs == Outputs::kPooled) return shape.pools;
   if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
   return outputs == Outputs::kAlone || !shape.twin;
 }
 constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
 
-// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers, and slack to
-// align the ring to 1024 bytes.
+// Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers.
 constexpr int kStoreColumns = 64;
 constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
 // With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
-constexpr int kAlignmentSlack = 1024;
 
 struct Phase {
   int out_first_h, out_first_w;   // residues
@@ -526,7 +528,9 @@ struct Plan {
   int kernel_step_h, kernel_step_w;  // and of the kernel
   int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
   int last_tapped_phase;  // with it a tile's window is used for the last time
-  int chunk_tiles, num_tile_chunks, num_chunks;  // a block walks along chunks of tiles
+  int line_tiles;      // places of a line among those of all, num_tiles or a few more that stay empty
+  int range_tiles;     // neighbouring places of a strip's that a block takes at once
+  int total_tiles;     // places of all lines
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
@@ -548,6 +552,7 @@ struct Plan {
   TCONV_HD int64_t partials_per_sample() const {
     return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;
   }
+  TCONV_HD int num_ranges() const { return num_strips * ((total_tiles / num_strips + range_tiles - 1) / range_tiles); }
 };
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
@@ -1896,6 +1901,13 @@ __device__ __forceinline__ void await_previous_kernels() {
 #endif
 }
 
+// Lets such a kernel start as soon as every block of this one has called it, and there is room.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // As launch_kernel.
 template <typename... Params, typename... Args>
 int64_t launch_overlapped(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
@@ -2750,6 +2762,7 @@ struct WeightsConfig {
 template <typename Storage>
 __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
+  let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
@@ -2953,7 +2966,7 @@ namespace cuda {
 namespace sm90 {
 
 // Warpgroups of consumers multiply, N columns each; one or two more produce.
-template <int kIndex>
+template <int kIndex, typename Storage>
 struct Sm90Config {
   static constexpr Shape kShape = kShapes[kIndex];
   static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
@@ -2962,9 +2975,9 @@ struct Sm90Config {
   static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
   // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
-  // for N/2 accumulators.
+  // for N/2 accumulators. In 16 bits data warps need less.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : 184;
+  static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : kShape.wide || sizeof(Storage) == 2 ? 200 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
   static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
@@ -3002,13 +3015,20 @@ struct Sm90Args {
   Moments* partials;           // or null
 };
 
-// The tiles of a block, in order: chunks of neighbouring tiles of one line; chunk c belongs to block c modulo the grid, so
-// that blocks work side by side and memory sees long runs.
+// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block takes one in as many
+// as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk is what of a range lies in one line.
 struct TileCursor {
-  int chunk, first_tile, tile, tile_end;
+  int chunk;  // its first tile's place among those of its strip, and the strip
+  int first_tile, tile, tile_end;
   int strip, group, sample;  // the line's first
 
-  __device__ __forceinline__ TileCursor(const Plan& plan, int first_chunk) { enter(plan, first_chunk); }
+  __device__ __forceinline__ TileCursor(const Plan& plan) { enter_range(plan, blockIdx.x); }
+  __device__ __forceinline__ TileCursor(const Plan& plan, int of_chunk) { enter(plan, of_chunk); }
+
+  __device__ __forceinline__ void enter_range(const Plan& plan, int range) {
+    const int nth = range / plan.num_strips;
+    enter(plan, nth * (plan.range_tiles * plan.num_strips) + range - nth * plan.num_strips);
+  }
 
   __device__ __forceinline__ void enter(const Plan& plan, int new_chunk) {
     chunk = new_chunk;
@@ -3020,18 +3040,25 @@ struct TileCursor {
       return digit;
     };
     strip = next_digit(plan.num_strips);
-    const int tile_chunk = next_digit(plan.num_tile_chunks);
+    const int left_of_range = plan.range_tiles - rest % plan.range_tiles;
+    first_tile = tile = next_digit(plan.line_tiles);
+    tile_end = min(tile + left_of_range, plan.num_tiles);
     group = next_digit(plan.num_groups);
     sample = rest * plan.line_samples;
-    first_tile = tile = tile_chunk * plan.chunk_tiles;
-    tile_end = min(tile + plan.chunk_tiles, plan.num_tiles);
   }
 
-  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.num_chunks; }
+  __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.total_tiles; }
   __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
 
+  __device__ __forceinline__ void next_chunk(const Plan& plan) {
+    const int place = chunk / plan.num_strips, nth = place / plan.range_tiles;
+    const int left_of_range = (nth + 1) * plan.range_tiles - place, left_of_line = plan.line_tiles - first_tile;
+    if (left_of_line < left_of_range) return enter(plan, chunk + left_of_line * plan.num_strips);
+    enter_range(plan, nth * plan.num_strips + strip + gridDim.x);
+  }
+
   __device__ __forceinline__ void next(const Plan& plan) {
-    if (++tile == tile_end) enter(plan, chunk + gridDim.x);
+    if (++tile == tile_end) next_chunk(plan);
   }
 };
 
@@ -3060,7 +3087,7 @@ struct Shared {
 template <typename Storage>
 __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
   Shared s;
-  s.ring = (base + 1023u) & ~1023u;
+  s.ring = base;
   s.weights = s.ring + args.plan.ring_bytes;
   s.stores = s.weights + args.plan.weight_stages * kTapBytes;
   s.unit_full = s.stores + args.plan.num_consumers * 4 * args.plan.store_bytes_per_warp;
@@ -3677,7 +3704,7 @@ struct BatchWalk {
   const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
 
   __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
-      : args(a), at(a.plan, blockIdx.x), ic_block(0), batch(0) {
+      : args(a), at(a.plan), ic_block(0), batch(0) {
     enter_chunk();
     step(first);
   }
@@ -3704,7 +3731,7 @@ struct BatchWalk {
       batch -= batches;
       if (args.plan.ring_ic_blocks == 1 && ++ic_block == args.plan.num_ic_blocks) ic_block = 0;
       if (++load == args.plan.window_loads) {
-        at.enter(args.plan, at.chunk + gridDim.x);
+        at.next_chunk(args.plan);
         enter_chunk();
       }
     }
@@ -3857,37 +3884,46 @@ __device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const 
   if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
+// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order through others.
 __device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
   mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
+  mbarrier_wait(shared.unit_full + 8 * place.unit(), parity ^ 1);
 }
 
 // NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
 // loads under way.
-__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place, int lane) {
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared.unit_full + 8 * place.unit());
+// All lanes report: racecheck sees no order through one that speaks for its warp.
+__device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place) {
+  mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
-// kSets halves are under way at a time.
+// kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
                                                int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
-  Storage values[kSets][8][kVectorPixels];
+  constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
+  Storage values[kAtOnce][8][kVectorPixels];
   uint4 pixels[kVectorPixels];
   if constexpr (kSets == 1) {
     for (; !walk.done(); walk.step(data_warps)) {
       const BatchSource<Storage> source(walk, lane);
       const BatchPlace place(args, walk.ring);
 #pragma unroll 1
-      for (int half = 0; half < args.channel_halves; ++half) {
-        load_half<kWhole>(args, source, half, values[0]);
+      for (int half = 0; half < args.channel_halves; half += kAtOnce) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (half + i < args.channel_halves) load_half<kWhole>(args, source, half + i, values[i]);
         if (half == 0) await_free(shared, place, walk.ring.parity);
-        convert_half(args.guard, values[0], pixels);
-        store_half(args, shared, place, half, lane, pixels);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (half + i == args.channel_halves) break;
+          convert_half(args.guard, values[i], pixels);
+          store_half(args, shared, place, half + i, lane, pixels);
+        }
       }
-      report_full(shared, place, lane);
+      report_full(shared, place);
     }
   } else {
     const bool both = args.channel_halves == 2;
@@ -3912,7 +3948,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }
-      report_full(shared, place, lane);
+      report_full(shared, place);
       if (!more) return;
     }
   }
@@ -3936,12 +3972,13 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
   tiles += block * kTapBytes;
   const int64_t step = plan.blocks_per_sweep * kTapBytes;
   RingCursor stage;
-  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
+  for (TileCursor at(plan); !at.done(plan); at.next(plan)) {
     const int count = plan.num_sweeps * plan.sweep_tiles;
     const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
     for (int i = 0; i < count; ++i, from += step) {
       const int slot = first_stage + stage.slot;
       mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
+      mbarrier_wait(shared.weight_full + 8 * slot, stage.parity ^ 1);  // as in await_free
       mbarrier_arrive_expect_bytes(shared.weight_full + 8 * slot, kTapBytes);
       bulk_load(shared.weights + slot * kTapBytes, from, kTapBytes, shared.weight_full + 8 * slot);
       stage.next(plan.ring_stages);
@@ -4069,6 +4106,8 @@ struct Wgmma;
   "%84, %85, %86, %87, %88, %89, %90, %91"
 #define TCONV_NAMES_216 TCONV_NAMES_184 ", " \
   "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
+#define TCONV_NAMES_256 TCONV_NAMES_216 ", " \
+  "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
   template <>                                                                                                       \
@@ -4091,6 +4130,7 @@ TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_AC
 TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
 TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
 TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
 
 }  // namespace sm90
 }  // namespace cuda
@@ -4174,7 +4214,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
   if (alternate && warpgroup == 1 && elected) mbarrier_arrive(shared.turn);  // the first turn is warpgroup 0's
   for (int i = 0; resident && i < plan.weight_stages; ++i) mbarrier_wait(shared.weight_full + 8 * i, 0);
 
-  for (TileCursor at(plan, blockIdx.x); !at.done(plan); at.next(plan)) {
+  for (TileCursor at(plan); !at.done(plan); at.next(plan)) {
     const int origin = (at.tile - at.first_tile) * plan.tile_pixels;  // of the tile, from the chunk's first pixel
     if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
     int sweep = 0, phase_index = 0;
@@ -4220,7 +4260,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
           int top = wrapped(tile_pixel + first);
           int previous = -1;
           const bool hands_over = alternate && ends && ic_block == plan.num_ic_blocks - 1;
-          const auto multiply_next_tap = [&](auto steps, int pixel) {
+          const auto multiply_next_tap = [&](auto steps, int pixel, bool is_last) {
+            // Before the last tap: the other warpgroup takes its time to begin.
+            if (hands_over && is_last && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
             if (!resident) mbarrier_wait(shared.weight_full + 8 * stage.slot, stage.parity);
             const uint32_t a = uniform(weights_low + stage.slot * (kTapBytes >> 4));
             const uint32_t b = uniform(part_low + pixel * (kPixelBytes >> 4));
@@ -4247,10 +4289,9 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
             int tap_h = 0;
             do {
               units.await(shared, units_below(needed + row_extent), plan.ring_units);
-              // A row early: the other warpgroup takes its time to begin.
-              if (hands_over && tap_h + 1 == phase.taps_h && elected) mbarrier_arrive(shared.turn + 8 * (warpgroup ^ 1));
               int pixel = top;
-              multiply_next_tap(steps, pixel);
+              const bool last_row = tap_h + 1 == phase.taps_h;
+              multiply_next_tap(steps, pixel, last_row && taps_w == 1);
               if (last_use) {
                 if (resident) wgmma_wait<1>();
                 units.release(shared, min(needed, tile_end) / kUnitPixels, plan.ring_units);  // the row before is done
@@ -4258,7 +4299,7 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
 #pragma unroll 1
               for (int tap_w = 1; tap_w < taps_w; ++tap_w) {
                 pixel = wrapped(pixel + plan.tap_step_w);
-                multiply_next_tap(steps, pixel);
+                multiply_next_tap(steps, pixel, last_row && tap_w + 1 == taps_w);
               }
               top = wrapped(top + row_step);
               needed += row_step;
@@ -4308,17 +4349,18 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
 }
 
 template <int kShapeIndex, bool kPooled, typename Storage>
-__global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
+__global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
     conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = Sm90Config<kShapeIndex>;
+  using Config = Sm90Config<kShapeIndex, Storage>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
+  if (shared.ring % 1024 != 0) __trap();  // the swizzle goes by address bits
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.ring_units; ++i) {
-      mbarrier_init(shared.unit_full + 8 * i, kBatchesPerUnit * plan.ring_ic_blocks);
+      mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
     for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
@@ -4345,9 +4387,11 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
     __syncwarp();
     if constexpr (Config::kShape.scattered) {
       produce_pixels<1, false>(args, shared, producer, data_warps, lane);
-    } else if (args.whole_batches && plan.batches_in_flight == 2) {  // 32 registers each; with three there are spills
-      produce_pixels<2, true>(args, shared, producer, data_warps, lane);
     } else if (args.whole_batches) {
+      // 32 registers each; with three there are spills.
+      if constexpr (!Config::kShape.wide || sizeof(Storage) == 2) {
+        if (plan.batches_in_flight == 2) return produce_pixels<2, true>(args, shared, producer, data_warps, lane);
+      }
       produce_pixels<1, true>(args, shared, producer, data_warps, lane);
     } else {
       produce_pixels<1, false>(args, shared, producer, data_warps, lane);
@@ -4382,14 +4426,14 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex>::kThreads, 1)
 // there is no room for all, a ring of one window takes one after the other, again for every sweep.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_cost.h
-// What a cut of the Hopper kernel is expected to cost, and with it how long its chunks are. Plain C++.
+// What a cut of the Hopper kernel is expected to cost, and with it how long its ranges are. Plain C++.
 
 
 namespace tconv {
 namespace sm90 {
 
-// Completes a plan that lacks nothing but batches_in_flight, chunks and cost. `single`: chunks of one tile.
-inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+// Completes a plan that lacks nothing but batches_in_flight, ranges and cost. `single`: chunks of one tile.
+inline void choose_ranges(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
   const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
@@ -4431,19 +4475,28 @@ inline void choose_chunks(Plan& plan, const ConvTransposeProblem& p, bool single
   // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
   if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
 
-  // Chunks of tiles: long ones load few pixels twice, short ones share out evenly. A new chunk costs the pixels of its
-  // reach and the time until the first unit is there.
+  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out better anywhere. A
+  // new chunk costs the pixels of its reach and the time until the first unit is there.
   const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
-  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles) {
-    const int chunks = ceil_div(plan.num_tiles, tiles);
-    const int rounds = ceil_div(lines * chunks, num_sms);
-    const double cost = rounds * (tiles * tile_cost + restart_cost);
-    if (plan.cost != 0 && cost >= plan.cost) continue;
+  const int strip_lines = static_cast<int>(lines / plan.num_strips);
+  const auto consider = [&](int range_tiles, int line_tiles, double chunks_per_range) {
+    const unsigned of_strip = (static_cast<unsigned>(strip_lines) * line_tiles + range_tiles - 1) / range_tiles;
+    const unsigned rounds = (of_strip * plan.num_strips + num_sms - 1) / num_sms;
+    const double cost = rounds * (range_tiles * tile_cost + chunks_per_range * restart_cost);
+    if (plan.cost != 0 && cost >= plan.cost) return;
     plan.cost = cost;
-    plan.chunk_tiles = tiles;
-    plan.num_tile_chunks = chunks;
-    plan.num_chunks = static_cast<int>(lines * chunks);
+    plan.range_tiles = range_tiles;
+    plan.line_tiles = line_tiles;
+    plan.total_tiles = static_cast<int>(lines * line_tiles);
+  };
+  for (int tiles = 1; tiles <= plan.num_tiles && tiles <= (single ? 1 : 64); ++tiles)
+    consider(tiles, round_up(plan.num_tiles, tiles), 1.0);
+  for (int rounds = 1; rounds <= 8 && !single; ++rounds) {
+    const int ranges = rounds * num_sms / plan.num_strips;  // of a strip
+    if (ranges == 0) continue;
+    const int tiles = ceil_div(strip_lines * plan.num_tiles, ranges);
+    consider(tiles, plan.num_tiles, 1.0 + static_cast<double>(tiles) / plan.num_tiles);
   }
 }
 
@@ -4514,11 +4567,11 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
   return plan;
 }
 
-// Completes `plan` for a kernel and the given cut; false where it does not fit. `single`: chunks of one tile, whose windows
-// start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
+// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
+// one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
 // images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
   if (side_by_side && plan.num_ic_blocks == 1) return false;
@@ -4601,7 +4654,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
   plan.store_bytes_per_warp = pooled ? 8 * pool_store_pitch(n) * 4 : kStoreBytesPerWarp;
   const int store_bytes = 4 * shape.consumers * plan.store_bytes_per_warp;
-  const int budget = smem_limit - store_bytes - kBarrierBytes - kAlignmentSlack;
+  const int budget = smem_limit - store_bytes - kBarrierBytes;
   plan.window_units = ceil_div(plan.tile_pixels + plan.reach, kUnitPixels);
   plan.mirror_pixels = single ? 0 : round_up(n, kBatchPixels);
   // A later tile of a chunk may start within a unit.
@@ -4630,14 +4683,14 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
   // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
   plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
-  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes + kAlignmentSlack;
+  plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
-  choose_chunks(plan, p, single, num_sms);
-  return true;
+  choose_ranges(plan, p, single, num_sms);
+  return !shape.wide || sixteen_bit || plan.batches_in_flight == 1;
 }
 
 // The cheapest plan, or one that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
   const bool pooled = outputs == Outputs::kPooled;
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
@@ -4645,7 +4698,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_l
   best.usable = false;
   best.reason = "no tile whose window fits in shared memory";
   for (const Shape& shape : kShapes) {
-    if (!serves(shape, outputs)) continue;
+    if (!serves(shape, outputs, sixteen_bit)) continue;
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
     for (int blocks = shape.consumers; blocks >= 1; --blocks) {
       for (int strips = 1; strips <= 64; ++strips) {
@@ -4654,7 +4707,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, int smem_l
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit, smem_limit, num_sms)) continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";
@@ -4686,7 +4739,7 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.problem, outputs, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.problem, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -4710,8 +4763,8 @@ template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   const auto kernel = conv_transpose_sm90<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-  const int blocks = std::min(plan.num_chunks, num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex>::kThreads),
+  const int blocks = std::min(plan.num_ranges(), num_sms);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex, Storage>::kThreads),
                            plan.smem_bytes, stream, args);
 }
 
@@ -4720,7 +4773,7 @@ template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (serves(kShape, kOutputs))
+    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
           plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
@@ -4737,9 +4790,11 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
                      void* workspace, int num_sms) {
   const ConvTransposeProblem& p = call.problem;
   const Sm90Workspace layout(plan);
-  const cudaError_t cleared =
-      cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
-  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
+    const cudaError_t cleared =
+        cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+    if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  }
 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;

@@ -96,6 +96,7 @@ T reduce(T value, Combine&& combine) {
 }  // namespace emu
 
 inline void __syncthreads() { emu::block_barrier.wait(emu::live, true); }
+[[noreturn]] inline void __trap() { std::abort(); }
 inline void __nanosleep(unsigned) { emu::yield(); }
 inline void __syncwarp() { emu::warp_barriers[emu::warp()].wait(emu::live_in_warp[emu::warp()], true); }
 

@@ -55,7 +55,7 @@ NOTHING = (
     "",
     "fence.mbarrier_init.",
     "fence.proxy.async.",
-    "griddepcontrol.wait;",
+    "griddepcontrol.",
     "cp.async.bulk.prefetch.L2.global ",
     "setmaxnreg.",
     "wgmma.fence.",
