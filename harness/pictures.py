@@ -244,12 +244,14 @@ def draw_ladder(ladder: Ladder) -> Picture:
     ]
     for column, (axes, problem) in enumerate(zip(panels, ladder.problems, strict=True)):
         values = [times[column] for _, times, _ in ladder.steps]
-        axes.barh(range(len(values)), values, 0.72, color=colours)
+        axes.barh(range(len(values)), [value or 0 for value in values], 0.72, color=colours)
         for y, value in enumerate(values):
+            if value is None:
+                continue
             place = {"xytext": (3, 0), "textcoords": "offset points"}
             axes.annotate(f"{value:g}", (value, y), **place, va="center", fontsize=8)
         axes.set_title(problem)
-        axes.set_xlim(0, 1.25 * max(values))
+        axes.set_xlim(0, 1.25 * max(value or 0 for value in values))
         axes.tick_params(axis="y", length=0)
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(True, axis="x")
@@ -258,8 +260,9 @@ def draw_ladder(ladder: Ladder) -> Picture:
     figure.suptitle(ladder.title, x=0.01, ha="left", fontsize=11)
     figure.supxlabel("milliseconds, convolution alone", fontsize=9)
     told = "; ".join(
-        f"{problem}: {ladder.steps[0][1][i]:g} to {ladder.steps[-1][1][i]:g} ms"
+        f"{problem}: {known[0]:g} to {known[-1]:g} ms"
         for i, problem in enumerate(ladder.problems)
+        if (known := [times[i] for _, times, _ in ladder.steps if times[i] is not None])
     )
     text = f"From {ladder.steps[0][0]} to version {ladder.steps[-1][0]}. {told}."
     return picture(figure, "ladder", ladder.title, text)

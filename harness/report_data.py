@@ -81,7 +81,7 @@ class Ladder:
 
     title: str
     problems: tuple[str, ...]
-    steps: tuple[tuple[str, tuple[float, ...], str], ...]
+    steps: tuple[tuple[str, tuple[float | None, ...], str], ...]  # None: not measured
 
 
 def read_groups(paths: list[Path]) -> list[Group]:
@@ -223,7 +223,8 @@ def fast_p(rows, baseline: str, p: float) -> float | None:
 
 
 def read_ladder(page: Path) -> Ladder:
-    """The table below the heading "## Ladder …": version, a column a problem, why.
+    """The table below the heading "## Ladder …": version, a column a problem, why. A time that was
+    not measured is "–", in any row but the first.
 
     Raises UsageError when page or table are missing or a time is no positive number.
     """
@@ -241,7 +242,9 @@ def read_ladder(page: Path) -> Ladder:
     for row in cells[2:]:
         name, times, why = row[0], row[1 : 1 + len(problems)], row[1 + len(problems) :]
         try:
-            values = tuple(_positive(float(time), "time") for time in times)
+            values = tuple(
+                None if time == "–" and steps else _positive(float(time), "time") for time in times
+            )
             if len(values) != len(problems):
                 raise ValueError(f"{len(values)} times for {len(problems)} problems")
         except ValueError as error:
