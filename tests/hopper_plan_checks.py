@@ -79,28 +79,36 @@ def check_twins(plan, problem):
         assert even.count_w - 1 <= odd.count_w <= even.count_w
 
 
+def chunks(plan, block, blocks):
+    """(strip, line of it, first tile, last + 1) of a block's chunks, as TileCursor walks."""
+    strips, size = plan.num_strips, plan.range_tiles
+
+    def begin(number):
+        return number // strips * size * strips + number % strips
+
+    chunk = begin(block)
+    while chunk < plan.total_tiles:
+        place, strip = divmod(chunk, strips)
+        line, first = divmod(place, plan.line_tiles)
+        left_of_range, left_of_line = size - place % size, plan.line_tiles - first
+        yield strip, line, first, min(first + left_of_range, plan.num_tiles)
+        if left_of_line < left_of_range:
+            chunk += left_of_line * strips
+        else:
+            chunk = begin(place // size * strips + strip + blocks)
+
+
 def check_ranges(plan, problem):
-    """Follows the blocks through the tiles of all lines: each comes once, and no block has much
-    more than its share.
-    """
-    lines = -(-problem.batch // plan.line_samples) * problem.groups  # of a strip
-    strips, places = plan.num_strips, lines * plan.line_tiles
-    assert plan.line_tiles >= plan.num_tiles and plan.total_tiles == places * strips
+    """The blocks' chunks hold every tile of every line once, and none is empty."""
+    lines = -(-problem.batch // plan.line_samples) * problem.groups
     assert plan.mirror_pixels > 0 or plan.range_tiles == 1  # nothing to wrap into
-    of_strip = -(-places // plan.range_tiles)
-    blocks = min(of_strip * strips, problem.num_sms)
-    seen = np.zeros((strips, lines, plan.line_tiles), dtype=np.int64)
-    tiles_of = np.zeros(blocks, dtype=np.int64)
+    seen = np.zeros((plan.num_strips, lines, plan.num_tiles), dtype=np.int64)
+    blocks = min(plan.num_ranges, problem.num_sms)
     for block in range(blocks):
-        for number in range(block, of_strip * strips, blocks):
-            first = number // strips * plan.range_tiles
-            taken = seen[number % strips].reshape(-1)[first : first + plan.range_tiles]
-            taken += 1
-            line_place = np.arange(first, first + len(taken)) % plan.line_tiles
-            tiles_of[block] += (line_place < plan.num_tiles).sum()
-    assert (seen[..., : plan.num_tiles] == 1).all()
-    rounds = -(-of_strip * strips // problem.num_sms)
-    assert tiles_of.max() <= rounds * plan.range_tiles
+        for strip, line, first, end in chunks(plan, block, blocks):
+            assert first < end and line < lines
+            seen[strip, line, first:end] += 1
+    assert (seen == 1).all()
 
 
 def check_every_output_once(plan, problem):

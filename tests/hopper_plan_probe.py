@@ -3,12 +3,13 @@
 import json
 import random
 import subprocess
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from tests.solution_tools import ROOT
 
 H200 = (232448, 132)  # bytes of shared memory for a block, SMs
-HEADER = "conv_transpose_sm90_plan.h"
+HEADERS = [f"conv_transpose_sm90_{part}.h" for part in ("types", "cost", "plan")]
 PROBE = r"""
 #include <cstdio>
 #include "conv_transpose_sm90_plan.h"
@@ -30,6 +31,7 @@ void show(const Plan& q) {
   SHOW(num_sweeps) SHOW(blocks_per_sweep) SHOW(window_units) SHOW(ring_units) SHOW(mirror_pixels)
   SHOW(store_bytes_per_warp) SHOW(weight_stages) SHOW(ring_stages) SHOW(resident_weights)
   SHOW(num_weight_tiles) SHOW(ring_bytes) SHOW(smem_bytes) SHOW(batches_in_flight)
+  if (q.usable) std::printf(", \"num_ranges\": %d", q.num_ranges());
   std::printf(", \"cost\": %.17g, \"phases\": [", q.cost);
   for (int i = 0; i < q.num_phases && q.usable; ++i) {
     const Phase& f = q.phases[i];
@@ -150,12 +152,14 @@ def random_problems(count: int, seed: int) -> list[Problem]:
     return found
 
 
-def build_probe(folder, header: str | None = None):
-    """A function from problems to (plan, pooled plan, all cuts) of each. `header` replaces it."""
+def build_probe(folder, edit: Callable[[str], str] | None = None):
+    """A function from problems to (plan, pooled plan, all cuts) of each. `edit` changes the text of
+    the headers that make plans.
+    """
     (folder / "probe.cpp").write_text(PROBE)
-    if header is not None:
-        (folder / HEADER).write_text(header)
     include = ROOT / "kernels_src" / "cuda"
+    for header in HEADERS if edit else ():
+        (folder / header).write_text(edit((include / header).read_text()))
     command = ["c++", "-std=c++17", "-Wall", "-Werror", "-I.", f"-I{include}", "probe.cpp"]
     subprocess.run([*command, "-o", "probe"], cwd=folder, check=True)
 

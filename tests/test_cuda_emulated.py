@@ -20,6 +20,7 @@ from tests.solution_tools import (
     environment,
     relative_error,
 )
+from tests.test_operator_patterns import CONVS, POOLS
 
 pytestmark = pytest.mark.skipif(
     emulator.cuda_headers() is None, reason="no CUDA toolkit: its headers are needed"
@@ -400,6 +401,79 @@ def test_a_sample_that_other_blocks_hold_too_waits_for_them(shelf, solutions):
             new(x)
     with emulated.on(), forced("auto"), tf32(True):
         check_model(emulated, model, new, x, 6e-4)
+
+
+BATCH_NORMS = [
+    {"momentum": None},
+    {"momentum": 0.3, "eps": 1e-2},
+    {"track_running_stats": False},
+    {"affine": False},
+]
+
+
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+@pytest.mark.parametrize("options", BATCH_NORMS, ids=str)
+def test_batch_norm_options_over_several_calls(shelf, solutions, options, kernel):
+    """Three training calls, then eval: in two ways, pooled in the epilogue and from memory."""
+    emulated = solutions["11"]
+    model, new = models(shelf, emulated, "11")
+    for one in (model, new):
+        one.batch_norm = torch.nn.BatchNorm2d(one.batch_norm.num_features, **options)
+        if one.batch_norm.weight is not None:  # positive, zero and negative
+            scales = torch.linspace(-1, 1, one.batch_norm.num_features + 1)[:-1]
+            one.batch_norm.weight.data.copy_(scales)
+    exact = copy.deepcopy(model).double()
+    with emulated.on(), forced(kernel), tf32(True), torch.no_grad():
+        for step, training in enumerate([True, True, True, False]):
+            new.train(training), exact.train(training)
+            x = model_input(size=(12, 20)) * (1 + step) + step
+            assert relative_error(new(x), exact(x.double())) <= 3e-3
+            for name, value in exact.batch_norm.state_dict().items():
+                got = new.batch_norm.state_dict()[name].double()
+                torch.testing.assert_close(got, value.double(), rtol=3e-3, atol=3e-3)
+
+
+@pytest.fixture(scope="module")
+def pooled(shelf, tmp_path_factory):
+    """The emulated solution of a reference in which all options are open."""
+    text = shelf.text("pooled")
+    return emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("pooled")))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "options", [*({"pool": pool} for pool in POOLS), *({"conv": conv} for conv in CONVS)], ids=str
+)
+def test_windows_that_do_not_tile(shelf, pooled, options, training):
+    model = shelf.reference("pooled")["Model"](**options)
+    new = pooled.solution["ModelNew"](**options)
+    with torch.no_grad():  # positive, zero and negative
+        scales = torch.linspace(-1, 1, model.bn.num_features + 1)[:-1]
+        assert (scales == 0).any()
+        model.bn.weight.copy_(scales)
+        model.bn.running_mean.normal_()
+    new.load_state_dict(model.state_dict())
+    model.train(training), new.train(training)
+    x = torch.randn(3, 4, 9, 11, generator=torch.Generator().manual_seed(2))
+    with pooled.on(), tf32(False):
+        check_model(pooled, model, new, x, 2e-5)
+
+
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+@pytest.mark.parametrize("name", ["19", "11"])
+def test_statistics_survive_a_large_mean(shelf, solutions, name, kernel):
+    """Mean 1e3, spread 1e-2: a sum of squares in fp32 would lose every digit of the variance."""
+    emulated = solutions[name]
+    model, new = models(shelf, emulated, name)
+    with torch.no_grad():
+        model.conv_transpose.bias.fill_(1e3)
+        new.load_state_dict(model.state_dict())
+        x = model_input(size=(12, 20)) * 0.05
+        pytorch = model(x)  # first: it has running statistics, too
+        exact = copy.deepcopy(model).double()(x.double())
+        with emulated.on(), forced(kernel), tf32(True):
+            error = relative_error(new(x), exact)
+    assert error <= 4 * max(relative_error(pytorch, exact), 1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -324,6 +324,8 @@ def test_wrong_paths_are_one_error_and_nothing_written(tmp_path, folder, capsys)
 def test_ladder_with_a_time_missing_is_refused(tmp_path):
     page = tmp_path / "page.md"
     head = "## Ladder of it\n\n| version | 1/65 | 1/69 | why |\n| --- | --- | --- | --- |\n"
-    page.write_text(head + "| 1: first | 1.0 |\n")
-    with pytest.raises(UsageError, match="version '1: first'"):
-        report_data.read_ladder(page)
+    # The first row's times are what others are compared with.
+    for row in ("| 1: first | 1.0 |\n", "| 1: first | 1.0 | – | x |\n"):
+        page.write_text(head + row)
+        with pytest.raises(UsageError, match="version '1: first'"):
+            report_data.read_ladder(page)

@@ -6,7 +6,7 @@ suffices, for every cut that the plan allows of many random problems.
 import pytest
 
 from tests.hopper_plan_checks import check
-from tests.hopper_plan_probe import HEADER, SHAPES, Problem, build_probe, random_problems
+from tests.hopper_plan_probe import HEADERS, SHAPES, Problem, build_probe, random_problems
 from tests.solution_tools import ROOT
 
 
@@ -76,7 +76,7 @@ def test_the_cheapest_cut_is_taken(probe):
     assert compared >= 30
 
 
-# Each a mistake in the header that the checks above must see.
+# Each a mistake in the headers that the checks above must see.
 MISTAKES = {
     "pitch too small": ("round_up(pitch < 8 ? 8 : pitch, kVectorPixels)", "tile_pitch(pitch)"),
     "left zeros not shared": ("right > left ? right", "right > left + 8 ? right"),
@@ -105,6 +105,14 @@ MISTAKES = {
         "plan.num_tiles = ceil_div(longest, plan.tile_pixels)",
         "plan.num_tiles = ceil_div(longest, plan.tile_pixels) - (longest > plan.tile_pixels)",
     ),
+    "places of one line too few": (
+        "plan.total_tiles = static_cast<int>(lines * line_tiles);",
+        "plan.total_tiles = static_cast<int>(lines * line_tiles) - line_tiles;",
+    ),
+    "chunks without tiles": (
+        "consider(tiles, round_up(plan.num_tiles, tiles), 1.0);",
+        "consider(tiles, round_up(plan.num_tiles, tiles) + tiles, 1.0);",
+    ),
     "two batches without registers": ("return !shape.wide || sixteen_bit", "return true"),
     "images too close": (
         "raise(plan.image_rows, max_h);",
@@ -121,12 +129,13 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_checks_can_fail(tmp_path, name):
     right, wrong = MISTAKES[name]
-    text = (ROOT / "kernels_src" / "cuda" / HEADER).read_text()
-    assert text.count(right) == 1
+    texts = [(ROOT / "kernels_src" / "cuda" / header).read_text() for header in HEADERS]
+    assert sum(text.count(right) for text in texts) == 1
     helper = "inline int tile_pitch(int pitch) { return pitch < 12 ? 8 : (pitch - 4) / 4 * 4; }\n"
     begin = "inline Plan plan_geometry"
-    text = text.replace(right, wrong).replace(begin, helper + begin, 1)
-    probe = build_probe(tmp_path, text)
+    probe = build_probe(
+        tmp_path, lambda text: text.replace(right, wrong).replace(begin, helper + begin, 1)
+    )
     one_column = Problem((1, 64, 64, 1, (3, 1), (1, 1), (2, 2), (0, 0), (1, 1)))
     with pytest.raises(AssertionError):
         check_all(probe, [one_column, *random_problems(60, 0)])
