@@ -433,6 +433,20 @@ def test_batch_norm_options_over_several_calls(shelf, solutions, options, kernel
                 torch.testing.assert_close(got, value.double(), rtol=3e-3, atol=3e-3)
 
 
+# The portable kernel's moments, and the strict one's behind it, are merged by one more kernel.
+@pytest.mark.parametrize(("kernel", "fewer"), [("hopper", 1), ("portable", 2)])
+def test_running_statistics_cost_no_kernel(shelf, solutions, kernel, fewer):
+    """What applies them makes the affine maps itself; batch statistics are worked out before."""
+    emulated = solutions["11"]
+    new = models(shelf, emulated, "11")[1]
+    launches = {}
+    for training in (True, False):
+        with emulated.on(), forced(kernel), tf32(True), torch.no_grad():
+            new.train(training)(model_input(size=(12, 20)))
+            launches[training] = emulated.launches()
+    assert launches[False] == launches[True] - fewer > 0
+
+
 @pytest.fixture(scope="module")
 def pooled(shelf, tmp_path_factory):
     """The emulated solution of a reference in which all options are open."""

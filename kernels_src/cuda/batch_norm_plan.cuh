@@ -1,10 +1,9 @@
 // Which kernels give BatchNorm its affine map per channel, and what scratch memory they need.
 //   batch statistics: partial moments (from the convolution, or measured) -> finalise
-//   running statistics: one small kernel
+//   running statistics: none, the kernel that applies the maps works them out
 #pragma once
 
-#include "batch_norm_finalise.cuh"
-#include "batch_norm_running.cuh"
+#include "batch_norm_maps.cuh"
 #include "group_norm_plan.cuh"
 
 namespace tconv {
@@ -20,8 +19,8 @@ class BatchNormPlan {
   BatchNormPlan(const BatchNormPoolArgs& args, int64_t batch, int64_t channels, int64_t plane,
                 int64_t producer_partials, WorkspaceLayout& layout)
       : args_(args), batch_(batch), channels_(channels), plane_(plane), measure_(producer_partials == 0) {
-    table_ = layout.reserve(channels * sizeof(ChannelAffine<Acc>));
     if (!args.use_batch_stats) return;
+    table_ = layout.reserve(channels * sizeof(ChannelAffine<Acc>));
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(plane) : producer_partials;
     partials_ = layout.reserve(batch * num_partials_ * channels * sizeof(PartialOf<S>));
   }
@@ -31,25 +30,29 @@ class BatchNormPlan {
     return !args_.use_batch_stats || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
   }
 
-  ChannelAffine<Acc>* table(void* workspace) const { return at_offset<ChannelAffine<Acc>>(workspace, table_); }
+  // What the kernel that follows `run` applies.
+  BatchNormMaps<S> maps(void* workspace) const {
+    return {args_.use_batch_stats ? table(workspace) : nullptr, reinterpret_cast<const Acc*>(args_.running_mean),
+            reinterpret_cast<const Acc*>(args_.running_var), affine()};
+  }
 
-  // Fills the table for data [batch][channels][plane], and args.batch_mean / batch_var in training mode.
+  // Training mode: makes the maps of data [batch][channels][plane], and args.batch_mean / batch_var.
   int64_t run(const S* data, void* workspace, cudaStream_t stream) const {
-    const BatchNormAffine<S> affine{static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps};
-    if (!args_.use_batch_stats)
-      return launch_batch_norm_running<S>(reinterpret_cast<const Acc*>(args_.running_mean),
-                                          reinterpret_cast<const Acc*>(args_.running_var), channels_, affine,
-                                          table(workspace), stream);
+    if (!args_.use_batch_stats) return kOk;
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     if (measure_)
       TCONV_RETURN_IF_ERROR(
           launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
-    return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine, table(workspace),
+    return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine(), table(workspace),
                                          reinterpret_cast<Acc*>(args_.batch_mean),
                                          reinterpret_cast<Acc*>(args_.batch_var), stream);
   }
 
  private:
+  ChannelAffine<Acc>* table(void* workspace) const { return at_offset<ChannelAffine<Acc>>(workspace, table_); }
+
+  BatchNormAffine<S> affine() const { return {static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps}; }
+
   BatchNormPoolArgs args_;
   int64_t batch_, channels_, plane_;
   bool measure_;

@@ -1,7 +1,7 @@
 // Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
 //   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
-//   -> BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
-//   otherwise: convolution -> workspace (and moments of it) -> BatchNorm's affine map per channel
+//   -> training: BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
+//   otherwise: convolution -> workspace (and moments of it) -> training: BatchNorm's affine map per channel
 //   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
 // TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
@@ -73,7 +73,7 @@ struct ConvBatchNormPoolGroupNorm {
         launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
-        y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
+        y, out, batch_norm.maps(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
         norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool), stream));
     return group_norm.run(out, norm::make_group_norm_affine<S>(call.group_norm), conv.workspace, stream);
   }
@@ -87,15 +87,15 @@ struct ConvBatchNormPoolGroupNorm {
                                         norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(out, conv.workspace, stream));
     const auto affine = norm::make_group_norm_affine<S>(call.group_norm);
-    const auto* table = batch_norm.table(conv.workspace);
+    const auto maps = batch_norm.maps(conv.workspace);
     if (group_norm.one_block())
-      return group_norm.run_transformed(out, affine, norm::BatchNormActivation<S>{table}, stream);
+      return group_norm.run_transformed(out, affine, norm::BatchNormActivation<S>{maps}, stream);
     const norm::PoolGeometry windows_of_one{static_cast<int>(call.batch_norm_pool.pooled_h),
                                             static_cast<int>(call.batch_norm_pool.pooled_w),
                                             static_cast<int>(call.batch_norm_pool.pooled_h),
                                             static_cast<int>(call.batch_norm_pool.pooled_w), 1, 1, 1, 1, 0, 0, 1, 1};
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
-        out, out, table, group_norm.producer_partials(conv.workspace), conv.problem.batch, conv.problem.out_channels,
+        out, out, maps, group_norm.producer_partials(conv.workspace), conv.problem.batch, conv.problem.out_channels,
         windows_of_one, stream));
     return group_norm.run(out, affine, conv.workspace, stream);
   }

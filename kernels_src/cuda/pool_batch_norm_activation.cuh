@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../generated_activation.h"
-#include "group_norm_moments.cuh"
+#include "batch_norm_maps.cuh"
 #include "pool_window.cuh"
 
 namespace tconv {
@@ -19,6 +19,7 @@ namespace norm {
 struct PoolConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kMinBlocks = 1;  // said because ptxas would else spill in fp64 to stay within 64 registers
   static constexpr int kOutputsInFlight = 4;  // per lane
   static constexpr int kRounds = 3;
   static constexpr int kOutputsPerLane = kOutputsInFlight * kRounds;
@@ -36,13 +37,13 @@ struct PoolConfig {
 template <typename S>
 struct BatchNormActivation {
   static constexpr bool kIdentity = false;
-  const ChannelAffine<AccOf<S>>* table;  // [channels]
+  BatchNormMaps<S> maps;
 
   struct OfChannel {
     ChannelAffine<AccOf<S>> affine;
     __device__ __forceinline__ AccOf<S> apply(AccOf<S> v) const { return Activation::apply<AccOf<S>>(affine.apply(v)); }
   };
-  __device__ __forceinline__ OfChannel of_channel(int64_t channel) const { return {table[channel]}; }
+  __device__ __forceinline__ OfChannel of_channel(int64_t channel) const { return {maps.of_channel(channel)}; }
 };
 
 // The 2 x 2 windows of one lane: both columns of a row in one load.
@@ -79,9 +80,8 @@ __device__ __forceinline__ AccOf<S> pool_any_window(const S* __restrict__ in, co
 }
 
 template <typename S, bool kPairs>
-__global__ void __launch_bounds__(PoolConfig::kThreads)
-    batch_norm_activation_max_pool_kernel(const S* __restrict__ in, S* __restrict__ out,
-                                          const ChannelAffine<AccOf<S>>* __restrict__ table,
+__global__ void __launch_bounds__(PoolConfig::kThreads, PoolConfig::kMinBlocks)
+    batch_norm_activation_max_pool_kernel(const S* __restrict__ in, S* __restrict__ out, BatchNormMaps<S> maps,
                                           PartialOf<S>* __restrict__ partials, unsigned num_planes, unsigned channels,
                                           unsigned num_partials, int piece_outputs, PoolGeometry g) {
   using Config = PoolConfig;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(PoolConfig::kThreads)
 
   in += plane_idx * g.in_plane();
   out += plane_idx * out_plane + first;
-  const ChannelAffine<Acc> affine = table[channel];
+  const ChannelAffine<Acc> affine = maps.of_channel(channel);
 
   Acc values[Config::kOutputsPerLane];
 #pragma unroll
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(PoolConfig::kThreads)
 }
 
 template <typename S>
-int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const ChannelAffine<AccOf<S>>* table,
+int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const BatchNormMaps<S>& maps,
                                               PartialOf<S>* partials, int64_t batch, int64_t channels,
                                               const PoolGeometry& g, cudaStream_t stream) {
   using Config = PoolConfig;
@@ -148,7 +148,7 @@ int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const Channel
   const bool pairs = g.is_2x2() && g.in_w % 2 == 0 && reinterpret_cast<uintptr_t>(in) % (2 * sizeof(S)) == 0;
   const auto kernel =
       pairs ? batch_norm_activation_max_pool_kernel<S, true> : batch_norm_activation_max_pool_kernel<S, false>;
-  return launch(kernel, blocks, Config::kThreads, stream, in, out, table, partials, num_planes, channels,
+  return launch(kernel, blocks, Config::kThreads, stream, in, out, maps, partials, num_planes, channels,
                 num_partials, Config::piece(g.out_plane()), g);
 }
 

@@ -140,6 +140,8 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selectors) {
 }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
+inline float rsqrt(float v) { return rsqrtf(v); }
+inline double rsqrt(double v) { return 1.0 / std::sqrt(v); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<unsigned __int128>(a) * b >> 64; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <typename T>

@@ -61,6 +61,7 @@ class Emulated:
         self._library = ctypes.CDLL(str(library))
         self._library.tconv_cuda_error_string.restype = ctypes.c_char_p
         self._library.emulator_races.restype = ctypes.c_int64
+        self._library.emulator_launches.restype = ctypes.c_int64
         self._library.emulator_first_races.restype = ctypes.c_char_p
         self._library.emulator_set.argtypes = [ctypes.c_int64] * 4
 
@@ -87,6 +88,10 @@ class Emulated:
     def _raise_failure(self, library, status: int) -> None:
         text = self._library.tconv_cuda_error_string(status).decode()
         raise RuntimeError(self._messages.get(status, text))
+
+    def launches(self) -> int:
+        """How many kernels were launched since `on`."""
+        return self._library.emulator_launches()
 
     def races(self) -> list[str]:
         """Descriptions of the first unordered accesses to shared memory since `on`."""

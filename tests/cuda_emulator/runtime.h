@@ -16,6 +16,7 @@ constexpr Device kDevices[] = {{9, 0, 3, 232448}, {8, 0, 2, 166912}, {9, 0, 132,
 inline int device = 0;
 inline uint32_t seed = 0;
 inline bool together = false;  // are cooperative launches accepted?
+inline int64_t num_launches = 0;
 
 template <typename... Params>
 struct Launch final : Body {
@@ -38,6 +39,7 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeCooperative && !together) return cudaErrorCooperativeLaunchTooLarge;
   body = &launch;
+  ++num_launches;
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; ++y)
       for (unsigned x = 0; x < gridDim.x; ++x) {

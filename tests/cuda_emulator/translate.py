@@ -150,9 +150,11 @@ void emulator_set(int64_t device, int64_t seed, int64_t detect_races, int64_t to
   emu::seed = static_cast<uint32_t>(seed);
   emu::detect_races = detect_races != 0;
   emu::num_races = 0;
+  emu::num_launches = 0;
   emu::first_races.clear();
 }
 int64_t emulator_races() { return emu::num_races; }
+int64_t emulator_launches() { return emu::num_launches; }
 const char* emulator_first_races() { return emu::first_races.c_str(); }
 }
 """
