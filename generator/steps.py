@@ -97,28 +97,17 @@ def divide_vector(index: int) -> Step:
 
 def epilogue_header(steps: list[Step]) -> str:
     """The text that takes the place of kernels_src/generated_epilogue.h."""
-    before = steps[:-1] if steps and steps[-1] == gelu("none") else steps
-    body = "".join(f"    {step.device}\n" for step in before)
-    last = "".join(f"    {step.device}\n" for step in steps[len(before) :])
+    body = "".join(f"    {step.device}\n" for step in steps)
     return f"""#pragma once
 
 namespace tconv {{
 
 struct Epilogue {{
-  static constexpr bool kEndsInGelu = {str(before != steps).lower()};
-
-  // Without the exact GELU at its end, which two results in 16 bits share.
   template <typename Acc, typename Storage>
-  static TCONV_HD Acc before_gelu(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
+  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
     (void)args;
     (void)channel;
 {body}    return v;
-  }}
-
-  template <typename Acc, typename Storage>
-  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
-    v = before_gelu<Acc, Storage>(v, args, channel);
-{last}    return v;
   }}
 }};
 

@@ -4,18 +4,11 @@
 namespace tconv {
 
 struct Epilogue {
-  static constexpr bool kEndsInGelu = false;
-
   template <typename Acc, typename Storage>
-  static TCONV_HD Acc before_gelu(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
+  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
     (void)args;
     (void)channel;
     return v;
-  }
-
-  template <typename Acc, typename Storage>
-  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
-    return before_gelu<Acc, Storage>(v, args, channel);
   }
 };
 

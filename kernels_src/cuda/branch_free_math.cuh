@@ -2,10 +2,6 @@
 // Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
 #pragma once
 
-#include <cuda_fp16.h>
-
-#include <cstdint>
-
 namespace tconv {
 namespace cuda {
 
@@ -57,28 +53,6 @@ __device__ __forceinline__ float coarse_normal_cdf(float v) {
   p = fmaf(p, a, -1.1509987115859985f);
   p = fmaf(p, a, -1.96695327759e-5f);
   return normal_cdf_of(v, power_of_2(p));
-}
-
-__device__ __forceinline__ __half2 both_halves(uint32_t bits) {
-  const uint32_t both = bits << 16 | bits;
-  return *reinterpret_cast<const __half2*>(&both);
-}
-
-// Two results in 16 bits at once, less `base`: v Phi(v) = (v + a - a 2 Phi(-a)) / 2 with a = |v|, 2 Phi(-a) = 2^(a Q(a) - a), and Q, a fit of
-// degree 4 in a < 6, in fp16. The error is at most 1.2 times that of rounding v and the result to fp16, in any part of its range.
-__device__ __forceinline__ float2 coarse_gelus_less(float v, float w, float base) {
-  const __half2 a = __hmin2_nan(__habs2(__floats2half2_rn(v, w)), both_halves(0x4600));
-  __half2 q = both_halves(0x8D7A);
-  q = __hfma2(q, a, both_halves(0x1E33));
-  q = __hfma2(q, a, both_halves(0xAA51));
-  q = __hfma2(q, a, both_halves(0xB765));
-  q = __hfma2(q, a, both_halves(0xB0CF));
-  const float2 of = __half22float2(q);
-  const auto less = [base](float value, float its_q) {
-    const float size = fabsf(value);
-    return fmaf(fmaf(-size, power_of_2(fmaf(its_q, size, -size)), value + size), 0.5f, -base);
-  };
-  return make_float2(less(v, of.x), less(w, of.y));
 }
 
 // tanh: below 0.6 v + v^3 P(v^2), a minimax fit (relative error 3e-9), else 1 - 2 / (exp(2 |v|) + 1) with v's sign.

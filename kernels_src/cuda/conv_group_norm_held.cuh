@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     if (warp == kProducerWarps) {
       agree(args, shared, place, lane);
     } else if (args.whole_quads) {
-      produce_chunks<2, 4 / sizeof(Storage), true>(args, shared, place, warp, lane);
+      produce_chunks<8 / sizeof(Storage), true>(args, shared, place, warp, lane);
     } else {
-      produce_chunks<1, 1, false>(args, shared, place, warp, lane);
+      produce_chunks<1, false>(args, shared, place, warp, lane);
     }
   }
 #endif

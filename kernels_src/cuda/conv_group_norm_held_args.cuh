@@ -38,9 +38,7 @@ struct Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
   int samples_at_once;  // that are held, by as many times the plan's blocks
-  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane and bytes of one fit 32 bits
-  uint32_t channel_bytes;  // then: from one to the next
-  const Storage* zeros;    // of a whole quad
+  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
   int pair_stores;  // pairs of neighbouring outputs are aligned
   int out_h, out_w;

@@ -4,7 +4,6 @@
 
 #include "conv_group_norm_held_args.cuh"
 #include "conv_group_norm_held_store.cuh"
-#include "mma_sync.cuh"
 #include "sm90_wgmma.cuh"
 
 namespace tconv {
@@ -115,27 +114,7 @@ struct ChannelPair {
   __device__ __forceinline__ float finish(const Args<Storage>& args, float acc, int half) const {
     return Epilogue::apply<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
   }
-
-  // Of two neighbouring pixels, less `base`, as a word of a 16-bit type.
-  template <typename Storage>
-  __device__ __forceinline__ uint32_t finish_word(const Args<Storage>& args, float first, float second, int half, float base) const {
-    if constexpr (Epilogue::kEndsInGelu) {
-      const auto before = [&](float acc) {
-        return Epilogue::before_gelu<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
-      };
-      const float2 both = coarse_gelus_less(before(first), before(second), base);
-      return pack_rounded<Storage>(both.x, both.y);
-    } else {
-      return pack_rounded<Storage>(finish(args, first, half) - base, finish(args, second, half) - base);
-    }
-  }
 };
-
-__device__ __forceinline__ void store_row_moments(uint32_t at, float count, float sum, float squares, float shift) {
-  const float mean = count > 0.0f ? __fdividef(sum, count) : 0.0f, m2 = squares - sum * mean;
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(count), "f"(shift + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(shift)
-               : "memory");
-}
 
 // Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean costs no more
 // digits than their spread does.
@@ -160,34 +139,11 @@ struct LaneMoments {
     }
     if (threadIdx.x % 4 != 0) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      store_row_moments(at + half * kPartner * kMomentBytes, count, sum[half], squares[half], shift[half]);
-  }
-};
-
-// The same of words that are held, by tensor cores: a row's sum of squares is its product with itself.
-template <typename Storage>
-struct WordMoments {
-  float shift[2], sums[4] = {}, squares[2][4] = {};
-
-  // Words of both rows in a fragment.
-  __device__ __forceinline__ void add(uint32_t word, uint32_t partner) {
-    constexpr uint32_t kOnes = std::is_same<Storage, __nv_bfloat16>::value ? 0x3F803F80 : 0x3C003C00;
-    mma_m16n8k8<Storage>(sums, word, partner, kOnes);
-    mma_m16n8k8<Storage>(squares[0], word, partner, word);
-    mma_m16n8k8<Storage>(squares[1], word, partner, partner);
-  }
-
-  // As LaneMoments.
-  __device__ __forceinline__ void store(uint32_t at, float count) {
-#pragma unroll
-    for (int other = 1; other <= 2; other *= 2) count += __shfl_xor_sync(0xFFFFFFFFu, count, other);
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    if (lane % 4 != row / 2) return;  // a lane has two columns of its row, and here they are the diagonal's
-#pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float square = row % 2 == 0 ? squares[half][2 * half] : squares[half][2 * half + 1], sum = sums[2 * half];
-      store_row_moments(at + half * kPartner * kMomentBytes, count, sum, square, shift[half]);
+      const float mean = count > 0.0f ? __fdividef(sum[half], count) : 0.0f, m2 = squares[half] - sum[half] * mean;
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + half * kPartner * kMomentBytes), "f"(count),
+                   "f"(shift[half] + mean), "f"(m2 < 0.0f ? 0.0f : m2), "f"(shift[half])
+                   : "memory");
     }
   }
 };
@@ -220,29 +176,14 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const ChannelPair pair(args, shared);
   const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
-  constexpr bool kWords = sizeof(Storage) == 2;  // what is held of 16-bit types takes the accumulators' places: in fragment j, 4j and 4j + 2
-  std::conditional_t<kWords, WordMoments<Storage>, LaneMoments> moments;
+  LaneMoments moments;
 #pragma unroll
   for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
-  const auto word = [&](int j, int half) { return __float_as_uint(acc[4 * j + 2 * half]); };
   const auto finish_fragment = [&](const ChannelPair& pair, int j) {
-    const bool first = is_first >> j & 1, second = is_second >> j & 1;
-    if constexpr (kWords) {
-      uint32_t words[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        words[half] = pair.finish_word(args, acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1], half, moments.shift[half]);
-      if constexpr (!kPairStores) words[0] &= second ? 0xFFFFFFFFu : 0xFFFFu, words[1] &= second ? 0xFFFFFFFFu : 0xFFFFu;
-      if (!first) words[0] = words[1] = 0;
-      moments.add(words[0], words[1]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) acc[4 * j + 2 * half] = __uint_as_float(words[half]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
-      if (first) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
-      if (second) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
-    }
+    for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
+    if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
+    if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
   };
   const auto hold_round = [&](int round) {
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
@@ -250,11 +191,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
 #pragma unroll
     for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
       HeldPair<Storage> words;
-      if constexpr (kWords) {
-        words.words[0] = word(j, 0), words.words[1] = word(j, 1);
-      } else {
-        words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
-      }
+      words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
       words.store(held + 16 * j);
     }
   };

@@ -18,19 +18,18 @@ struct CallPlan {
   KernelPlan fallback;  // nothing but its workspace and what launch_fallback reads
 };
 
-// Workspace: weight tiles, inverse scales, guard, zeros.
+// Workspace: weight tiles, inverse scales, guard.
 struct Workspace {
-  static constexpr int64_t kScalesBytes = kChannels * 4, kGuardBytes = 16, kZeroBytes = 16;  // of zeros, a whole quad's
+  static constexpr int64_t kScalesBytes = kChannels * 4;
   int64_t tiles_bytes, total_bytes;
 
   explicit Workspace(const Plan& plan)
-      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + kGuardBytes + kZeroBytes) {}
+      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
     return reinterpret_cast<GuardState*>(static_cast<char*>(base) + tiles_bytes + kScalesBytes);
   }
-  const void* zeros(void* base) const { return static_cast<char*>(base) + tiles_bytes + kScalesBytes + kGuardBytes; }
 };
 
 inline CallPlan plan_anew(const ConvCall& call) {
@@ -104,7 +103,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   GuardState* const state = layout.guard(workspace);
-  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(state, 0, Workspace::kGuardBytes + Workspace::kZeroBytes, stream));
+  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(state, 0, sizeof(GuardState), stream));
   TCONV_RETURN_IF_ERROR(launch_weights<Storage>(plan, conv, workspace));
 
   Args<Storage> args{};
@@ -114,10 +113,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
-  const int64_t channel_bytes = p.x_stride_c * static_cast<int64_t>(sizeof(Storage));
-  args.channel_bytes = static_cast<uint32_t>(channel_bytes);
-  args.zeros = static_cast<const Storage*>(layout.zeros(workspace));
-  args.whole_quads = sm90::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX && channel_bytes <= UINT32_MAX &&
+  args.whole_quads = sm90::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                      reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
   const bool one_piece = p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
   const bool aligned = reinterpret_cast<uintptr_t>(conv.x) % 16 == 0 && p.x_stride_n * sizeof(Storage) % 16 == 0;

@@ -44,7 +44,10 @@ __device__ __forceinline__ void fill_offsets(const Args<Storage>& args, const Sh
 template <typename Storage>
 struct QuadSource {
   const Storage* channel;  // its first
+  const Storage* from;     // the quad's first pixel in it; not read where that is outside x
+  int column;              // of the input, unless quads are whole
   int channels_left;       // from the first one on
+  bool inside;
 
   __device__ __forceinline__ void enter(const Args<Storage>& args, int sample, int chunk) {
     const int first = chunk * kChunkChannels + lane_half(threadIdx.x) * (kChunkChannels / 2);
@@ -52,27 +55,18 @@ struct QuadSource {
     channel = args.x + sample * args.x_stride_n + first * args.x_stride_c;
   }
 
-  // A whole quad, whose offset this is. Without a branch, and addresses that do not wait for each other: a producer is the slower, the longer
-  // a batch takes it. What is outside comes from zeros, in every channel from the same.
-  __device__ __forceinline__ void load(const Args<Storage>& args, int offset, Storage (&to)[8][kVectorPixels]) const {
-    using Vector = std::conditional_t<sizeof(Storage) == 4, uint4, uint2>;
-    const bool inside = offset != kOutside && channels_left > 0;
-    const char* const from = reinterpret_cast<const char*>(inside ? channel + offset : args.zeros);
-    const uint32_t step = inside ? args.channel_bytes : 0;
-#pragma unroll
-    for (uint32_t k = 0; k < 8; ++k)
-      *reinterpret_cast<Vector*>(to[k]) = sm90::load_with_neighbours(reinterpret_cast<const Vector*>(from + uint64_t{k} * step));
-  }
-
-  // Any quad, pixel by pixel.
-  __device__ __forceinline__ void load_pixels(const Args<Storage>& args, const Place& place, int quad, Storage (&to)[8][kVectorPixels]) const {
-    const QuadPlace at(args, place, quad);
-    const struct {
-      const Storage* from;
-      int column, channels_left;
-      bool inside;
-    } source = {channel + (at.row * args.x_stride_h + at.column * args.x_stride_w), at.column, channels_left, at.inside};
-    sm90::load_half<false>(args, source, 0, to);
+  template <bool kWhole>
+  __device__ __forceinline__ void find(const Args<Storage>& args, const Shared& shared, const Place& place, int quad) {
+    if constexpr (kWhole) {
+      const int offset = static_cast<int>(load_word(shared.offsets + quad * 4));
+      inside = offset != kOutside;
+      from = channel + offset;
+    } else {
+      const QuadPlace at(args, place, quad);
+      inside = at.inside;
+      column = at.column;
+      from = channel + (at.row * args.x_stride_h + at.column * args.x_stride_w);
+    }
   }
 };
 
@@ -96,47 +90,30 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
 
 constexpr int kPollNanoseconds = 100;
 
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time, each of kQuads quads a lane; and
-// where they load weights these, with every second batch and while there is nothing else to do.
-template <int kSets, int kQuads, bool kWhole, typename Storage>
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and where they load weights
+// these, with every second batch and while there is nothing else to do.
+template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
   const Plan& plan = args.plan;
-  constexpr int kBatch = kQuads * kBatchQuads, kStep = kProducerWarps * kBatch;
   QuadSource<Storage> source;
-  Storage values[kSets][kQuads][8][kVectorPixels];
-  const int start = warp * kBatch;             // of each chunk
-  int first = start, next = start;             // quads of the batch that is stored, and of the one that is loaded
-  int sample = place.first_sample, chunk = 0;  // of the one that is loaded
-  int offsets[kQuads];                         // of its quads, read a batch before
-  const auto read_offsets = [&] {
-    if constexpr (kWhole) {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) offsets[q] = static_cast<int>(load_word(shared.offsets + (next + q * kBatchQuads + lane_quad(lane)) * 4));
-    }
-  };
+  Storage values[kSets][8][kVectorPixels];
+  int first = warp * kBatchQuads, next = first;  // quads of the batch that is stored, and of the one that is loaded
+  int sample = place.first_sample, chunk = 0;    // of the one that is loaded
   source.enter(args, sample, chunk);
-  read_offsets();
-  const auto load_next = [&](Storage (&to)[kQuads][8][kVectorPixels]) {
-    if (sample >= args.batch) return;
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      if constexpr (kWhole) {
-        source.load(args, offsets[q], to[q]);
-      } else {
-        source.load_pixels(args, place, next + q * kBatchQuads + lane_quad(lane), to[q]);
-      }
-    }
-    next += kStep;
+  const auto load_next = [&](Storage (&to)[8][kVectorPixels]) {
     if (next >= plan.window_quads) {
-      next = start;
+      next = warp * kBatchQuads;
       if (++chunk == plan.num_chunks) {
         chunk = 0;
         sample += args.samples_at_once;
       }
       if (sample < args.batch) source.enter(args, sample, chunk);
     }
-    read_offsets();
+    if (sample >= args.batch) return;
+    source.template find<kWhole>(args, shared, place, next + lane_quad(lane));
+    sm90::load_half<kWhole>(args, source, 0, to);
+    next += kProducerWarps * kBatchQuads;
   };
 #pragma unroll
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
@@ -144,27 +121,24 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
   WeightsLoader<kProducerWarps> weights(args, samples, warp, lane);
   int chunks_left = samples * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[kQuads][8][kVectorPixels], bool is_first_set) {
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool is_first_set) {
     const uint32_t empty = shared.chunk_empty + 8 * stage.slot;
     if constexpr (kProducersLoadWeights<Storage>) {
       if (is_first_set) weights.load_if_free(args, shared);
-      if (first == start)
+      if (first == warp * kBatchQuads)
         while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(empty, stage.parity ^ 1))) {
           __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
           weights.load_if_free(args, shared);
         }
     } else {
-      if (first == start) sm90::mbarrier_wait(empty, stage.parity ^ 1);
+      if (first == warp * kBatchQuads) sm90::mbarrier_wait(empty, stage.parity ^ 1);
     }
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const int quad = first + q * kBatchQuads + lane_quad(lane);
-      store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
-                 quad < plan.window_quads, lane, from[q]);
-    }
-    first += kStep;
+    const int quad = first + lane_quad(lane);
+    store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
+               quad < plan.window_quads, lane, from);
+    first += kProducerWarps * kBatchQuads;
     if (first >= plan.window_quads) {
-      first = start;
+      first = warp * kBatchQuads;
       __syncwarp();
       if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
       stage.next(plan.num_stages);

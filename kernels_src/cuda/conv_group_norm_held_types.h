@@ -46,7 +46,7 @@ static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleByte
 
 // Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
 TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
-TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, 2 * kBatchQuads) * 4; }
+TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
 
 struct Plan {
   bool usable;
