@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: ffb7ad13c3a00976f63a0e9e6c6b544c3983b6af1321028f7f02b442303d2f65
+sha256 of CUDA_SOURCE: 7855ee592e5d3718b92e1f7b802d1536d7ad4350030011e3618aa2d84ac3f30e
 sha256 of CPU_SOURCE:  b798cdbd4fd356201be232c7965aab5f0227eb8f9d2efc153d56b9c555df30e2
 """
 
@@ -40,8 +40,8 @@ CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/entry_conv_batch_norm_pool_group_norm.cu
 // Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
 //   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
-//   -> BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
-//   otherwise: convolution -> workspace (and moments of it) -> BatchNorm's affine map per channel
+//   -> training: BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
+//   otherwise: convolution -> workspace (and moments of it) -> training: BatchNorm's affine map per channel
 //   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
 // TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
@@ -49,7 +49,12 @@ CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/batch_norm_plan.cuh
 // Which kernels give BatchNorm its affine map per channel, and what scratch memory they need.
 //   batch statistics: partial moments (from the convolution, or measured) -> finalise
-//   running statistics: one small kernel
+//   running statistics: none, the kernel that applies the maps works them out
+
+// ---- kernels_src/cuda/batch_norm_maps.cuh
+// BatchNorm as one affine map per channel, for the kernel that applies it. Batch statistics come as a table from
+// batch_norm_finalise.cuh; running statistics are known before, so that whoever wants a map works it out, with no kernel between:
+//   affine[c] = { running_mean[c], weight[c] / sqrt(running_var[c] + eps), bias[c] }
 
 // ---- kernels_src/cuda/batch_norm_finalise.cuh
 // Training-mode BatchNorm statistics: partial moments -> one affine map per channel, and the batch's statistics.
@@ -501,39 +506,26 @@ int64_t launch_batch_norm_finalise(const PartialOf<S>* partials, int64_t rows, i
 }  // namespace norm
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/batch_norm_running.cuh
-// Eval-mode BatchNorm: running statistics -> one affine map per channel.
-//   affine[c] = { running_mean[c], weight[c] / sqrt(running_var[c] + eps), bias[c] }
-
 
 namespace tconv {
 namespace cuda {
 namespace norm {
 
-struct BatchNormRunningConfig {
-  static constexpr int kThreads = 128;
+template <typename S>
+struct BatchNormMaps {
+  const ChannelAffine<AccOf<S>>* table;  // [channels], or null where the statistics are running ones
+  const AccOf<S>* running_mean;          // [channels]
+  const AccOf<S>* running_var;
+  BatchNormAffine<S> affine;
+
+  __device__ __forceinline__ ChannelAffine<AccOf<S>> of_channel(int64_t channel) const {
+    if (table != nullptr) return table[channel];
+    // In the accumulation type, as PyTorch: fp64 takes registers that hold values.
+    const AccOf<S> scale = rsqrt(running_var[channel] + static_cast<AccOf<S>>(affine.eps));
+    return {running_mean[channel], affine.weight != nullptr ? scale * to_acc(affine.weight[channel]) : scale,
+            affine.bias != nullptr ? to_acc(affine.bias[channel]) : AccOf<S>(0), AccOf<S>(0)};
+  }
 };
-
-template <typename S>
-__global__ void __launch_bounds__(BatchNormRunningConfig::kThreads)
-    batch_norm_running_kernel(const AccOf<S>* __restrict__ running_mean, const AccOf<S>* __restrict__ running_var,
-                              int64_t channels, BatchNormAffine<S> affine,
-                              ChannelAffine<AccOf<S>>* __restrict__ table) {
-  const int64_t channel = int64_t{blockIdx.x} * BatchNormRunningConfig::kThreads + threadIdx.x;
-  if (channel >= channels) return;
-  const double rstd = 1.0 / sqrt(static_cast<double>(running_var[channel]) + affine.eps);
-  table[channel] = make_channel_affine<AccOf<S>>(running_mean[channel], rstd,
-                                                 parameter_or(affine.weight, channel, 1.0),
-                                                 parameter_or(affine.bias, channel, 0.0));
-}
-
-template <typename S>
-int64_t launch_batch_norm_running(const AccOf<S>* running_mean, const AccOf<S>* running_var, int64_t channels,
-                                  const BatchNormAffine<S>& affine, ChannelAffine<AccOf<S>>* table,
-                                  cudaStream_t stream) {
-  return launch(batch_norm_running_kernel<S>, ceil_div(channels, BatchNormRunningConfig::kThreads),
-                BatchNormRunningConfig::kThreads, stream, running_mean, running_var, channels, affine, table);
-}
 
 }  // namespace norm
 }  // namespace cuda
@@ -1147,12 +1139,18 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   const auto last_channel = [&](int i) { return min(this_channel(i) + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
+    // Of each channel once, where the group's are few.
+    __shared__ typename Transform::OfChannel transforms[Config::kSharedChannels];
+    if (thread < min(channels, Config::kSharedChannels)) transforms[thread] = transform.of_channel(first_channel + thread);
+    __syncthreads();
+    const auto transform_of = [&](int channel) {
+      return channels <= Config::kSharedChannels ? transforms[channel] : transform.of_channel(first_channel + channel);
+    };
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      const auto here = transform.of_channel(first_channel + this_channel(i));
-      const auto next = transform.of_channel(first_channel + last_channel(i));
+      const auto here = transform_of(this_channel(i)), next = transform_of(last_channel(i));
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         auto of_channel = here;
@@ -1333,8 +1331,8 @@ class BatchNormPlan {
   BatchNormPlan(const BatchNormPoolArgs& args, int64_t batch, int64_t channels, int64_t plane,
                 int64_t producer_partials, WorkspaceLayout& layout)
       : args_(args), batch_(batch), channels_(channels), plane_(plane), measure_(producer_partials == 0) {
-    table_ = layout.reserve(channels * sizeof(ChannelAffine<Acc>));
     if (!args.use_batch_stats) return;
+    table_ = layout.reserve(channels * sizeof(ChannelAffine<Acc>));
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(plane) : producer_partials;
     partials_ = layout.reserve(batch * num_partials_ * channels * sizeof(PartialOf<S>));
   }
@@ -1344,25 +1342,29 @@ class BatchNormPlan {
     return !args_.use_batch_stats || measure_ ? nullptr : at_offset<PartialOf<S>>(workspace, partials_);
   }
 
-  ChannelAffine<Acc>* table(void* workspace) const { return at_offset<ChannelAffine<Acc>>(workspace, table_); }
+  // What the kernel that follows `run` applies.
+  BatchNormMaps<S> maps(void* workspace) const {
+    return {args_.use_batch_stats ? table(workspace) : nullptr, reinterpret_cast<const Acc*>(args_.running_mean),
+            reinterpret_cast<const Acc*>(args_.running_var), affine()};
+  }
 
-  // Fills the table for data [batch][channels][plane], and args.batch_mean / batch_var in training mode.
+  // Training mode: makes the maps of data [batch][channels][plane], and args.batch_mean / batch_var.
   int64_t run(const S* data, void* workspace, cudaStream_t stream) const {
-    const BatchNormAffine<S> affine{static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps};
-    if (!args_.use_batch_stats)
-      return launch_batch_norm_running<S>(reinterpret_cast<const Acc*>(args_.running_mean),
-                                          reinterpret_cast<const Acc*>(args_.running_var), channels_, affine,
-                                          table(workspace), stream);
+    if (!args_.use_batch_stats) return kOk;
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     if (measure_)
       TCONV_RETURN_IF_ERROR(
           launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
-    return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine, table(workspace),
+    return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine(), table(workspace),
                                          reinterpret_cast<Acc*>(args_.batch_mean),
                                          reinterpret_cast<Acc*>(args_.batch_var), stream);
   }
 
  private:
+  ChannelAffine<Acc>* table(void* workspace) const { return at_offset<ChannelAffine<Acc>>(workspace, table_); }
+
+  BatchNormAffine<S> affine() const { return {static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps}; }
+
   BatchNormPoolArgs args_;
   int64_t batch_, channels_, plane_;
   bool measure_;
@@ -5542,8 +5544,12 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
+  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns hide no loads.
+  // Measured: with turns, or with three stages, such cuts are slower than others that cost more by the model.
+  const bool turns_hide_loads = !single || plan.ring_ic_blocks == 1;
+  const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
-  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
+  for (int attempt = 0; attempt < attempts && stages == 0; ++attempt) {
     for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
@@ -5561,7 +5567,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
   // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
   // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks &&
+                   turns_hide_loads;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);
@@ -6348,6 +6355,7 @@ namespace norm {
 struct PoolConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kMinBlocks = 1;  // said because ptxas would else spill in fp64 to stay within 64 registers
   static constexpr int kOutputsInFlight = 4;  // per lane
   static constexpr int kRounds = 3;
   static constexpr int kOutputsPerLane = kOutputsInFlight * kRounds;
@@ -6365,13 +6373,13 @@ struct PoolConfig {
 template <typename S>
 struct BatchNormActivation {
   static constexpr bool kIdentity = false;
-  const ChannelAffine<AccOf<S>>* table;  // [channels]
+  BatchNormMaps<S> maps;
 
   struct OfChannel {
     ChannelAffine<AccOf<S>> affine;
     __device__ __forceinline__ AccOf<S> apply(AccOf<S> v) const { return Activation::apply<AccOf<S>>(affine.apply(v)); }
   };
-  __device__ __forceinline__ OfChannel of_channel(int64_t channel) const { return {table[channel]}; }
+  __device__ __forceinline__ OfChannel of_channel(int64_t channel) const { return {maps.of_channel(channel)}; }
 };
 
 // The 2 x 2 windows of one lane: both columns of a row in one load.
@@ -6408,9 +6416,8 @@ __device__ __forceinline__ AccOf<S> pool_any_window(const S* __restrict__ in, co
 }
 
 template <typename S, bool kPairs>
-__global__ void __launch_bounds__(PoolConfig::kThreads)
-    batch_norm_activation_max_pool_kernel(const S* __restrict__ in, S* __restrict__ out,
-                                          const ChannelAffine<AccOf<S>>* __restrict__ table,
+__global__ void __launch_bounds__(PoolConfig::kThreads, PoolConfig::kMinBlocks)
+    batch_norm_activation_max_pool_kernel(const S* __restrict__ in, S* __restrict__ out, BatchNormMaps<S> maps,
                                           PartialOf<S>* __restrict__ partials, unsigned num_planes, unsigned channels,
                                           unsigned num_partials, int piece_outputs, PoolGeometry g) {
   using Config = PoolConfig;
@@ -6426,7 +6433,7 @@ __global__ void __launch_bounds__(PoolConfig::kThreads)
 
   in += plane_idx * g.in_plane();
   out += plane_idx * out_plane + first;
-  const ChannelAffine<Acc> affine = table[channel];
+  const ChannelAffine<Acc> affine = maps.of_channel(channel);
 
   Acc values[Config::kOutputsPerLane];
 #pragma unroll
@@ -6464,7 +6471,7 @@ __global__ void __launch_bounds__(PoolConfig::kThreads)
 }
 
 template <typename S>
-int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const ChannelAffine<AccOf<S>>* table,
+int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const BatchNormMaps<S>& maps,
                                               PartialOf<S>* partials, int64_t batch, int64_t channels,
                                               const PoolGeometry& g, cudaStream_t stream) {
   using Config = PoolConfig;
@@ -6477,7 +6484,7 @@ int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const Channel
   const bool pairs = g.is_2x2() && g.in_w % 2 == 0 && reinterpret_cast<uintptr_t>(in) % (2 * sizeof(S)) == 0;
   const auto kernel =
       pairs ? batch_norm_activation_max_pool_kernel<S, true> : batch_norm_activation_max_pool_kernel<S, false>;
-  return launch(kernel, blocks, Config::kThreads, stream, in, out, table, partials, num_planes, channels,
+  return launch(kernel, blocks, Config::kThreads, stream, in, out, maps, partials, num_planes, channels,
                 num_partials, Config::piece(g.out_plane()), g);
 }
 
@@ -6548,7 +6555,7 @@ struct ConvBatchNormPoolGroupNorm {
         launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
-        y, out, batch_norm.table(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
+        y, out, batch_norm.maps(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
         norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool), stream));
     return group_norm.run(out, norm::make_group_norm_affine<S>(call.group_norm), conv.workspace, stream);
   }
@@ -6562,15 +6569,15 @@ struct ConvBatchNormPoolGroupNorm {
                                         norm::at_offset<char>(conv.workspace, conv_workspace)));
     TCONV_RETURN_IF_ERROR(batch_norm.run(out, conv.workspace, stream));
     const auto affine = norm::make_group_norm_affine<S>(call.group_norm);
-    const auto* table = batch_norm.table(conv.workspace);
+    const auto maps = batch_norm.maps(conv.workspace);
     if (group_norm.one_block())
-      return group_norm.run_transformed(out, affine, norm::BatchNormActivation<S>{table}, stream);
+      return group_norm.run_transformed(out, affine, norm::BatchNormActivation<S>{maps}, stream);
     const norm::PoolGeometry windows_of_one{static_cast<int>(call.batch_norm_pool.pooled_h),
                                             static_cast<int>(call.batch_norm_pool.pooled_w),
                                             static_cast<int>(call.batch_norm_pool.pooled_h),
                                             static_cast<int>(call.batch_norm_pool.pooled_w), 1, 1, 1, 1, 0, 0, 1, 1};
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
-        out, out, table, group_norm.producer_partials(conv.workspace), conv.problem.batch, conv.problem.out_channels,
+        out, out, maps, group_norm.producer_partials(conv.workspace), conv.problem.batch, conv.problem.out_channels,
         windows_of_one, stream));
     return group_norm.run(out, affine, conv.workspace, stream);
   }
