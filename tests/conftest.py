@@ -2,10 +2,12 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 
 
@@ -48,3 +50,21 @@ def _named(items) -> set[str]:
             names.add(str(parameters.get("name", "")).partition(" ")[0])
             names |= {"69"} if "operator" in item.fixturenames else set()
     return names - {""}
+
+
+@pytest.fixture(scope="session")
+def emulated_solutions(shelf, tmp_path_factory):
+    """Solutions whose CUDA kernels run on the CPU, by the name of their reference."""
+    names = ["69", "19", "11"]
+    texts = {name: shelf.text(name) for name in names}  # not in threads: torch.fx patches globals
+    folders = {name: tmp_path_factory.mktemp(f"emulated_{name}") for name in names}
+    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
+        built = list(pool.map(lambda name: emulator.build(texts[name], folders[name]), names))
+    return {
+        name: emulator.Emulated(texts[name], path) for name, path in zip(names, built, strict=True)
+    }
+
+
+@pytest.fixture(scope="session")
+def emulated_conv(emulated_solutions):
+    return emulated_solutions["69"]
