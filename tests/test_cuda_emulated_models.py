@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 
+from generator.emit import generate
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import check_model, forced, model_input, models, needs_cuda_headers
 from tests.gpu_tools import KERNELS, LOW, tf32
-from tests.solution_tools import relative_error
+from tests.solution_tools import PROBLEMS, load_text, relative_error
 from tests.test_operator_patterns import CONVS, NORMS, POOLS
 
 pytestmark = needs_cuda_headers
@@ -19,7 +20,7 @@ pytestmark = needs_cuda_headers
 def test_models(shelf, emulated_solutions, name, training, kernel):
     """Also where windows do not tile the image, and with groups in every kernel of GroupNorm."""
     emulated = emulated_solutions[name]
-    model, new = models(shelf, emulated, name)
+    model, new = models(shelf.reference(name), emulated)
     model.train(training), new.train(training)
     cases = [
         (torch.float32, (13, 21), 3e-3),
@@ -41,7 +42,7 @@ def test_moments_of_the_image_alone(shelf, emulated_solutions, size):
     far behind the image, where another would follow.
     """
     emulated = emulated_solutions["19"]
-    model, new = models(shelf, emulated, "19")
+    model, new = models(shelf.reference("19"), emulated)
     with emulated.on(), forced("hopper"), tf32(True):
         check_model(emulated, model, new, model_input(size=size)[:1], 6e-4)
 
@@ -51,7 +52,7 @@ def test_moments_of_the_image_alone(shelf, emulated_solutions, size):
 def test_outputs_that_are_held(shelf, emulated_solutions, size, dtype):
     """A sample is one block's here. More: tests/test_gpu_held.py."""
     emulated = emulated_solutions["19"]
-    model, new = models(shelf, emulated, "19")
+    model, new = models(shelf.reference("19"), emulated)
     x = torch.cat([model_input(dtype, size)] * 4)[:7]  # the emulated GPU holds three at once
     bound = 3e-2 if dtype == torch.bfloat16 else 6e-4
     with emulated.on(seed=5, detect_races=True, together=True), forced("held"), tf32(True):
@@ -64,7 +65,7 @@ def test_outputs_that_are_held_beside_an_outlier(shelf, emulated_solutions):
     lies where it would be looked for first: the others vary by a ten-thousandth of it.
     """
     emulated = emulated_solutions["19"]
-    model, new = models(shelf, emulated, "19")
+    model, new = models(shelf.reference("19"), emulated)
     x = model_input()[:1] * 0.01
     x[:, :, 0, 0] = 100
     with emulated.on(together=True), forced("held"), tf32(True), torch.no_grad():
@@ -78,7 +79,7 @@ def test_a_sample_that_other_blocks_hold_too_waits_for_them(shelf, emulated_solu
     GPU says so before the launch, the way in passes is taken, unless the other is forced.
     """
     emulated = emulated_solutions["19"]
-    model, new = models(shelf, emulated, "19")
+    model, new = models(shelf.reference("19"), emulated)
     x = model_input(size=(20, 20))
     with forced("held"), tf32(True), torch.no_grad():
         with emulated.on(together=True), pytest.raises(RuntimeError, match="wait for each other"):
@@ -102,7 +103,7 @@ def set_scales_of_either_sign(norm):
 def test_batch_norm_options_over_several_calls(shelf, emulated_solutions, options, kernel):
     """Three training calls, then eval: in two ways, pooled in the epilogue and from memory."""
     emulated = emulated_solutions["11"]
-    model, new = models(shelf, emulated, "11")
+    model, new = models(shelf.reference("11"), emulated)
     for one in (model, new):
         one.batch_norm = torch.nn.BatchNorm2d(one.batch_norm.num_features, **options)
         if one.batch_norm.affine:
@@ -123,13 +124,36 @@ def test_batch_norm_options_over_several_calls(shelf, emulated_solutions, option
 def test_running_statistics_cost_no_kernel(shelf, emulated_solutions, kernel, fewer):
     """What applies them makes the affine maps itself; batch statistics are worked out before."""
     emulated = emulated_solutions["11"]
-    new = models(shelf, emulated, "11")[1]
+    new = models(shelf.reference("11"), emulated)[1]
     launches = {}
     for training in (True, False):
         with emulated.on(), forced(kernel), tf32(True), torch.no_grad():
             new.train(training)(model_input(size=(12, 20)))
             launches[training] = emulated.launches()
     assert launches[False] == launches[True] - fewer > 0
+
+
+@pytest.fixture(scope="module", params=["ReLU", "Sigmoid"])
+def other_activation(request, tmp_path_factory):
+    """(reference, emulated solution) of 2/11 with another activation than tanh."""
+    text = next(path for path in PROBLEMS if path.stem.startswith("11_")).read_text()
+    assert text.count("nn.Tanh()") == 1
+    path = tmp_path_factory.mktemp(request.param) / "reference.py"
+    path.write_text(text.replace("nn.Tanh()", f"nn.{request.param}()"))
+    solution = generate(path, path)
+    built = emulator.build(solution, path.parent)
+    return load_text(path.read_text(), "reference"), emulator.Emulated(solution, built)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kernel", ["portable", "hopper"])
+def test_other_activations(other_activation, kernel, training):
+    """On the same two ways as tanh: pooled before BatchNorm, and from memory."""
+    reference, emulated = other_activation
+    model, new = models(reference, emulated)
+    model.train(training), new.train(training)
+    with emulated.on(), forced(kernel), tf32(True):
+        check_model(emulated, model, new, model_input(size=(12, 20)), 3e-3)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +184,7 @@ def test_windows_that_do_not_tile(shelf, pooled, options, training):
 def test_statistics_survive_a_large_mean(shelf, emulated_solutions, name, kernel):
     """Mean 1e3, spread 1e-2: a sum of squares in fp32 would lose every digit of the variance."""
     emulated = emulated_solutions[name]
-    model, new = models(shelf, emulated, name)
+    model, new = models(shelf.reference(name), emulated)
     with torch.no_grad():
         model.conv_transpose.bias.fill_(1e3)
         new.load_state_dict(model.state_dict())
@@ -178,7 +202,7 @@ def test_pooled_model_whose_inputs_fp16_containers_cannot_hold(
     shelf, emulated_solutions, size, training
 ):
     emulated = emulated_solutions["11"]
-    model, new = models(shelf, emulated, "11")
+    model, new = models(shelf.reference("11"), emulated)
     model.train(training), new.train(training)
     with torch.no_grad():  # or tanh is a step
         model.conv_transpose.weight.mul_(1e-4)
@@ -192,7 +216,7 @@ def test_pooled_model_spreads_what_is_not_finite_as_pytorch_does(
     shelf, emulated_solutions, special
 ):
     emulated = emulated_solutions["11"]
-    model, new = models(shelf, emulated, "11")
+    model, new = models(shelf.reference("11"), emulated)
     model.eval(), new.eval()
     x = model_input()
     x[1, 3, 4, 5] = special

@@ -104,6 +104,10 @@ REFUSED = {
         "y = F.gelu(self.norm(self.conv(x)))\nreturn self.group(F.max_pool2d(y, 2))",
         "gelu cannot follow here",
     ),
+    "another falling activation": (
+        "y = F.silu(self.norm(self.conv(x)))\nreturn self.group(F.max_pool2d(y, 2))",
+        "silu is not an operation",
+    ),
     "pool before activation": (
         "y = torch.tanh(F.max_pool2d(self.norm(self.conv(x)), 2))\nreturn self.group(y)",
         "cannot follow here",
