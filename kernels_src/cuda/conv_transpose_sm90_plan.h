@@ -179,8 +179,12 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
+  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns hide no loads.
+  // Measured: with turns, or with three stages, such cuts are slower than others that cost more by the model.
+  const bool turns_hide_loads = !single || plan.ring_ic_blocks == 1;
+  const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
-  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
+  for (int attempt = 0; attempt < attempts && stages == 0; ++attempt) {
     for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
@@ -198,7 +202,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
   // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
   // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks &&
+                   turns_hide_loads;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);

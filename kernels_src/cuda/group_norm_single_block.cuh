@@ -84,12 +84,18 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   const auto last_channel = [&](int i) { return min(this_channel(i) + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
+    // Of each channel once, where the group's are few.
+    __shared__ typename Transform::OfChannel transforms[Config::kSharedChannels];
+    if (thread < min(channels, Config::kSharedChannels)) transforms[thread] = transform.of_channel(first_channel + thread);
+    __syncthreads();
+    const auto transform_of = [&](int channel) {
+      return channels <= Config::kSharedChannels ? transforms[channel] : transform.of_channel(first_channel + channel);
+    };
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      const auto here = transform.of_channel(first_channel + this_channel(i));
-      const auto next = transform.of_channel(first_channel + last_channel(i));
+      const auto here = transform_of(this_channel(i)), next = transform_of(last_channel(i));
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         auto of_channel = here;

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: fe7bdbc54fe2d44dcd974d42016e37c75772fd57d9313112d83a1440f1a49021
+sha256 of CUDA_SOURCE: 8d946baffb055c3fe5be7c4e79fb9c336fa233e6cf166e0298c918d5a036adea
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -3822,8 +3822,12 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
+  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns hide no loads.
+  // Measured: with turns, or with three stages, such cuts are slower than others that cost more by the model.
+  const bool turns_hide_loads = !single || plan.ring_ic_blocks == 1;
+  const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
-  for (int attempt = 0; attempt < 4 && stages == 0; ++attempt) {
+  for (int attempt = 0; attempt < attempts && stages == 0; ++attempt) {
     for (int units = most_units; units >= least_units && stages == 0; --units) {
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
@@ -3841,7 +3845,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
   // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
   // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks;
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks &&
+                   turns_hide_loads;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);
@@ -6981,12 +6986,18 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   const auto last_channel = [&](int i) { return min(this_channel(i) + 1, channels - 1); };
 
   if constexpr (!Transform::kIdentity) {
+    // Of each channel once, where the group's are few.
+    __shared__ typename Transform::OfChannel transforms[Config::kSharedChannels];
+    if (thread < min(channels, Config::kSharedChannels)) transforms[thread] = transform.of_channel(first_channel + thread);
+    __syncthreads();
+    const auto transform_of = [&](int channel) {
+      return channels <= Config::kSharedChannels ? transforms[channel] : transform.of_channel(first_channel + channel);
+    };
 #pragma unroll
     for (int i = 0; i < Config::kVectorsPerThread; ++i) {
       const int p = position(i);
       if (p + kVector <= 0 || p >= elements) continue;
-      const auto here = transform.of_channel(first_channel + this_channel(i));
-      const auto next = transform.of_channel(first_channel + last_channel(i));
+      const auto here = transform_of(this_channel(i)), next = transform_of(last_channel(i));
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         auto of_channel = here;
