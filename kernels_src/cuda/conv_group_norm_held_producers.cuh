@@ -2,7 +2,6 @@
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
-#include "conv_group_norm_held_weights.cuh"
 #include "conv_transpose_sm90_producers.cuh"
 
 namespace tconv {
@@ -88,10 +87,7 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
   sm90::guard_pixels(values, largest, guard);
 }
 
-constexpr int kPollNanoseconds = 100;
-
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and where they load weights
-// these, with every second batch and while there is nothing else to do.
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -118,21 +114,9 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
 #pragma unroll
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
-  const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
-  WeightsLoader<kProducerWarps> weights(args, samples, warp, lane);
-  int chunks_left = samples * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool is_first_set) {
-    const uint32_t empty = shared.chunk_empty + 8 * stage.slot;
-    if constexpr (kProducersLoadWeights<Storage>) {
-      if (is_first_set) weights.load_if_free(args, shared);
-      if (first == warp * kBatchQuads)
-        while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(empty, stage.parity ^ 1))) {
-          __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
-          weights.load_if_free(args, shared);
-        }
-    } else {
-      if (first == warp * kBatchQuads) sm90::mbarrier_wait(empty, stage.parity ^ 1);
-    }
+  int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
+    if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
@@ -149,10 +133,8 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   while (chunks_left > 0) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set)
-      if (set == 0 || chunks_left > 0) store_next(values[set], set == 0);
+      if (set == 0 || chunks_left > 0) store_next(values[set]);
   }
-  if constexpr (kProducersLoadWeights<Storage>)
-    while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
 }
 
 }  // namespace held

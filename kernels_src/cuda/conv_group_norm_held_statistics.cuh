@@ -100,10 +100,11 @@ __device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, con
   return {total.shift + mean, m2 < 0.0f ? 0.0f : m2};
 }
 
-// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane.
-template <typename Storage>
+// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane. meanwhile(): while
+// entries are on their way.
+template <typename Storage, typename Meanwhile>
 __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared& shared, const Entry* entries,
-                                         Statistics* statistics, int lane) {
+                                         Statistics* statistics, int lane, Meanwhile&& meanwhile) {
   const int blocks = args.plan.blocks_per_sample();
   const float channels = static_cast<float>(args.channels_per_group);
   constexpr int kInFlight = 5;  // all, where a sample has 160 blocks at most
@@ -113,6 +114,7 @@ __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared
     bool all_there = true;
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) some[k].read(entries + min(first + k * 32, blocks - 1));
+    meanwhile();
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) all_there = all_there && some[k].is_there();
     if (!__all_sync(0xFFFFFFFFu, all_there)) return false;
@@ -148,9 +150,17 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
 }
 
-constexpr int kMomentsPollNanoseconds = 32;
+// The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a message and
+// waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages must not.
+template <typename Storage>
+constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 6 : 2;
+template <typename Storage>
+constexpr int kPauseNanoseconds = sizeof(Storage) == 4 ? 8 : 32;
+// When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too early.
+template <typename Storage>
+constexpr bool kPrefetchesBeforeStatistics = sizeof(Storage) == 2;
 
-// After each sample's products; and weights, where producers do not load them. One warp.
+// Statistics, after each sample's products; weights; prefetches. One warp.
 template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
@@ -171,20 +181,22 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
     bias[i] = static_cast<float>(norm::parameter_or(args.norm_bias, channel, 0.0));
   }
   const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
-  WeightsLoader<1> weights(args, samples, 0, lane);
+  WeightsLoader weights(args, samples, lane);
   const auto look_after_weights = [&] {
-    if constexpr (!kProducersLoadWeights<Storage>) weights.load_if_free(args, shared);
+    weights.load_if_free(args, shared);
+    __nanosleep(kPauseNanoseconds<Storage>);  // or it takes the others' issue slots
+  };
+  const auto meanwhile = [&] {
+#pragma unroll 1
+    for (int look = 0; look < kLooksPerMessage<Storage>; ++look) look_after_weights();
   };
   uint32_t parity = 0;
   for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
-    if constexpr (kProducersLoadWeights<Storage>) {
-      sm90::mbarrier_wait(shared.moments_full, parity);
-    } else {
-      for (look_after_weights(); !__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)); look_after_weights())
-        __nanosleep(kMomentsPollNanoseconds);  // or it takes the others' issue slots
-    }
+    do {
+      look_after_weights();
+    } while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)));
     for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
@@ -192,20 +204,21 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
       if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
+    if constexpr (kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
     for (int group = place.block; group < args.num_groups; group += blocks)
-      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) look_after_weights();
+      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane, meanwhile)) {
+      }
     // A lane asks for a group, or two, for the channels of all lanes.
     Message mean[kChannelsPerLane] = {}, rstd[kChannelsPerLane] = {};
     bool all_there;
     do {
-      look_after_weights();
+#pragma unroll
+      for (int i = 0; i < kChannelsPerLane; ++i)
+        if (32 * i < args.num_groups) read_both(statistics + min(lane + 32 * i, args.num_groups - 1), mean[i], rstd[i]);
+      meanwhile();
       all_there = true;
 #pragma unroll
-      for (int i = 0; i < kChannelsPerLane; ++i) {
-        if (32 * i >= args.num_groups) continue;
-        read_both(statistics + min(lane + 32 * i, args.num_groups - 1), mean[i], rstd[i]);
-        all_there = all_there && mean[i].is_there() && rstd[i].is_there();
-      }
+      for (int i = 0; i < kChannelsPerLane; ++i) all_there = all_there && mean[i].is_there() && rstd[i].is_there();
     } while (!__all_sync(0xFFFFFFFFu, all_there));
 #pragma unroll
     for (int i = 0; i < kChannelsPerLane; ++i) {
@@ -224,7 +237,7 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
       }
     }
     sm90::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
-    prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    if constexpr (!kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }
 

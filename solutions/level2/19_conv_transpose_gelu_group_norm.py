@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 8d946baffb055c3fe5be7c4e79fb9c336fa233e6cf166e0298c918d5a036adea
+sha256 of CUDA_SOURCE: f0f22f3ec73ce7e36bcf859fa9ae9ca885c4916b740805033a09207653da49a1
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -2615,57 +2615,6 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
 // ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
 // Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
 
-// ---- kernels_src/cuda/conv_group_norm_held_weights.cuh
-// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample, from L2 into a
-// ring of such rows.
-
-
-namespace tconv {
-namespace cuda {
-namespace held {
-
-// Who loads them. fp32 has room for few rows, for which the warp that agrees is at times too late; in 16 bits there is room for
-// most, and producers, whose loads are half as long, have better things to do.
-template <typename Storage>
-constexpr bool kProducersLoadWeights = sizeof(Storage) == 4;
-
-// One row in kLoaders, in the ring's order. By a warp's first lane alone: votes would cost producers more than this does.
-template <int kLoaders>
-struct WeightsLoader {
-  int rows_left, row, slot;
-  uint32_t parity = 1;
-
-  template <typename Storage>
-  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int loader, int lane)
-      : rows_left(lane == 0 ? samples * args.plan.weight_rows() - loader : 0), row(loader), slot(loader) {
-    wrap(args.plan);
-  }
-
-  // Loads the next row if its stage has been given back.
-  template <typename Storage>
-  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
-    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * slot, parity)) {
-      const int bytes = args.plan.weight_stage_bytes;
-      const uint32_t full = shared.weights_full + 8 * slot;
-      sm90::mbarrier_arrive_expect_bytes(full, bytes);
-      sm90::bulk_load(shared.weights + slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
-      rows_left -= kLoaders, row += kLoaders, slot += kLoaders;
-      wrap(args.plan);
-    }
-    __syncwarp();
-  }
-
- private:
-  __device__ __forceinline__ void wrap(const Plan& plan) {
-    while (row >= plan.weight_rows()) row -= plan.weight_rows();
-    if (slot >= plan.num_weight_stages) slot -= plan.num_weight_stages, parity ^= 1;
-  }
-};
-static_assert(kMinWeightStages >= kProducerWarps, "a loader's next stage is at most one lap on");
-
-}  // namespace held
-}  // namespace cuda
-}  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
 // Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
 // them and store them as pixel rows; one warp streams weight tiles by bulk copy.
@@ -3064,10 +3013,7 @@ __device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool 
   sm90::guard_pixels(values, largest, guard);
 }
 
-constexpr int kPollNanoseconds = 100;
-
-// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time; and where they load weights
-// these, with every second batch and while there is nothing else to do.
+// One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time.
 template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
@@ -3094,21 +3040,9 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
 #pragma unroll
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
-  const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
-  WeightsLoader<kProducerWarps> weights(args, samples, warp, lane);
-  int chunks_left = samples * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels], bool is_first_set) {
-    const uint32_t empty = shared.chunk_empty + 8 * stage.slot;
-    if constexpr (kProducersLoadWeights<Storage>) {
-      if (is_first_set) weights.load_if_free(args, shared);
-      if (first == warp * kBatchQuads)
-        while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(empty, stage.parity ^ 1))) {
-          __nanosleep(kPollNanoseconds);  // or it takes the consumers' issue slots
-          weights.load_if_free(args, shared);
-        }
-    } else {
-      if (first == warp * kBatchQuads) sm90::mbarrier_wait(empty, stage.parity ^ 1);
-    }
+  int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
+  const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
+    if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
     const int quad = first + lane_quad(lane);
     store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
                quad < plan.window_quads, lane, from);
@@ -3125,10 +3059,8 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   while (chunks_left > 0) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set)
-      if (set == 0 || chunks_left > 0) store_next(values[set], set == 0);
+      if (set == 0 || chunks_left > 0) store_next(values[set]);
   }
-  if constexpr (kProducersLoadWeights<Storage>)
-    while (__any_sync(0xFFFFFFFFu, weights.rows_left > 0)) weights.load_if_free(args, shared);
 }
 
 }  // namespace held
@@ -3142,6 +3074,43 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
 // A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that follows one
 // which never ended, finds what it expects.
 
+// ---- kernels_src/cuda/conv_group_norm_held_weights.cuh
+// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample, from L2 into a
+// ring of such rows.
+
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// In the ring's order, by one warp's first lane.
+struct WeightsLoader {
+  int rows_left, row = 0;
+  sm90::RingCursor stage;
+
+  template <typename Storage>
+  __device__ __forceinline__ WeightsLoader(const Args<Storage>& args, int samples, int lane)
+      : rows_left(lane == 0 ? samples * args.plan.weight_rows() : 0) {}
+
+  // Loads the next row if its stage has been given back.
+  template <typename Storage>
+  __device__ __forceinline__ void load_if_free(const Args<Storage>& args, const Shared& shared) {
+    if (rows_left > 0 && sm90::mbarrier_passed(shared.weights_empty + 8 * stage.slot, stage.parity ^ 1)) {
+      const int bytes = args.plan.weight_stage_bytes;
+      const uint32_t full = shared.weights_full + 8 * stage.slot;
+      sm90::mbarrier_arrive_expect_bytes(full, bytes);
+      sm90::bulk_load(shared.weights + stage.slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
+      stage.next(args.plan.num_weight_stages);
+      --rows_left;
+      if (++row == args.plan.weight_rows()) row = 0;
+    }
+    __syncwarp();
+  }
+};
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -3372,10 +3341,11 @@ __device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, con
   return {total.shift + mean, m2 < 0.0f ? 0.0f : m2};
 }
 
-// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane.
-template <typename Storage>
+// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane. meanwhile(): while
+// entries are on their way.
+template <typename Storage, typename Meanwhile>
 __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared& shared, const Entry* entries,
-                                         Statistics* statistics, int lane) {
+                                         Statistics* statistics, int lane, Meanwhile&& meanwhile) {
   const int blocks = args.plan.blocks_per_sample();
   const float channels = static_cast<float>(args.channels_per_group);
   constexpr int kInFlight = 5;  // all, where a sample has 160 blocks at most
@@ -3385,6 +3355,7 @@ __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared
     bool all_there = true;
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) some[k].read(entries + min(first + k * 32, blocks - 1));
+    meanwhile();
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) all_there = all_there && some[k].is_there();
     if (!__all_sync(0xFFFFFFFFu, all_there)) return false;
@@ -3420,9 +3391,17 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
 }
 
-constexpr int kMomentsPollNanoseconds = 32;
+// The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a message and
+// waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages must not.
+template <typename Storage>
+constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 6 : 2;
+template <typename Storage>
+constexpr int kPauseNanoseconds = sizeof(Storage) == 4 ? 8 : 32;
+// When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too early.
+template <typename Storage>
+constexpr bool kPrefetchesBeforeStatistics = sizeof(Storage) == 2;
 
-// After each sample's products; and weights, where producers do not load them. One warp.
+// Statistics, after each sample's products; weights; prefetches. One warp.
 template <typename Storage>
 __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
@@ -3443,20 +3422,22 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
     bias[i] = static_cast<float>(norm::parameter_or(args.norm_bias, channel, 0.0));
   }
   const int samples = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once;
-  WeightsLoader<1> weights(args, samples, 0, lane);
+  WeightsLoader weights(args, samples, lane);
   const auto look_after_weights = [&] {
-    if constexpr (!kProducersLoadWeights<Storage>) weights.load_if_free(args, shared);
+    weights.load_if_free(args, shared);
+    __nanosleep(kPauseNanoseconds<Storage>);  // or it takes the others' issue slots
+  };
+  const auto meanwhile = [&] {
+#pragma unroll 1
+    for (int look = 0; look < kLooksPerMessage<Storage>; ++look) look_after_weights();
   };
   uint32_t parity = 0;
   for (int sample = place.first_sample; sample < args.batch; sample += args.samples_at_once, parity ^= 1) {
     Entry* const entries = args.entries + static_cast<int64_t>(sample) * args.num_groups * blocks;
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
-    if constexpr (kProducersLoadWeights<Storage>) {
-      sm90::mbarrier_wait(shared.moments_full, parity);
-    } else {
-      for (look_after_weights(); !__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)); look_after_weights())
-        __nanosleep(kMomentsPollNanoseconds);  // or it takes the others' issue slots
-    }
+    do {
+      look_after_weights();
+    } while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)));
     for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
@@ -3464,20 +3445,21 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
       if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
+    if constexpr (kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
     for (int group = place.block; group < args.num_groups; group += blocks)
-      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane)) look_after_weights();
+      while (!conclude(args, shared, entries + group * blocks, statistics + group, lane, meanwhile)) {
+      }
     // A lane asks for a group, or two, for the channels of all lanes.
     Message mean[kChannelsPerLane] = {}, rstd[kChannelsPerLane] = {};
     bool all_there;
     do {
-      look_after_weights();
+#pragma unroll
+      for (int i = 0; i < kChannelsPerLane; ++i)
+        if (32 * i < args.num_groups) read_both(statistics + min(lane + 32 * i, args.num_groups - 1), mean[i], rstd[i]);
+      meanwhile();
       all_there = true;
 #pragma unroll
-      for (int i = 0; i < kChannelsPerLane; ++i) {
-        if (32 * i >= args.num_groups) continue;
-        read_both(statistics + min(lane + 32 * i, args.num_groups - 1), mean[i], rstd[i]);
-        all_there = all_there && mean[i].is_there() && rstd[i].is_there();
-      }
+      for (int i = 0; i < kChannelsPerLane; ++i) all_there = all_there && mean[i].is_there() && rstd[i].is_there();
     } while (!__all_sync(0xFFFFFFFFu, all_there));
 #pragma unroll
     for (int i = 0; i < kChannelsPerLane; ++i) {
@@ -3496,7 +3478,7 @@ __device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& s
       }
     }
     sm90::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
-    prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    if constexpr (!kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }
 
