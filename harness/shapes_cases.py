@@ -80,11 +80,9 @@ WHY: dict[str, dict[str, str]] = {
         "1x1": "bytes decide: without its epilogue the call still took 0.08 ms",
         "3x3-image7": f"77 % of a tile's pixels are outputs; {_SINGLES}",
         "3x3-image14": f"82 % of a tile's pixels are outputs; {_SINGLES}",
-        "3x3-image32": "turns with four blocks of channels side by side, whose loads nothing "
-        "hides: a cut that the cost model takes for cheaper than it is",
         "3x3-groups4": "32 channels a group: half of each 64-channel tile is padding",
-        "4x4-stride2": "as 3x3-image32; images of 16 x 16: a fifth of a tile's pixels are no "
-        "outputs, and 1 MB of weights is streamed for each image",
+        "4x4-stride2": "images of 16 x 16: a fifth of a tile's pixels are no outputs, and 1 MB of "
+        "weights is streamed for each image",
         "5x5-stride3": "strides over two are the portable kernel's, 0.25 ms against Hopper's 0.30",
     },
 }

@@ -246,16 +246,8 @@ def test_what_is_slower_than_pytorch_has_its_reason(path):
 GPU_RECORDS = [path for path in RECORDS if path.parent.name != "cpu"]
 
 
-# A fault of the committed kernels, not of the demand: kernels_src/README.md says which it is.
-KNOWN_CLIFF = pytest.param(
-    "4x4-stride2", marks=pytest.mark.xfail(strict=True, reason="0.74 instead of at least 0.8")
-)
-
-
 @pytest.mark.parametrize("path", GPU_RECORDS, ids=relative)
-@pytest.mark.parametrize(
-    "name", [KNOWN_CLIFF if s.name == "4x4-stride2" else s.name for s in SHAPES]
-)
+@pytest.mark.parametrize("name", [shape.name for shape in SHAPES])
 def test_no_cliff_on_a_gpu(path, name):
     record = json.loads(path.read_text())
     ratios = {entry["name"]: entry["fastest"]["speedup"] for entry in record["shapes"]}
