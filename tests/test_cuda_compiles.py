@@ -1,5 +1,5 @@
 """Every CUDA source compiles for every architecture that solutions ask for, without register
-spills.
+spills; Hopper's kernels multiply by wgmma.
 """
 
 import re
@@ -48,23 +48,62 @@ def test_the_parser_sees_spills():
     assert [line.partition(":")[0] for line in spills(log)] == ["kernel_b"]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_cuda_source_compiles_without_spills(path, tmp_path):
+def kernels_with(instruction: str, sass: str) -> dict[str, bool]:
+    """For each function of a disassembly whether it has that instruction."""
+    found = {}
+    for part in sass.split("Function : ")[1:]:
+        name, _, code = part.partition("\n")
+        found[name.strip()] = re.search(rf"\b{instruction}\b", code) is not None
+    return found
+
+
+def test_the_disassembly_is_read():
+    line = "        /*0a10*/                   {};  /* 0x0 */\n"
+    sass = "".join(
+        f"\t\tFunction : {name}\n{line.format(code)}"
+        for name, code in (("kernel_a", "HGMMA.64x8x16.F32 R4, gdesc[UR4]"), ("kernel_b", "NOP"))
+    )
+    assert kernels_with("HGMMA", sass) == {"kernel_a": True, "kernel_b": False}
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.stem)
+def compiled(request, tmp_path_factory):
+    """The object file of a solution's CUDA source, and what the compiler said."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc on this machine")
-    text = generate(path, path)
-    source = tmp_path / "cuda.cu"
+    text = generate(request.param, request.param)
+    source = tmp_path_factory.mktemp("compiled") / "cuda.cu"
     source.write_text(re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1])
     flags = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
     command = [nvcc, *COMMON_NVCC_FLAGS, *flags, *ARCHITECTURES, "-Xcompiler=-fPIC", "-Xptxas=-v"]
-    run = subprocess.run(
-        [*command, "-c", source, "-o", tmp_path / "cuda.o"], capture_output=True, text=True
-    )
+    target = source.with_suffix(".o")
+    run = subprocess.run([*command, "-c", source, "-o", target], capture_output=True, text=True)
     log = run.stdout + run.stderr
     assert run.returncode == 0, log[-4000:]
+    return target, log
+
+
+def test_cuda_source_compiles_without_spills(compiled):
+    _, log = compiled
     for architecture in ("sm_80", "sm_90a"):
         assert f"for '{architecture}'" in log
     assert spills(log) == []
     # ptxas says so where wgmma instructions wait for each other because of the code around them.
     assert "wgmma.mma_async instructions are serialized" not in log
+
+
+def test_hopper_kernels_multiply_by_wgmma(compiled):
+    cuobjdump = shutil.which("cuobjdump")
+    if cuobjdump is None:
+        pytest.skip("no cuobjdump on this machine")
+    run = subprocess.run(
+        [cuobjdump, "-sass", "-arch", "sm_90a", compiled[0]], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    hopper = {
+        name: has
+        for name, has in kernels_with("HGMMA", run.stdout).items()
+        if "conv_transpose_sm90" in name or "conv_group_norm_held_sm90" in name
+    }
+    assert hopper and all(hopper.values()), hopper
