@@ -69,8 +69,6 @@ SHAPES = (
     Shape("7x7", 16, 32, 32, (224, 224), (7, 7), padding=(3, 3)),
 )
 
-_SINGLES = "rows no multiple of four long, so pixels are loaded one by one"
-
 # Why a shape is below 1x: by the folder of the record, the record's file name without .json, and
 # the shape's name. A test wants an entry for each such shape of a committed record. What is said
 # of the Hopper kernel follows from its plan (kernels_src/cuda/conv_transpose_sm90_plan.h); times of
@@ -78,8 +76,8 @@ _SINGLES = "rows no multiple of four long, so pixels are loaded one by one"
 WHY: dict[str, dict[str, str]] = {
     "nvidia-h200/shapes": {
         "1x1": "bytes decide: without its epilogue the call still took 0.08 ms",
-        "3x3-image7": f"77 % of a tile's pixels are outputs; {_SINGLES}",
-        "3x3-image14": f"82 % of a tile's pixels are outputs; {_SINGLES}",
+        "3x3-image7": "77 % of a tile's pixels are outputs; rows no multiple of four long, so "
+        "pixels are loaded one by one",
         "3x3-groups4": "32 channels a group: half of each 64-channel tile is padding",
         "4x4-stride2": "images of 16 x 16: a fifth of a tile's pixels are no outputs, and 1 MB of "
         "weights is streamed for each image",
