@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.list:
             for shape in SHAPES:
-                print(shape)
+                print(shapes_report.listed(shape))
             return 0
         if given.render or given.check:
             return _render(given)

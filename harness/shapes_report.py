@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.errors import UsageError
-from harness.shapes_cases import why
+from harness.shapes_cases import Shape, why
 
 _TABLES = re.compile(r"(<!-- shapes -->\n).*?(<!-- /shapes -->)", re.DOTALL)
 _RECORD = "shapes*.json"
@@ -42,6 +42,16 @@ def layer_text(entry: dict) -> str:
         parts += [f"{name} {_pair(value)}"] * (list(value) != [default, default])
     parts += [f"groups {groups}"] * (groups != 1) + ["bias"] * bias
     return ", ".join(parts).replace(", (batch", " (batch")
+
+
+def listed(shape: Shape) -> str:
+    """A shape's name and its layer, as it is measured on a GPU."""
+    whole = {
+        "arguments": shape.arguments,
+        "input_shape": shape.input_shape(shape.batch),
+        "full_batch": shape.batch,
+    }
+    return f"{shape.name:<24} {layer_text(whole)}"
 
 
 def _pair(values) -> str:

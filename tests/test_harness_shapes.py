@@ -212,6 +212,15 @@ def test_exit_status(arguments, status):
     assert shapes.main([*device, *arguments]) == status
 
 
+def test_list_says_what_the_layers_are(capsys):
+    assert shapes.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(SHAPES)
+    expected = ["3x3-stride2", "32 × 128 × 64 × 64 → 64, kernel 3, stride 2, padding 1,"]
+    expected.append("output_padding 1")
+    assert " ".join(expected) in [" ".join(line.split()) for line in lines]
+
+
 def test_record_names():
     assert shapes_report.record_name("float32", "allow", "cuda") == "shapes.json"
     assert shapes_report.record_name("float32", "forbid", "cpu") == "shapes.json"
