@@ -245,11 +245,11 @@ def _profiled(call: Callable, device: torch.device) -> list[list]:
         call()
         torch.cuda.synchronize(device)
     seen = [event for event in profiler.events() if event.device_type.name == "CUDA"]
-    spans = [[_short(event.name), round(event.time_range.elapsed_us(), 1)] for event in seen]
+    spans = [[short_name(event.name), round(event.time_range.elapsed_us(), 1)] for event in seen]
     return sorted(spans, key=lambda span: -span[1])
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A kernel's name without its return type and its parameters."""
     return re.sub(r"^void |\((?!anonymous).*$", "", name)[:120].strip()
 
