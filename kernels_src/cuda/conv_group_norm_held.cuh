@@ -3,7 +3,8 @@
 //
 // A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a segment each,
 // put outputs through the chain and into shared memory, and store those of the sample before once its statistics are there;
-// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance.
+// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance, loads
+// weights, and brings samples to L2.
 // README.md follows a value through.
 #pragma once
 
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   }
   if (args.whole_quads) fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
+  if (sizeof(Storage) == 4 && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.

@@ -119,7 +119,7 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 }
 
 struct Shared {
-  uint32_t moments, scales, shifts, parameters, place, held, weights, ring, counts, offsets;
+  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
@@ -128,7 +128,8 @@ struct Shared {
     shifts = scales + kScalesBytes;
     parameters = shifts + kShiftsBytes;
     place = parameters + kParameterBytes;
-    weights_full = place + kPlaceBytes;
+    splits = place + kPlaceBytes;
+    weights_full = splits + kSplitsBytes;
     weights_empty = weights_full + 8 * kMaxWeightStages;
     chunk_full = weights_empty + 8 * kMaxWeightStages;
     chunk_empty = chunk_full + 8 * kMaxStages;

@@ -185,11 +185,14 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
     if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
   };
-  const auto hold_round = [&](int round) {
+  using Stores = Rounds<kPairStores, Storage>;
+  const auto hold_round = [&](int round) {  // what later rounds of stores do not read
+    const int first = round == 0 ? 0 : (round == 1 ? Stores::kSecond : Stores::kThird) / 4;
+    const int end = round == 0 ? Stores::kSecond / 4 : round == 1 ? Stores::kThird / 4 : kFragments;
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
     const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * 4;
 #pragma unroll
-    for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
+    for (int j = first; j < end; ++j) {
       HeldPair<Storage> words;
       words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
       words.store(held + 16 * j);
@@ -205,11 +208,11 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     const bool is_paced = kPairStores && round > 0;
     // In 16 bits read again: it is there that registers do not suffice.
     const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
-    if (is_paced) stores.begin(args, shared, turn - 1, round);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
-      if (is_paced) stores.store_row(args, i);
+      if (is_paced && i % Stores::kRowsOfClass == 0) stores.begin(args, shared, turn - 1, round, i / Stores::kRowsOfClass);
+      if (is_paced) stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
       const int j = round * kFragmentsOfRound + i;
       if (round > 0 && j < kFragments) finish_fragment(again, j);
     }

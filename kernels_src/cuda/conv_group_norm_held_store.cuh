@@ -9,10 +9,53 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels.
+// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels of a class.
 constexpr int kPairsOfRound = 32;
 constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
 constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
+static_assert(kRounds == 3, "two splits");
+
+// A sector of memory that is written in parts costs several whole ones: memory takes a sample of 2/19 in 8,400 cycles instead of 11,200
+// where rounds end with sectors. Where those begin differs from channel to channel: a class is the rows of two channels in which they
+// begin alike (with planes of an odd number of pairs nearly so). Of fp32 alone: in 16 bits what that takes costs more than it spares.
+constexpr int kSectorBytes = 32;
+template <bool kPairStores, typename Storage>
+struct Rounds {
+  static constexpr bool kWholeSectors = kPairStores && sizeof(Storage) == 4;
+  static constexpr int kPairsOfSector = kSectorBytes / (2 * sizeof(Storage));
+  static constexpr int kClasses = kWholeSectors ? kRowClasses : 1;
+  static constexpr int kRowsOfClass = kPartner / kClasses;  // row_class, row_class + kClasses, ...
+  // The first pair of the second round, and of the third: at least.
+  static constexpr int kSecond = kWholeSectors ? kPairsOfRound - kPairsOfSector + 1 : kPairsOfRound;
+  static constexpr int kThird = kWholeSectors ? kPairs - kPairsOfRound - kPairsOfSector : 2 * kPairsOfRound;
+};
+
+// Where rounds end, a byte for each of two. By some threads of the block.
+template <typename Storage>
+__device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Shared& shared, const Place& place, int thread) {
+  using Of = Rounds<true, Storage>;
+  if (thread >= kSegments * kRowClasses) return;
+  const int segment = thread / kRowClasses, channel = thread % kRowClasses;
+  const auto at = [&](int pair) {
+    return PairPlace(args, place.strip, place.tile * kTilePixels + segment * kN + 2 * pair);
+  };
+  const auto begins_sector = [&](const PairPlace& pair) {
+    const int64_t plane = int64_t{place.first_sample} * args.plan.out_channels + channel;
+    const Storage* const to = args.out + plane * args.out_h * args.out_w + pair.row * args.out_w + place.strip * args.plan.strip_w + pair.col;
+    return reinterpret_cast<uintptr_t>(to) % kSectorBytes == 0;
+  };
+  int end = kPairs;  // of what is stored
+  while (end > 0 && !at(end - 1).first) --end;
+  // The last pair from `least` on before which no sector is cut, or `most`.
+  const auto split = [&](int least, int most) {
+    for (int pair = most; pair >= least; --pair)
+      if (!at(pair).first || !at(pair - 1).first || begins_sector(at(pair))) return pair;
+    return most;
+  };
+  const int second = split(Of::kSecond, kPairsOfRound);
+  const int third = split(max(Of::kThird, end - kPairsOfRound), second + kPairsOfRound);
+  store_word(shared.splits + thread * 4, second | third << 8);
+}
 
 // Stores without branches.
 template <typename Storage>
@@ -36,22 +79,30 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
                : "memory");
 }
 
-// One round of a sample: normalises and stores it row by row, two channels each. Nothing before turn 0.
+// One round of a sample in the rows of a class: normalises and stores them row by row, two channels each. Nothing before turn 0.
 // kPairStores: pairs of neighbouring outputs are aligned.
 template <bool kPairStores, typename Storage>
 struct StoreRound {
+  using Of = Rounds<kPairStores, Storage>;
   uint32_t held, scales, shifts;
   int channels_left;  // from the round's first; 0: the lane stores nothing
   bool second;
   Storage* to;
 
   // Worked out anew for each round: that takes no registers while multiplying.
-  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round) {
+  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round, int row_class) {
     const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32, segment = warp / 4;
     const int channel = warp % 4 * 2 * kPartner;
-    const bool has_pair = round * kPairsOfRound + lane < kPairs;  // in the last round 28 lanes have; the others read what they do not store
-    const int pair = has_pair ? round * kPairsOfRound + lane : kPairs - 1;
+    int first = round * kPairsOfRound, end = kPairs;
+    if constexpr (Of::kWholeSectors) {
+      const uint32_t splits = load_word(shared.splits + (segment * kRowClasses + row_class) * 4);
+      first = round == 0 ? 0 : round == 1 ? splits & 0xFF : splits >> 8;
+      end = round == 0 ? splits & 0xFF : round == 1 ? splits >> 8 : kPairs;
+    }
+    const bool has_pair = first + lane < end;  // the others read what they do not store
+    const int pair = has_pair ? first + lane : kPairs - 1;
     const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
+    const int sample = shared.sample(args, turn);
     const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
     channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
     second = at.second;
@@ -59,7 +110,7 @@ struct StoreRound {
     scales = shared.scale_at(channel);
     shifts = shared.shift_at(segment, channel);
     const int plane = args.out_h * args.out_w;
-    to = args.out + (static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel) * plane +
+    to = args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane +
          (at.row * args.out_w + strip * args.plan.strip_w + at.col);
   }
 
@@ -92,12 +143,16 @@ struct StoreRound {
 // The first `rounds` of them, one after the other.
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn, int rounds) {
+  using Of = Rounds<kPairStores, Storage>;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
-    StoreRound<kPairStores, Storage> stores;
-    stores.begin(args, shared, turn, round);
+#pragma unroll 1
+    for (int row_class = 0; row_class < Of::kClasses; ++row_class) {
+      StoreRound<kPairStores, Storage> stores;
+      stores.begin(args, shared, turn, round, row_class);
 #pragma unroll 2  // or each row waits for its own words
-    for (int row = 0; row < kPartner; ++row) stores.store_row(args, row);
+      for (int i = 0; i < Of::kRowsOfClass; ++i) stores.store_row(args, row_class + i * Of::kClasses);
+    }
   }
 }
 

@@ -39,9 +39,11 @@ constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
 constexpr int kScalesBytes = kChannels * 4, kShiftsBytes = kSegments * kChannels * 4;  // pairs of a row's two channels
 constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
+constexpr int kRowClasses = 2;
+constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's rounds of stores end, a word for each class of rows
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
 constexpr int kFixedBytes = sm90::round_up(
-    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, kSwizzleBytes);
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
 // Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: f0f22f3ec73ce7e36bcf859fa9ae9ca885c4916b740805033a09207653da49a1
+sha256 of CUDA_SOURCE: 593bf87fe41e2a19f7f4b97033c50769b29632d4a5f358dc0c42d6cd23d37289
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -55,7 +55,8 @@ CUDA_SOURCE = r"""
 //
 // A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a segment each,
 // put outputs through the chain and into shared memory, and store those of the sample before once its statistics are there;
-// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance.
+// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance, loads
+// weights, and brings samples to L2.
 // README.md follows a value through.
 
 // ---- kernels_src/cuda/conv_group_norm_held_consumers.cuh
@@ -624,9 +625,11 @@ constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
 constexpr int kScalesBytes = kChannels * 4, kShiftsBytes = kSegments * kChannels * 4;  // pairs of a row's two channels
 constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
+constexpr int kRowClasses = 2;
+constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's rounds of stores end, a word for each class of rows
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
 constexpr int kFixedBytes = sm90::round_up(
-    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + 8 * kNumBarriers, kSwizzleBytes);
+    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, kSwizzleBytes);
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
 // Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
@@ -1617,7 +1620,7 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 }
 
 struct Shared {
-  uint32_t moments, scales, shifts, parameters, place, held, weights, ring, counts, offsets;
+  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
@@ -1626,7 +1629,8 @@ struct Shared {
     shifts = scales + kScalesBytes;
     parameters = shifts + kShiftsBytes;
     place = parameters + kParameterBytes;
-    weights_full = place + kPlaceBytes;
+    splits = place + kPlaceBytes;
+    weights_full = splits + kSplitsBytes;
     weights_empty = weights_full + 8 * kMaxWeightStages;
     chunk_full = weights_empty + 8 * kMaxWeightStages;
     chunk_empty = chunk_full + 8 * kMaxStages;
@@ -2223,10 +2227,53 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels.
+// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels of a class.
 constexpr int kPairsOfRound = 32;
 constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
 constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
+static_assert(kRounds == 3, "two splits");
+
+// A sector of memory that is written in parts costs several whole ones: memory takes a sample of 2/19 in 8,400 cycles instead of 11,200
+// where rounds end with sectors. Where those begin differs from channel to channel: a class is the rows of two channels in which they
+// begin alike (with planes of an odd number of pairs nearly so). Of fp32 alone: in 16 bits what that takes costs more than it spares.
+constexpr int kSectorBytes = 32;
+template <bool kPairStores, typename Storage>
+struct Rounds {
+  static constexpr bool kWholeSectors = kPairStores && sizeof(Storage) == 4;
+  static constexpr int kPairsOfSector = kSectorBytes / (2 * sizeof(Storage));
+  static constexpr int kClasses = kWholeSectors ? kRowClasses : 1;
+  static constexpr int kRowsOfClass = kPartner / kClasses;  // row_class, row_class + kClasses, ...
+  // The first pair of the second round, and of the third: at least.
+  static constexpr int kSecond = kWholeSectors ? kPairsOfRound - kPairsOfSector + 1 : kPairsOfRound;
+  static constexpr int kThird = kWholeSectors ? kPairs - kPairsOfRound - kPairsOfSector : 2 * kPairsOfRound;
+};
+
+// Where rounds end, a byte for each of two. By some threads of the block.
+template <typename Storage>
+__device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Shared& shared, const Place& place, int thread) {
+  using Of = Rounds<true, Storage>;
+  if (thread >= kSegments * kRowClasses) return;
+  const int segment = thread / kRowClasses, channel = thread % kRowClasses;
+  const auto at = [&](int pair) {
+    return PairPlace(args, place.strip, place.tile * kTilePixels + segment * kN + 2 * pair);
+  };
+  const auto begins_sector = [&](const PairPlace& pair) {
+    const int64_t plane = int64_t{place.first_sample} * args.plan.out_channels + channel;
+    const Storage* const to = args.out + plane * args.out_h * args.out_w + pair.row * args.out_w + place.strip * args.plan.strip_w + pair.col;
+    return reinterpret_cast<uintptr_t>(to) % kSectorBytes == 0;
+  };
+  int end = kPairs;  // of what is stored
+  while (end > 0 && !at(end - 1).first) --end;
+  // The last pair from `least` on before which no sector is cut, or `most`.
+  const auto split = [&](int least, int most) {
+    for (int pair = most; pair >= least; --pair)
+      if (!at(pair).first || !at(pair - 1).first || begins_sector(at(pair))) return pair;
+    return most;
+  };
+  const int second = split(Of::kSecond, kPairsOfRound);
+  const int third = split(max(Of::kThird, end - kPairsOfRound), second + kPairsOfRound);
+  store_word(shared.splits + thread * 4, second | third << 8);
+}
 
 // Stores without branches.
 template <typename Storage>
@@ -2250,22 +2297,30 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
                : "memory");
 }
 
-// One round of a sample: normalises and stores it row by row, two channels each. Nothing before turn 0.
+// One round of a sample in the rows of a class: normalises and stores them row by row, two channels each. Nothing before turn 0.
 // kPairStores: pairs of neighbouring outputs are aligned.
 template <bool kPairStores, typename Storage>
 struct StoreRound {
+  using Of = Rounds<kPairStores, Storage>;
   uint32_t held, scales, shifts;
   int channels_left;  // from the round's first; 0: the lane stores nothing
   bool second;
   Storage* to;
 
   // Worked out anew for each round: that takes no registers while multiplying.
-  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round) {
+  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round, int row_class) {
     const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32, segment = warp / 4;
     const int channel = warp % 4 * 2 * kPartner;
-    const bool has_pair = round * kPairsOfRound + lane < kPairs;  // in the last round 28 lanes have; the others read what they do not store
-    const int pair = has_pair ? round * kPairsOfRound + lane : kPairs - 1;
+    int first = round * kPairsOfRound, end = kPairs;
+    if constexpr (Of::kWholeSectors) {
+      const uint32_t splits = load_word(shared.splits + (segment * kRowClasses + row_class) * 4);
+      first = round == 0 ? 0 : round == 1 ? splits & 0xFF : splits >> 8;
+      end = round == 0 ? splits & 0xFF : round == 1 ? splits >> 8 : kPairs;
+    }
+    const bool has_pair = first + lane < end;  // the others read what they do not store
+    const int pair = has_pair ? first + lane : kPairs - 1;
     const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
+    const int sample = shared.sample(args, turn);
     const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
     channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
     second = at.second;
@@ -2273,7 +2328,7 @@ struct StoreRound {
     scales = shared.scale_at(channel);
     shifts = shared.shift_at(segment, channel);
     const int plane = args.out_h * args.out_w;
-    to = args.out + (static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel) * plane +
+    to = args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane +
          (at.row * args.out_w + strip * args.plan.strip_w + at.col);
   }
 
@@ -2306,12 +2361,16 @@ struct StoreRound {
 // The first `rounds` of them, one after the other.
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn, int rounds) {
+  using Of = Rounds<kPairStores, Storage>;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
-    StoreRound<kPairStores, Storage> stores;
-    stores.begin(args, shared, turn, round);
+#pragma unroll 1
+    for (int row_class = 0; row_class < Of::kClasses; ++row_class) {
+      StoreRound<kPairStores, Storage> stores;
+      stores.begin(args, shared, turn, round, row_class);
 #pragma unroll 2  // or each row waits for its own words
-    for (int row = 0; row < kPartner; ++row) stores.store_row(args, row);
+      for (int i = 0; i < Of::kRowsOfClass; ++i) stores.store_row(args, row_class + i * Of::kClasses);
+    }
   }
 }
 
@@ -2556,11 +2615,14 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
     if (is_second >> j & 1) moments.add(0, acc[4 * j + 1]), moments.add(1, acc[4 * j + 3]);
   };
-  const auto hold_round = [&](int round) {
+  using Stores = Rounds<kPairStores, Storage>;
+  const auto hold_round = [&](int round) {  // what later rounds of stores do not read
+    const int first = round == 0 ? 0 : (round == 1 ? Stores::kSecond : Stores::kThird) / 4;
+    const int end = round == 0 ? Stores::kSecond / 4 : round == 1 ? Stores::kThird / 4 : kFragments;
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
     const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * 4;
 #pragma unroll
-    for (int j = round * kFragmentsOfRound; j < (round + 1) * kFragmentsOfRound && j < kFragments; ++j) {
+    for (int j = first; j < end; ++j) {
       HeldPair<Storage> words;
       words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
       words.store(held + 16 * j);
@@ -2576,11 +2638,11 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     const bool is_paced = kPairStores && round > 0;
     // In 16 bits read again: it is there that registers do not suffice.
     const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
-    if (is_paced) stores.begin(args, shared, turn - 1, round);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
-      if (is_paced) stores.store_row(args, i);
+      if (is_paced && i % Stores::kRowsOfClass == 0) stores.begin(args, shared, turn - 1, round, i / Stores::kRowsOfClass);
+      if (is_paced) stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
       const int j = round * kFragmentsOfRound + i;
       if (round > 0 && j < kFragments) finish_fragment(again, j);
     }
@@ -3516,6 +3578,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   }
   if (args.whole_quads) fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
+  if (sizeof(Storage) == 4 && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
