@@ -1,5 +1,5 @@
 """Every CUDA source compiles for every architecture that solutions ask for, without register
-spills; Hopper's kernels multiply by wgmma.
+spills; Hopper's kernels multiply by wgmma, and what the source has side by side stays so.
 """
 
 import re
@@ -66,6 +66,17 @@ def test_the_disassembly_is_read():
     assert kernels_with("HGMMA", sass) == {"kernel_a": True, "kernel_b": False}
 
 
+def blocks_with_stores_and_chain(code: str) -> int:
+    """How many basic blocks that end in an exit that is never taken both store and compute."""
+    parts = re.split(r"@!?P\d\s+EXIT\b", code)[:-1]
+    return sum("STG" in part and "MUFU" in part for part in parts)
+
+
+def test_blocks_are_counted():
+    ends = "@!P5  EXIT ;"
+    assert blocks_with_stores_and_chain(f"MUFU STG {ends} STG {ends} STG MUFU {ends} STG MUFU") == 2
+
+
 @pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.stem)
 def compiled(request, tmp_path_factory):
     """The object file of a solution's CUDA source, and what the compiler said."""
@@ -93,7 +104,9 @@ def test_cuda_source_compiles_without_spills(compiled):
     assert "wgmma.mma_async instructions are serialized" not in log
 
 
-def test_hopper_kernels_multiply_by_wgmma(compiled):
+@pytest.fixture(scope="module")
+def disassembly(compiled):
+    """Of a solution's kernels for sm_90a."""
     cuobjdump = shutil.which("cuobjdump")
     if cuobjdump is None:
         pytest.skip("no cuobjdump on this machine")
@@ -101,9 +114,24 @@ def test_hopper_kernels_multiply_by_wgmma(compiled):
         [cuobjdump, "-sass", "-arch", "sm_90a", compiled[0]], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_hopper_kernels_multiply_by_wgmma(disassembly):
     hopper = {
         name: has
-        for name, has in kernels_with("HGMMA", run.stdout).items()
+        for name, has in kernels_with("HGMMA", disassembly).items()
         if "conv_transpose_sm90" in name or "conv_group_norm_held_sm90" in name
     }
     assert hopper and all(hopper.values()), hopper
+
+
+def test_held_outputs_are_stored_beside_the_chain(disassembly):
+    """A row of stores with each fragment, which ptxas would gather behind all fragments."""
+    held = [
+        part for part in disassembly.split("Function : ")[1:] if "group_norm_held_sm90" in part[:99]
+    ]
+    if not held:
+        pytest.skip("a solution without that kernel")
+    for part in held:  # 23 fragments of a segment's 184 columns
+        assert blocks_with_stores_and_chain(part) >= 23, part[:99]

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   }
   if (args.whole_quads) fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
-  if (sizeof(Storage) == 4 && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
+  if (Rounds<true, Storage>::kWholeSectors && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   } else {
     sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
     if (warp == kProducerWarps) {
-      agree(args, shared, place, lane);
+      agree_and_load(args, shared, place, lane);
     } else if (args.whole_quads) {
       produce_chunks<8 / sizeof(Storage), true>(args, shared, place, warp, lane);
     } else {

@@ -162,10 +162,10 @@ struct Shared {
   }
 };
 
-// A row's two scales, or shifts.
+// A row's two scales, or shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
 __device__ __forceinline__ float2 load_row_pair(uint32_t at) {
   float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
   return v;
 }
 

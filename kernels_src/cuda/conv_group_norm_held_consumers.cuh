@@ -166,15 +166,19 @@ __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], u
   return fabsf(least) < INFINITY ? least : 0.0f;
 }
 
+// Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing waits for them,
+// and memory has nothing to do until then. A turn is never negative, which ptxas does not know.
+__device__ __forceinline__ void end_basic_block(int turn) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p exit;\n}" ::"r"(turn) : "memory");
+}
+
 // Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
-// are held, which are stored first. The first round's chain, before any store, gives statistics of the sample before more time to come.
-// In the others a row of stores with each fragment, where stores are of pairs, does not fill the queue that shared memory is behind, too.
+// are held, which are stored before: where stores are of pairs, a row with each fragment, so that memory and chain work side by side.
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
                                              float (&acc)[kN / 2], int turn) {
   constexpr int kFragments = kN / 8;
   const ChannelPair pair(args, shared);
-  const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
   LaneMoments moments;
 #pragma unroll
@@ -198,26 +202,28 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
       words.store(held + 16 * j);
     }
   };
-#pragma unroll
-  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(pair, j);
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
-  store_rounds<kPairStores>(args, shared, turn - 1, kPairStores ? 1 : kRounds);
+  if constexpr (!kPairStores) store_rounds<kPairStores>(args, shared, turn - 1);
+  const WarpStores<kPairStores, Storage> warp_stores(args, shared, turn - 1);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
-    StoreRound<kPairStores, Storage> stores;
-    const bool is_paced = kPairStores && round > 0;
+    StoreRound<kPairStores, Storage> stores(warp_stores);
     // In 16 bits read again: it is there that registers do not suffice.
     const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
-      if (is_paced && i % Stores::kRowsOfClass == 0) stores.begin(args, shared, turn - 1, round, i / Stores::kRowsOfClass);
-      if (is_paced) stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
+      if constexpr (kPairStores) {
+        if (i % Stores::kRowsOfClass == 0) stores.begin(args, round, i / Stores::kRowsOfClass);
+        stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
+        end_basic_block(turn);
+      }
       const int j = round * kFragmentsOfRound + i;
-      if (round > 0 && j < kFragments) finish_fragment(again, j);
+      if (j < kFragments) finish_fragment(again, j);
     }
     if (round == kRounds - 1) {
-      moments.store(shared.moments_at(segment, warp * 2 * kPartner + lane / 4),
+      const int thread = consumer_thread();
+      moments.store(shared.moments_at(thread / 128, thread / 32 % 4 * 2 * kPartner + thread % 32 / 4),
                     static_cast<float>(__popc(is_first) + __popc(is_second)));
     }
     __syncwarp();  // the round's words are read
@@ -238,7 +244,7 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
   }
   --turn;
   sm90::mbarrier_wait(shared.affine_full, turn % 2);
-  store_rounds<kPairStores>(args, shared, turn, kRounds);
+  store_rounds<kPairStores>(args, shared, turn);
 }
 
 }  // namespace held

@@ -120,7 +120,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   if (args.whole_quads && one_piece && aligned)
     args.prefetch_bytes =
         static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
-  args.pair_stores = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
+  args.pair_stores = p.out_w % 2 == 0 && p.out_channels % (2 * kPartner) == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.plane_bytes = static_cast<uint32_t>(p.out_h * p.out_w * static_cast<int64_t>(sizeof(Storage)));
   args.weight_tiles = layout.tiles(workspace);

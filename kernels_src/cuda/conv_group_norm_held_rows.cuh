@@ -22,17 +22,16 @@ struct HeldPair {
     for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
   }
 
+  // In 24 bits: the fourth's in the lowest bytes of the other three.
   __device__ __forceinline__ void hold(const float (&values)[4]) {
     if constexpr (kWords == 2) {
       words[0] = pack_rounded<Storage>(values[0], values[1]);
       words[1] = pack_rounded<Storage>(values[2], values[3]);
     } else {
-      uint32_t bits[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(values[i]);
-      words[0] = __byte_perm(bits[0], bits[1], 0x7632);
-      words[1] = __byte_perm(bits[2], bits[3], 0x7632);
-      words[kWords - 1] = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+      const uint32_t last = __float_as_uint(values[3]);
+      words[0] = __byte_perm(__float_as_uint(values[0]), last, 0x3215);
+      words[1] = __byte_perm(__float_as_uint(values[1]), last, 0x3216);
+      words[kWords - 1] = __byte_perm(__float_as_uint(values[2]), last, 0x3217);
     }
   }
   __device__ __forceinline__ void values(float (&to)[4]) const {
@@ -42,12 +41,10 @@ struct HeldPair {
         const Storage* const pair = reinterpret_cast<const Storage*>(&words[half]);
         to[2 * half] = static_cast<float>(pair[0]), to[2 * half + 1] = static_cast<float>(pair[1]);
       }
-    } else {  // the fourth byte is a copy of the third, as good as any
-      const uint32_t thirds = words[kWords - 1];
-      to[0] = __uint_as_float(__byte_perm(thirds, words[0], 0x5400));
-      to[1] = __uint_as_float(__byte_perm(thirds, words[0], 0x7611));
-      to[2] = __uint_as_float(__byte_perm(thirds, words[1], 0x5422));
-      to[3] = __uint_as_float(__byte_perm(thirds, words[1], 0x7633));
+    } else {  // a value's lowest byte is another's, as good as any
+#pragma unroll
+      for (int i = 0; i < 3; ++i) to[i] = __uint_as_float(words[i % kWords]);
+      to[3] = __uint_as_float(__byte_perm(__byte_perm(words[0], words[1], 0x0400), words[kWords - 1], 0x4210));
     }
   }
 };

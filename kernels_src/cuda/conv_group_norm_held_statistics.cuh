@@ -7,6 +7,7 @@
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
+#include "conv_group_norm_held_prefetch.cuh"
 #include "conv_group_norm_held_weights.cuh"
 #include "group_norm_moments.cuh"
 
@@ -138,22 +139,10 @@ __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared
   return true;
 }
 
-// Brings this block's share of a sample to L2, before producers ask for it: any share, because all blocks need all of it.
-template <typename Storage>
-__device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const Place& place, int sample, int lane) {
-  if (sample >= args.batch || args.prefetch_bytes == 0) return;
-
-  const Storage* const first = args.x + sample * args.x_stride_n;
-  const char* const from = reinterpret_cast<const char*>(first) + (place.block * 32 + lane) * args.prefetch_bytes;
-  const char* const end = reinterpret_cast<const char*>(first + args.plan.in_channels * args.x_stride_c);
-  if (from + args.prefetch_bytes <= end)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
-}
-
 // The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a message and
 // waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages must not.
 template <typename Storage>
-constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 6 : 2;
+constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 8 : 2;
 template <typename Storage>
 constexpr int kPauseNanoseconds = sizeof(Storage) == 4 ? 8 : 32;
 // When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too early.
@@ -162,7 +151,7 @@ constexpr bool kPrefetchesBeforeStatistics = sizeof(Storage) == 2;
 
 // Statistics, after each sample's products; weights; prefetches. One warp.
 template <typename Storage>
-__device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
+__device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   static_assert(kChannelsPerLane == 2, "groups and channels of a lane");
   const int blocks = args.plan.blocks_per_sample();

@@ -79,46 +79,64 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
                : "memory");
 }
 
-// One round of a sample in the rows of a class: normalises and stores them row by row, two channels each. Nothing before turn 0.
+// What the stores of a warp's channels in a sample share, the same in all lanes. Nothing before turn 0.
+template <bool kPairStores, typename Storage>
+struct WarpStores {
+  int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
+  uint32_t held, scales, shifts, splits;
+  Storage* to;  // row 0, column 0 of the strip in the warp's first channel
+
+  __device__ __forceinline__ WarpStores(const Args<Storage>& args, const Shared& shared, int turn) {
+    const int warp = static_cast<int>(sm90::uniform(consumer_thread() / 32)), segment = warp / 4;
+    const int strip = static_cast<int>(sm90::uniform(load_word(shared.place + 4)));
+    const int tile = static_cast<int>(sm90::uniform(load_word(shared.place + 8)));
+    const int channel = warp % 4 * 2 * kPartner;
+    channels = args.plan.out_channels - channel;
+    columns = turn >= 0 && channels > 0 ? args.plan.columns(strip, args.out_w) : 0;
+    position = tile * kTilePixels + segment * kN;
+    held = shared.held + warp * kPartner * row_bytes(sizeof(Storage));
+    scales = shared.scale_at(channel);
+    shifts = shared.shift_at(segment, channel);
+    splits = shared.splits + segment * kRowClasses * 4;
+    const int64_t plane = static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel;
+    to = args.out + plane * (args.out_h * args.out_w) + strip * args.plan.strip_w;
+  }
+};
+
+// One round of a sample in the rows of a class: normalises and stores them row by row, two channels each.
 // kPairStores: pairs of neighbouring outputs are aligned.
 template <bool kPairStores, typename Storage>
 struct StoreRound {
   using Of = Rounds<kPairStores, Storage>;
-  uint32_t held, scales, shifts;
-  int channels_left;  // from the round's first; 0: the lane stores nothing
-  bool second;
+  const WarpStores<kPairStores, Storage>& warp;
+  uint32_t held;
+  bool first, second;
   Storage* to;
 
-  // Worked out anew for each round: that takes no registers while multiplying.
-  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round, int row_class) {
-    const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32, segment = warp / 4;
-    const int channel = warp % 4 * 2 * kPartner;
-    int first = round * kPairsOfRound, end = kPairs;
+  __device__ __forceinline__ explicit StoreRound(const WarpStores<kPairStores, Storage>& w) : warp(w) {}
+
+  __device__ __forceinline__ void begin(const Args<Storage>& args, int round, int row_class) {
+    const int lane = threadIdx.x % 32;
+    int from = round * kPairsOfRound, end = kPairs;
     if constexpr (Of::kWholeSectors) {
-      const uint32_t splits = load_word(shared.splits + (segment * kRowClasses + row_class) * 4);
-      first = round == 0 ? 0 : round == 1 ? splits & 0xFF : splits >> 8;
+      const uint32_t splits = load_word(warp.splits + row_class * 4);
+      from = round == 0 ? 0 : round == 1 ? splits & 0xFF : splits >> 8;
       end = round == 0 ? splits & 0xFF : round == 1 ? splits >> 8 : kPairs;
     }
-    const bool has_pair = first + lane < end;  // the others read what they do not store
-    const int pair = has_pair ? first + lane : kPairs - 1;
-    const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
-    const int sample = shared.sample(args, turn);
-    const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
-    channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
-    second = at.second;
-    held = opaque(shared.held) + warp * kPartner * row_bytes(sizeof(Storage)) + pair * 4;
-    scales = shared.scale_at(channel);
-    shifts = shared.shift_at(segment, channel);
-    const int plane = args.out_h * args.out_w;
-    to = args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane +
-         (at.row * args.out_w + strip * args.plan.strip_w + at.col);
+    const int pair = min(from + lane, kPairs - 1);  // the others read what they do not store
+    const uint32_t position = warp.position + 2 * pair;
+    const int row = static_cast<int>(args.by_pitch.quotient(position)), col = position - row * args.plan.pitch;
+    first = from + lane < end && col < (row < args.out_h ? warp.columns : 0);
+    second = from + lane < end && col + 1 < (row < args.out_h ? warp.columns : 0);
+    held = warp.held + pair * 4;
+    to = warp.to + (row * args.out_w + col);
   }
 
   // All words of the row are read when it returns.
   __device__ __forceinline__ void store_row(const Args<Storage>& args, int row) const {
     HeldPair<Storage> pair;
     pair.load(held + row * row_bytes(sizeof(Storage)));
-    const float2 scale = load_row_pair(scales + row * 8), shift = load_row_pair(shifts + row * 8);
+    const float2 scale = load_row_pair(warp.scales + row * 8), shift = load_row_pair(warp.shifts + row * 8);
     float v[4];
     pair.values(v);
 #pragma unroll
@@ -126,30 +144,33 @@ struct StoreRound {
       const uint32_t channel = row + half * kPartner;
       const float a = half == 0 ? scale.x : scale.y, b = half == 0 ? shift.x : shift.y;
       const float left = fmaf(v[2 * half], a, b), right = fmaf(v[2 * half + 1], a, b);
-      const bool wanted = static_cast<int>(channel) < channels_left;
-      Storage* const at = reinterpret_cast<Storage*>(reinterpret_cast<char*>(to) + uint64_t{channel} * args.plane_bytes);
+      uint64_t offset = uint64_t{channel} * args.plane_bytes;
+      asm("" : "+l"(offset));  // to uniform registers: as part of the sum each lane would work it out
+      Storage* const at = reinterpret_cast<Storage*>(reinterpret_cast<char*>(to) + offset);
       if constexpr (kPairStores && sizeof(Storage) == 4) {
-        if (wanted) sm90::store_pair(at, make_float2(left, right));  // a branch, or ptxas moves all stores to the end of the round
+        if (first) sm90::store_pair(at, make_float2(left, right));
       } else if constexpr (kPairStores) {
-        store_pair_if(wanted, at, left, right);
+        store_pair_if(first, at, left, right);
       } else {
-        store_output_if(wanted, at, left);
+        const bool wanted = static_cast<int>(channel) < warp.channels;
+        store_output_if(wanted && first, at, left);
         store_output_if(wanted && second, at + 1, right);
       }
     }
   }
 };
 
-// The first `rounds` of them, one after the other.
+// All of them, one after the other.
 template <bool kPairStores, typename Storage>
-__device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn, int rounds) {
+__device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn) {
   using Of = Rounds<kPairStores, Storage>;
+  const WarpStores<kPairStores, Storage> warp(args, shared, turn);
 #pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
 #pragma unroll 1
     for (int row_class = 0; row_class < Of::kClasses; ++row_class) {
-      StoreRound<kPairStores, Storage> stores;
-      stores.begin(args, shared, turn, round, row_class);
+      StoreRound<kPairStores, Storage> stores(warp);
+      stores.begin(args, round, row_class);
 #pragma unroll 2  // or each row waits for its own words
       for (int i = 0; i < Of::kRowsOfClass; ++i) stores.store_row(args, row_class + i * Of::kClasses);
     }

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 593bf87fe41e2a19f7f4b97033c50769b29632d4a5f358dc0c42d6cd23d37289
+sha256 of CUDA_SOURCE: 072893405c71f769dcd56eebde75175e517e8954476f2dbe6c51f14cd4afaf73
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -1663,10 +1663,10 @@ struct Shared {
   }
 };
 
-// A row's two scales, or shifts.
+// A row's two scales, or shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
 __device__ __forceinline__ float2 load_row_pair(uint32_t at) {
   float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
   return v;
 }
 
@@ -1719,17 +1719,16 @@ struct HeldPair {
     for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
   }
 
+  // In 24 bits: the fourth's in the lowest bytes of the other three.
   __device__ __forceinline__ void hold(const float (&values)[4]) {
     if constexpr (kWords == 2) {
       words[0] = pack_rounded<Storage>(values[0], values[1]);
       words[1] = pack_rounded<Storage>(values[2], values[3]);
     } else {
-      uint32_t bits[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(values[i]);
-      words[0] = __byte_perm(bits[0], bits[1], 0x7632);
-      words[1] = __byte_perm(bits[2], bits[3], 0x7632);
-      words[kWords - 1] = __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+      const uint32_t last = __float_as_uint(values[3]);
+      words[0] = __byte_perm(__float_as_uint(values[0]), last, 0x3215);
+      words[1] = __byte_perm(__float_as_uint(values[1]), last, 0x3216);
+      words[kWords - 1] = __byte_perm(__float_as_uint(values[2]), last, 0x3217);
     }
   }
   __device__ __forceinline__ void values(float (&to)[4]) const {
@@ -1739,12 +1738,10 @@ struct HeldPair {
         const Storage* const pair = reinterpret_cast<const Storage*>(&words[half]);
         to[2 * half] = static_cast<float>(pair[0]), to[2 * half + 1] = static_cast<float>(pair[1]);
       }
-    } else {  // the fourth byte is a copy of the third, as good as any
-      const uint32_t thirds = words[kWords - 1];
-      to[0] = __uint_as_float(__byte_perm(thirds, words[0], 0x5400));
-      to[1] = __uint_as_float(__byte_perm(thirds, words[0], 0x7611));
-      to[2] = __uint_as_float(__byte_perm(thirds, words[1], 0x5422));
-      to[3] = __uint_as_float(__byte_perm(thirds, words[1], 0x7633));
+    } else {  // a value's lowest byte is another's, as good as any
+#pragma unroll
+      for (int i = 0; i < 3; ++i) to[i] = __uint_as_float(words[i % kWords]);
+      to[3] = __uint_as_float(__byte_perm(__byte_perm(words[0], words[1], 0x0400), words[kWords - 1], 0x4210));
     }
   }
 };
@@ -2297,46 +2294,64 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
                : "memory");
 }
 
-// One round of a sample in the rows of a class: normalises and stores them row by row, two channels each. Nothing before turn 0.
+// What the stores of a warp's channels in a sample share, the same in all lanes. Nothing before turn 0.
+template <bool kPairStores, typename Storage>
+struct WarpStores {
+  int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
+  uint32_t held, scales, shifts, splits;
+  Storage* to;  // row 0, column 0 of the strip in the warp's first channel
+
+  __device__ __forceinline__ WarpStores(const Args<Storage>& args, const Shared& shared, int turn) {
+    const int warp = static_cast<int>(sm90::uniform(consumer_thread() / 32)), segment = warp / 4;
+    const int strip = static_cast<int>(sm90::uniform(load_word(shared.place + 4)));
+    const int tile = static_cast<int>(sm90::uniform(load_word(shared.place + 8)));
+    const int channel = warp % 4 * 2 * kPartner;
+    channels = args.plan.out_channels - channel;
+    columns = turn >= 0 && channels > 0 ? args.plan.columns(strip, args.out_w) : 0;
+    position = tile * kTilePixels + segment * kN;
+    held = shared.held + warp * kPartner * row_bytes(sizeof(Storage));
+    scales = shared.scale_at(channel);
+    shifts = shared.shift_at(segment, channel);
+    splits = shared.splits + segment * kRowClasses * 4;
+    const int64_t plane = static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel;
+    to = args.out + plane * (args.out_h * args.out_w) + strip * args.plan.strip_w;
+  }
+};
+
+// One round of a sample in the rows of a class: normalises and stores them row by row, two channels each.
 // kPairStores: pairs of neighbouring outputs are aligned.
 template <bool kPairStores, typename Storage>
 struct StoreRound {
   using Of = Rounds<kPairStores, Storage>;
-  uint32_t held, scales, shifts;
-  int channels_left;  // from the round's first; 0: the lane stores nothing
-  bool second;
+  const WarpStores<kPairStores, Storage>& warp;
+  uint32_t held;
+  bool first, second;
   Storage* to;
 
-  // Worked out anew for each round: that takes no registers while multiplying.
-  __device__ __forceinline__ void begin(const Args<Storage>& args, const Shared& shared, int turn, int round, int row_class) {
-    const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32, segment = warp / 4;
-    const int channel = warp % 4 * 2 * kPartner;
-    int first = round * kPairsOfRound, end = kPairs;
+  __device__ __forceinline__ explicit StoreRound(const WarpStores<kPairStores, Storage>& w) : warp(w) {}
+
+  __device__ __forceinline__ void begin(const Args<Storage>& args, int round, int row_class) {
+    const int lane = threadIdx.x % 32;
+    int from = round * kPairsOfRound, end = kPairs;
     if constexpr (Of::kWholeSectors) {
-      const uint32_t splits = load_word(shared.splits + (segment * kRowClasses + row_class) * 4);
-      first = round == 0 ? 0 : round == 1 ? splits & 0xFF : splits >> 8;
+      const uint32_t splits = load_word(warp.splits + row_class * 4);
+      from = round == 0 ? 0 : round == 1 ? splits & 0xFF : splits >> 8;
       end = round == 0 ? splits & 0xFF : round == 1 ? splits >> 8 : kPairs;
     }
-    const bool has_pair = first + lane < end;  // the others read what they do not store
-    const int pair = has_pair ? first + lane : kPairs - 1;
-    const int strip = static_cast<int>(load_word(shared.place + 4)), tile = static_cast<int>(load_word(shared.place + 8));
-    const int sample = shared.sample(args, turn);
-    const PairPlace at(args, strip, tile * kTilePixels + segment * kN + 2 * pair);
-    channels_left = has_pair && at.first && turn >= 0 ? args.plan.out_channels - channel : 0;
-    second = at.second;
-    held = opaque(shared.held) + warp * kPartner * row_bytes(sizeof(Storage)) + pair * 4;
-    scales = shared.scale_at(channel);
-    shifts = shared.shift_at(segment, channel);
-    const int plane = args.out_h * args.out_w;
-    to = args.out + (static_cast<int64_t>(sample) * args.plan.out_channels + channel) * plane +
-         (at.row * args.out_w + strip * args.plan.strip_w + at.col);
+    const int pair = min(from + lane, kPairs - 1);  // the others read what they do not store
+    const uint32_t position = warp.position + 2 * pair;
+    const int row = static_cast<int>(args.by_pitch.quotient(position)), col = position - row * args.plan.pitch;
+    first = from + lane < end && col < (row < args.out_h ? warp.columns : 0);
+    second = from + lane < end && col + 1 < (row < args.out_h ? warp.columns : 0);
+    held = warp.held + pair * 4;
+    to = warp.to + (row * args.out_w + col);
   }
 
   // All words of the row are read when it returns.
   __device__ __forceinline__ void store_row(const Args<Storage>& args, int row) const {
     HeldPair<Storage> pair;
     pair.load(held + row * row_bytes(sizeof(Storage)));
-    const float2 scale = load_row_pair(scales + row * 8), shift = load_row_pair(shifts + row * 8);
+    const float2 scale = load_row_pair(warp.scales + row * 8), shift = load_row_pair(warp.shifts + row * 8);
     float v[4];
     pair.values(v);
 #pragma unroll
@@ -2344,30 +2359,33 @@ struct StoreRound {
       const uint32_t channel = row + half * kPartner;
       const float a = half == 0 ? scale.x : scale.y, b = half == 0 ? shift.x : shift.y;
       const float left = fmaf(v[2 * half], a, b), right = fmaf(v[2 * half + 1], a, b);
-      const bool wanted = static_cast<int>(channel) < channels_left;
-      Storage* const at = reinterpret_cast<Storage*>(reinterpret_cast<char*>(to) + uint64_t{channel} * args.plane_bytes);
+      uint64_t offset = uint64_t{channel} * args.plane_bytes;
+      asm("" : "+l"(offset));  // to uniform registers: as part of the sum each lane would work it out
+      Storage* const at = reinterpret_cast<Storage*>(reinterpret_cast<char*>(to) + offset);
       if constexpr (kPairStores && sizeof(Storage) == 4) {
-        if (wanted) sm90::store_pair(at, make_float2(left, right));  // a branch, or ptxas moves all stores to the end of the round
+        if (first) sm90::store_pair(at, make_float2(left, right));
       } else if constexpr (kPairStores) {
-        store_pair_if(wanted, at, left, right);
+        store_pair_if(first, at, left, right);
       } else {
-        store_output_if(wanted, at, left);
+        const bool wanted = static_cast<int>(channel) < warp.channels;
+        store_output_if(wanted && first, at, left);
         store_output_if(wanted && second, at + 1, right);
       }
     }
   }
 };
 
-// The first `rounds` of them, one after the other.
+// All of them, one after the other.
 template <bool kPairStores, typename Storage>
-__device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn, int rounds) {
+__device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn) {
   using Of = Rounds<kPairStores, Storage>;
+  const WarpStores<kPairStores, Storage> warp(args, shared, turn);
 #pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
 #pragma unroll 1
     for (int row_class = 0; row_class < Of::kClasses; ++row_class) {
-      StoreRound<kPairStores, Storage> stores;
-      stores.begin(args, shared, turn, round, row_class);
+      StoreRound<kPairStores, Storage> stores(warp);
+      stores.begin(args, round, row_class);
 #pragma unroll 2  // or each row waits for its own words
       for (int i = 0; i < Of::kRowsOfClass; ++i) stores.store_row(args, row_class + i * Of::kClasses);
     }
@@ -2596,15 +2614,19 @@ __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], u
   return fabsf(least) < INFINITY ? least : 0.0f;
 }
 
+// Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing waits for them,
+// and memory has nothing to do until then. A turn is never negative, which ptxas does not know.
+__device__ __forceinline__ void end_basic_block(int turn) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p exit;\n}" ::"r"(turn) : "memory");
+}
+
 // Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
-// are held, which are stored first. The first round's chain, before any store, gives statistics of the sample before more time to come.
-// In the others a row of stores with each fragment, where stores are of pairs, does not fill the queue that shared memory is behind, too.
+// are held, which are stored before: where stores are of pairs, a row with each fragment, so that memory and chain work side by side.
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
                                              float (&acc)[kN / 2], int turn) {
   constexpr int kFragments = kN / 8;
   const ChannelPair pair(args, shared);
-  const int thread = consumer_thread(), lane = thread % 32, warp = thread / 32 % 4, segment = thread / 128;
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
   LaneMoments moments;
 #pragma unroll
@@ -2628,26 +2650,28 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
       words.store(held + 16 * j);
     }
   };
-#pragma unroll
-  for (int j = 0; j < kFragmentsOfRound; ++j) finish_fragment(pair, j);
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
-  store_rounds<kPairStores>(args, shared, turn - 1, kPairStores ? 1 : kRounds);
+  if constexpr (!kPairStores) store_rounds<kPairStores>(args, shared, turn - 1);
+  const WarpStores<kPairStores, Storage> warp_stores(args, shared, turn - 1);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
-    StoreRound<kPairStores, Storage> stores;
-    const bool is_paced = kPairStores && round > 0;
+    StoreRound<kPairStores, Storage> stores(warp_stores);
     // In 16 bits read again: it is there that registers do not suffice.
     const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
-      if (is_paced && i % Stores::kRowsOfClass == 0) stores.begin(args, shared, turn - 1, round, i / Stores::kRowsOfClass);
-      if (is_paced) stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
+      if constexpr (kPairStores) {
+        if (i % Stores::kRowsOfClass == 0) stores.begin(args, round, i / Stores::kRowsOfClass);
+        stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
+        end_basic_block(turn);
+      }
       const int j = round * kFragmentsOfRound + i;
-      if (round > 0 && j < kFragments) finish_fragment(again, j);
+      if (j < kFragments) finish_fragment(again, j);
     }
     if (round == kRounds - 1) {
-      moments.store(shared.moments_at(segment, warp * 2 * kPartner + lane / 4),
+      const int thread = consumer_thread();
+      moments.store(shared.moments_at(thread / 128, thread / 32 % 4 * 2 * kPartner + thread % 32 / 4),
                     static_cast<float>(__popc(is_first) + __popc(is_second)));
     }
     __syncwarp();  // the round's words are read
@@ -2668,7 +2692,7 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
   }
   --turn;
   sm90::mbarrier_wait(shared.affine_full, turn % 2);
-  store_rounds<kPairStores>(args, shared, turn, kRounds);
+  store_rounds<kPairStores>(args, shared, turn);
 }
 
 }  // namespace held
@@ -3136,6 +3160,28 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
 // A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that follows one
 // which never ended, finds what it expects.
 
+// ---- kernels_src/cuda/conv_group_norm_held_prefetch.cuh
+// Samples of the kernel that holds a sample's outputs, brought to L2 before producers ask for them.
+
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// This block's share of a sample: any share, because all blocks need all of it. By all lanes of a warp.
+template <typename Storage>
+__device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const Place& place, int sample, int lane) {
+  if (sample >= args.batch || args.prefetch_bytes == 0) return;
+  const Storage* const first = args.x + sample * args.x_stride_n;
+  const char* const from = reinterpret_cast<const char*>(first) + (place.block * 32 + lane) * args.prefetch_bytes;
+  const char* const end = reinterpret_cast<const char*>(first + args.plan.in_channels * args.x_stride_c);
+  if (from + args.prefetch_bytes <= end)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_weights.cuh
 // Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample, from L2 into a
 // ring of such rows.
@@ -3441,22 +3487,10 @@ __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared
   return true;
 }
 
-// Brings this block's share of a sample to L2, before producers ask for it: any share, because all blocks need all of it.
-template <typename Storage>
-__device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const Place& place, int sample, int lane) {
-  if (sample >= args.batch || args.prefetch_bytes == 0) return;
-
-  const Storage* const first = args.x + sample * args.x_stride_n;
-  const char* const from = reinterpret_cast<const char*>(first) + (place.block * 32 + lane) * args.prefetch_bytes;
-  const char* const end = reinterpret_cast<const char*>(first + args.plan.in_channels * args.x_stride_c);
-  if (from + args.prefetch_bytes <= end)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(args.prefetch_bytes) : "memory");
-}
-
 // The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a message and
 // waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages must not.
 template <typename Storage>
-constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 6 : 2;
+constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 8 : 2;
 template <typename Storage>
 constexpr int kPauseNanoseconds = sizeof(Storage) == 4 ? 8 : 32;
 // When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too early.
@@ -3465,7 +3499,7 @@ constexpr bool kPrefetchesBeforeStatistics = sizeof(Storage) == 2;
 
 // Statistics, after each sample's products; weights; prefetches. One warp.
 template <typename Storage>
-__device__ __forceinline__ void agree(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
+__device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   static_assert(kChannelsPerLane == 2, "groups and channels of a lane");
   const int blocks = args.plan.blocks_per_sample();
@@ -3578,7 +3612,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   }
   if (args.whole_quads) fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
-  if (sizeof(Storage) == 4 && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
+  if (Rounds<true, Storage>::kWholeSectors && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
   __syncthreads();
 
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
@@ -3593,7 +3627,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   } else {
     sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
     if (warp == kProducerWarps) {
-      agree(args, shared, place, lane);
+      agree_and_load(args, shared, place, lane);
     } else if (args.whole_quads) {
       produce_chunks<8 / sizeof(Storage), true>(args, shared, place, warp, lane);
     } else {
@@ -7323,7 +7357,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   if (args.whole_quads && one_piece && aligned)
     args.prefetch_bytes =
         static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
-  args.pair_stores = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
+  args.pair_stores = p.out_w % 2 == 0 && p.out_channels % (2 * kPartner) == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.plane_bytes = static_cast<uint32_t>(p.out_h * p.out_w * static_cast<int64_t>(sizeof(Storage)));
   args.weight_tiles = layout.tiles(workspace);

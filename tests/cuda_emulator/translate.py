@@ -22,6 +22,7 @@ INSTRUCTIONS = {
     "ld.shared.v4.u32 ": "ld_shared_v4",
     "ld.shared.v4.f32 ": "ld_shared_v4",
     "ld.shared.v2.f32 ": "ld_shared_v2",
+    "ld.volatile.shared.v2.f32 ": "ld_shared_v2",
     "ld.shared.f32 ": "ld_shared",
     "ld.shared.u32 ": "ld_shared",
     "st.shared.v4.b32 ": "st_shared_v4",
@@ -59,6 +60,7 @@ NOTHING = (
     "cp.async.bulk.prefetch.L2.global ",
     "setmaxnreg.",
     "wgmma.fence.",
+    "{ .reg .pred p; setp.lt.s32 p, %0, 0; @p exit;",  # which is never true
 )
 
 _WGMMA = """template <int N>
