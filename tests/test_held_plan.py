@@ -1,5 +1,6 @@
 """How a convolution whose outputs are held is cut (kernels_src/cuda/conv_group_norm_held_plan.h):
-every output is some block's, every pixel that it needs is in the block's window, and all fits.
+every output is some block's, every pixel that it needs is in the block's window, which is loaded
+whole, each pixel once, and all fits.
 """
 
 import subprocess
@@ -10,6 +11,7 @@ from tests.solution_tools import ROOT
 
 _PROBE = r"""
 #include <cstdio>
+#include <vector>
 #include "conv_group_norm_held_plan.h"
 using namespace tconv;
 int main() {
@@ -34,7 +36,7 @@ int main() {
             for (int j = 0; j < q.taps_w; ++j) {
               const long long tap = q.first_pixel + i * q.tap_step_h + j * q.tap_step_w;
               const long long pixel = at - first + tap;
-              inside &= pixel >= 0 && pixel < q.window_quads * 4;
+              inside &= pixel >= 0 && pixel < q.window_pixels;
               // Which input that is, and which the formula asks for (taps ascend).
               const long long line = first + pixel;
               const long long in_row = line / q.pitch + q.row_offset;
@@ -46,7 +48,28 @@ int main() {
     covered &= !q.usable || (q.columns(q.num_strips - 1, p.out_w) > 0 &&
                              q.columns(q.num_strips - 1, p.out_w) <= q.pitch);
     const int blocks = q.usable ? q.blocks_per_sample() : 0;
-    std::printf("%d %d %d %d %d\n", q.usable, blocks, q.smem_bytes, covered, inside);
+    // By the quads that a window is loaded in: how often each of its pixels, and from where.
+    bool loaded = q.window_pixels * held::kPixelBytes <= q.stage_bytes;
+    for (int block = 0; block < blocks; ++block) {
+      const int strip = block % q.num_strips, tile = block / q.num_strips;
+      const held::WindowQuads quads(q, strip, tile);
+      loaded &= quads.count <= q.window_quads;
+      std::vector<int> times(q.window_pixels);
+      for (int quad = 0; quad < quads.count; ++quad) {
+        const int in_col = quads.column(quad) + strip * q.strip_w + q.col_offset;
+        loaded &= w % 4 != 0 || in_col % 4 == 0;
+        for (int j = 0; j < 4; ++j) {
+          if (!quads.has_pair(quad, j / 2)) continue;
+          const int pixel = quads.pixel(quad) + j, line = tile * held::kTilePixels + pixel;
+          ++times[pixel];
+          loaded &= line / q.pitch == quads.row(quad) && line % q.pitch == quads.column(quad) + j;
+        }
+      }
+      for (int count : times) loaded &= count == 1;
+      for (int beyond = quads.count; beyond < quads.count + 16; ++beyond)
+        loaded &= !quads.has_pair(beyond, 0) && !quads.has_pair(beyond, 1);
+    }
+    std::printf("%d %d %d %d %d %d\n", q.usable, blocks, q.smem_bytes, covered, inside, loaded);
   }
 }
 """
@@ -57,7 +80,9 @@ FILTERS = [(3, 3, 0, 0, 1), (3, 3, 1, 1, 1), (1, 1, 0, 0, 1), (2, 3, 1, 0, 1), (
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """{(size, filter, bytes of a value): (usable, blocks, shared bytes, covered, inside)}"""
+    """{(size, filter, bytes of a value): (usable, blocks, shared bytes, covered, inside,
+    loaded)}
+    """
     folder = tmp_path_factory.mktemp("probe")
     (folder / "probe.cpp").write_text(_PROBE)
     include = f"-I{ROOT / 'kernels_src' / 'cuda'}"
@@ -73,9 +98,9 @@ def plans(tmp_path_factory):
 
 
 def test_every_output_is_held_and_every_input_it_needs_is_there(plans):
-    for case, (usable, blocks, smem, covered, inside) in plans.items():
+    for case, (usable, blocks, smem, covered, inside, loaded) in plans.items():
         if usable:
-            assert covered and inside and blocks <= PROCESSORS and smem <= SMEM, case
+            assert covered and inside and loaded and blocks <= PROCESSORS and smem <= SMEM, case
 
 
 def test_what_must_fit_does(plans):

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     sm90::mbarrier_init(shared.affine_full, 32);
     sm90::fence_barrier_init();
   }
-  if (args.whole_quads) fill_offsets(args, shared, place);
+  fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
   if (Rounds<true, Storage>::kWholeSectors && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
   __syncthreads();

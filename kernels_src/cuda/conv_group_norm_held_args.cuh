@@ -3,6 +3,7 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
+#include "conv_group_norm_held_gelu.cuh"
 #include "conv_group_norm_held_types.h"
 #include "conv_transpose_sm90_args.cuh"
 #include "group_norm_storage.cuh"
@@ -30,6 +31,10 @@ struct alignas(16) Statistics {  // of a group in a sample: its mean, as a sum o
 };
 static_assert(sizeof(Moments) == 16 && sizeof(Entry) == 8, "the plan counts them");
 
+// What the chain's results are as.
+template <typename Storage>
+using Result = typename std::conditional<sizeof(Storage) == 2, Difference<Storage>, Storage>::type;
+
 template <typename Storage>
 struct Args {
   Plan plan;
@@ -40,13 +45,13 @@ struct Args {
   int samples_at_once;  // that are held, by as many times the plan's blocks
   int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
-  int pair_stores;  // pairs of neighbouring outputs are aligned
+  int pair_stores;  // pairs of neighbouring outputs are aligned, and a warp has all of its 16 channels or none
   int out_h, out_w;
   uint32_t plane_bytes;  // of a channel of a sample of out
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;
-  EpilogueArgs<Storage> epilogue;
+  EpilogueArgs<Result<Storage>> epilogue;
   Storage* out;
   // GroupNorm.
   int num_groups, channels_per_group;
@@ -77,30 +82,33 @@ struct Place {
     const int blocks = plan.blocks_per_sample();
     first_sample = blockIdx.x / blocks;
     block = blockIdx.x - first_sample * blocks;
-    strip = block / plan.num_tiles;
-    tile = block - strip * plan.num_tiles;
+    tile = block / plan.num_strips;  // strips of the same rows side by side: they share what lies at their edges
+    strip = block - tile * plan.num_strips;
   }
 };
 
-// Which pixels of a segment from `position` of the line on are outputs: where a pair of them lies.
+// Where a pair of pixels from `position` of the line on lies, and which of them are outputs. columns: of the strip.
 struct PairPlace {
   int row, col;  // of the sample, of the strip
   bool first, second;
 
   template <typename Storage>
-  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int strip, int position) {
-    const Plan& plan = args.plan;
+  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int columns, int position) {
     row = static_cast<int>(args.by_pitch.quotient(position));
-    col = position - row * plan.pitch;
-    const int columns = row < args.out_h ? plan.columns(strip, args.out_w) : 0;
-    first = col < columns;
-    second = col + 1 < columns;
+    col = position - row * args.plan.pitch;
+    first = col < (row < args.out_h ? columns : 0);
+    second = col + 1 < (row < args.out_h ? columns : 0);
   }
 };
 
 __device__ __forceinline__ uint32_t load_word(uint32_t at) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint4 load_words(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
 __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
@@ -119,7 +127,7 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 }
 
 struct Shared {
-  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets;
+  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets, units;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
@@ -140,12 +148,17 @@ struct Shared {
     ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
     counts = ring + plan.num_stages * plan.stage_bytes;
     offsets = counts + counts_bytes(plan.blocks_per_sample());
+    units = offsets + offsets_bytes(plan.window_quads);
   }
 
   // The block's turn-th.
   template <typename Storage>
   __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
     return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
+  }
+  // 16 bytes that nobody reads, one of kSegments * kRows.
+  __device__ __forceinline__ uint32_t padding_at(int row, int value_bytes) const {
+    return held + (row + 1) * row_bytes(value_bytes) - kPaddingBytes;
   }
   __device__ __forceinline__ uint32_t moments_at(int segment, int channel) const {
     return moments + (segment * kChannels + channel) * kMomentBytes;

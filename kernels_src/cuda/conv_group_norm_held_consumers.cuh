@@ -4,7 +4,7 @@
 
 #include "conv_group_norm_held_args.cuh"
 #include "conv_group_norm_held_store.cuh"
-#include "sm90_wgmma.cuh"
+#include "conv_group_norm_held_wgmma.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -18,13 +18,10 @@ __device__ __forceinline__ sm90::RingCursor ring_place(uint32_t count, uint32_t 
   return place;
 }
 
-// All products of one segment of the block's `turn`-th sample, onto zeros. Gives every chunk and all weights back.
+// All products of one segment of the block's `turn`-th sample. Gives every chunk and all weights back.
 template <typename Storage>
 __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
-#pragma unroll
-  for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
-  sm90::pin_registers(acc);  // now: a zero written after a product has begun makes ptxas wait for each product
   const Plan& plan = args.plan;
   const int thread = consumer_thread(), segment = thread / 128;
   constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
@@ -41,8 +38,8 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
     __syncwarp();
     chunk_done = 0;
   };
-  const auto multiply = [&](uint32_t a, uint32_t b) {
-    sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
+  const auto multiply = [&](uint32_t a, uint32_t b, uint32_t onto) {
+    multiply_onto<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b), onto);
   };
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
     sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
@@ -53,7 +50,7 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
       sm90::mbarrier_wait(shared.weights_full + 8 * weights.slot, weights.parity);
       const uint32_t a = weights_low + weights.slot * (plan.weight_stage_bytes >> 4), step = plan.tap_step_w * kPixel;
       sm90::wgmma_fence();
-      multiply(a, b);
+      multiply(a, b, sm90::uniform(weights_done));  // nothing before the first
       sm90::wgmma_commit();
       if (weights_done != 0) {
         sm90::wgmma_wait<1>();  // the row before is done
@@ -61,11 +58,11 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
       }
       sm90::wgmma_fence();
       if (plan.taps_w == 3) {  // the commonest kernel, without a loop
-        multiply(a + kTap, b + step);
-        multiply(a + 2 * kTap, b + 2 * step);
+        multiply(a + kTap, b + step, 1);
+        multiply(a + 2 * kTap, b + 2 * step, 1);
       } else {
 #pragma unroll 1
-        for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step);
+        for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step, 1);
       }
       sm90::wgmma_commit();
       weights_done = shared.weights_empty + 8 * weights.slot;
@@ -85,8 +82,9 @@ struct SegmentPart {
 
   template <typename Storage>
   __device__ __forceinline__ SegmentPart(const Args<Storage>& args, const Place& place, int segment) {
+    const int columns = args.plan.columns(place.strip, args.out_w);
     for (int j = 0; j < kN / 8; ++j) {
-      const PairPlace pair(args, place.strip, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
+      const PairPlace pair(args, columns, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
       first |= static_cast<uint32_t>(pair.first) << j;
       second |= static_cast<uint32_t>(pair.second) << j;
     }
@@ -112,7 +110,7 @@ struct ChannelPair {
 
   template <typename Storage>
   __device__ __forceinline__ float finish(const Args<Storage>& args, float acc, int half) const {
-    return Epilogue::apply<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
+    return Epilogue::apply<float, Result<Storage>>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
   }
 };
 
@@ -183,7 +181,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   LaneMoments moments;
 #pragma unroll
   for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
-  const auto finish_fragment = [&](const ChannelPair& pair, int j) {
+  const auto finish_fragment = [&](int j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
     if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
@@ -204,12 +202,10 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   };
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
   if constexpr (!kPairStores) store_rounds<kPairStores>(args, shared, turn - 1);
-  const WarpStores<kPairStores, Storage> warp_stores(args, shared, turn - 1);
+  const WarpStores<Storage> warp_stores(args, shared, turn - 1);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     StoreRound<kPairStores, Storage> stores(warp_stores);
-    // In 16 bits read again: it is there that registers do not suffice.
-    const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
@@ -219,7 +215,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
         end_basic_block(turn);
       }
       const int j = round * kFragmentsOfRound + i;
-      if (j < kFragments) finish_fragment(again, j);
+      if (j < kFragments) finish_fragment(j);
     }
     if (round == kRounds - 1) {
       const int thread = consumer_thread();

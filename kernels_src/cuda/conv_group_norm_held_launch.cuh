@@ -126,7 +126,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
   args.guard = state;
-  args.epilogue = make_epilogue_args<Storage>(conv);
+  args.epilogue = make_epilogue_args<Result<Storage>>(conv);
   args.out = static_cast<Storage*>(conv.out);
   args.num_groups = static_cast<int>(call.group_norm.num_groups);
   args.channels_per_group = plan.out_channels / args.num_groups;

@@ -44,21 +44,20 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
   if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
   plan.weight_stage_bytes = plan.taps_w * kTapBytes;
+  // Windows begin at pairs of pixels, not at whole quads.
+  plan.whole_rows = p.in_w % sm90::kVectorPixels == 0;
+  const int skipped = phase.col_shift / 2 * 2, col_shift = phase.col_shift - skipped;
+  plan.col_offset += skipped;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
-  const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
+  const int64_t beyond_w = col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
   best.reason = "no tile whose window and outputs fit in shared memory";
   const char* const too_large = "a sample does not fit on the device";
   for (int strips = 1; strips <= num_sms; ++strips) {
-    // Strips begin at whole quads. What is left for the last one is less than for the others, or more: the narrower pitch wins.
-    const int wider = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
-    int64_t pitch = 0, widest = 0;
-    for (int width : {wider, wider - sm90::kVectorPixels}) {
-      const int64_t last = p.out_w - int64_t{strips - 1} * width, widest_of = strips == 1 ? last : std::max<int64_t>(width, last);
-      const int64_t pitch_of = sm90::round_up(widest_of + beyond_w, sm90::kVectorPixels);
-      if (width > 0 && last > 0 && (pitch == 0 || pitch_of < pitch)) plan.strip_w = width, pitch = pitch_of, widest = widest_of;
-    }
-    if (pitch == 0) continue;
+    // What is left for the last one is less than for the others.
     plan.num_strips = strips;
+    plan.strip_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), 2);
+    if (int64_t{strips - 1} * plan.strip_w >= p.out_w) continue;
+    const int64_t widest = strips == 1 ? p.out_w : plan.strip_w, pitch = sm90::round_up(widest + beyond_w, 2);
     const int64_t line = (p.out_h - 1) * pitch + widest;
     if (line > int64_t{num_sms} * kTilePixels) {
       if (!best.usable) best.reason = too_large;
@@ -66,24 +65,26 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
     }
     plan.pitch = static_cast<int>(pitch);
     plan.num_tiles = sm90::ceil_div(line, kTilePixels);
-    const int64_t window = kTilePixels + beyond_h * pitch + beyond_w;
+    const int64_t window = sm90::round_up(kTilePixels + beyond_h * pitch + beyond_w, 2);
     if (window > smem_limit / kPixelBytes) continue;
-    plan.window_quads = sm90::ceil_div(window, sm90::kVectorPixels);
-    plan.stage_bytes = sm90::round_up(plan.window_quads * sm90::kVectorPixels * kPixelBytes, kSwizzleBytes);
-    plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
+    plan.window_pixels = static_cast<int>(window);
+    plan.stage_bytes = sm90::round_up(plan.window_pixels * kPixelBytes, kSwizzleBytes);
+    plan.first_pixel = phase.row_shift * plan.pitch + col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
-    plan.reach_rows = static_cast<int>(beyond_h);
-    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
+    if (plan.blocks_per_sample() > num_sms) {
+      if (!best.usable) best.reason = too_large;
+      continue;
+    }
+    plan.window_quads = 0;
+    for (int block = 0; block < plan.blocks_per_sample(); ++block)
+      plan.window_quads = std::max(plan.window_quads, WindowQuads(plan, block % strips, block / strips).count);
+    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + 2 * offsets_bytes(plan.window_quads);
     plan.num_stages =
         std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
     if (plan.num_stages < kMinStages) continue;
     const int without_weights = fixed + plan.num_stages * plan.stage_bytes;
     plan.num_weight_stages = std::min((smem_limit - without_weights) / plan.weight_stage_bytes, kMaxWeightStages);
     plan.smem_bytes = without_weights + plan.num_weight_stages * plan.weight_stage_bytes;
-    if (plan.blocks_per_sample() > num_sms) {
-      if (!best.usable) best.reason = too_large;
-      continue;
-    }
     if (!best.usable || is_better(plan, best, num_sms)) best = plan;
   }
   return best;

@@ -72,7 +72,7 @@ template <typename Storage>
 __device__ __forceinline__ void fill_counts(const Args<Storage>& args, const Shared& shared, int lane) {
   const Plan& plan = args.plan;
   for (int block = lane; block < plan.blocks_per_sample(); block += 32) {
-    const int strip = block / plan.num_tiles, tile = block - strip * plan.num_tiles;
+    const int tile = block / plan.num_strips, strip = block - tile * plan.num_strips;
     const int columns = plan.columns(strip, args.out_w);
     const auto below = [&](int position) {
       const int row = static_cast<int>(args.by_pitch.quotient(position));

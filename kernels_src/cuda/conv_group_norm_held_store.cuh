@@ -36,8 +36,9 @@ __device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Sha
   using Of = Rounds<true, Storage>;
   if (thread >= kSegments * kRowClasses) return;
   const int segment = thread / kRowClasses, channel = thread % kRowClasses;
+  const int columns = args.plan.columns(place.strip, args.out_w);
   const auto at = [&](int pair) {
-    return PairPlace(args, place.strip, place.tile * kTilePixels + segment * kN + 2 * pair);
+    return PairPlace(args, columns, place.tile * kTilePixels + segment * kN + 2 * pair);
   };
   const auto begins_sector = [&](const PairPlace& pair) {
     const int64_t plane = int64_t{place.first_sample} * args.plan.out_channels + channel;
@@ -80,7 +81,7 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
 }
 
 // What the stores of a warp's channels in a sample share, the same in all lanes. Nothing before turn 0.
-template <bool kPairStores, typename Storage>
+template <typename Storage>
 struct WarpStores {
   int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
   uint32_t held, scales, shifts, splits;
@@ -108,12 +109,12 @@ struct WarpStores {
 template <bool kPairStores, typename Storage>
 struct StoreRound {
   using Of = Rounds<kPairStores, Storage>;
-  const WarpStores<kPairStores, Storage>& warp;
+  const WarpStores<Storage>& warp;
   uint32_t held;
   bool first, second;
   Storage* to;
 
-  __device__ __forceinline__ explicit StoreRound(const WarpStores<kPairStores, Storage>& w) : warp(w) {}
+  __device__ __forceinline__ explicit StoreRound(const WarpStores<Storage>& w) : warp(w) {}
 
   __device__ __forceinline__ void begin(const Args<Storage>& args, int round, int row_class) {
     const int lane = threadIdx.x % 32;
@@ -124,12 +125,11 @@ struct StoreRound {
       end = round == 0 ? splits & 0xFF : round == 1 ? splits >> 8 : kPairs;
     }
     const int pair = min(from + lane, kPairs - 1);  // the others read what they do not store
-    const uint32_t position = warp.position + 2 * pair;
-    const int row = static_cast<int>(args.by_pitch.quotient(position)), col = position - row * args.plan.pitch;
-    first = from + lane < end && col < (row < args.out_h ? warp.columns : 0);
-    second = from + lane < end && col + 1 < (row < args.out_h ? warp.columns : 0);
+    const PairPlace at(args, warp.columns, warp.position + 2 * pair);
+    first = from + lane < end && at.first;
+    second = from + lane < end && at.second;
     held = warp.held + pair * 4;
-    to = warp.to + (row * args.out_w + col);
+    to = warp.to + (at.row * args.out_w + at.col);
   }
 
   // All words of the row are read when it returns.
@@ -164,7 +164,7 @@ struct StoreRound {
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn) {
   using Of = Rounds<kPairStores, Storage>;
-  const WarpStores<kPairStores, Storage> warp(args, shared, turn);
+  const WarpStores<Storage> warp(args, shared, turn);
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
 #pragma unroll 1

@@ -12,7 +12,7 @@ namespace held {
 
 constexpr int kChannels = sm90::kBlockOC;  // of outputs, at most: wgmma's M
 constexpr int kSegments = 3;               // a warpgroup of consumers each
-constexpr int kN = 184;
+constexpr int kN = 176;
 constexpr int kPairs = kN / 2;             // of neighbouring pixels
 constexpr int kTilePixels = kSegments * kN;
 constexpr int kChunkChannels = 16;         // wgmma's K
@@ -33,6 +33,7 @@ constexpr int kRows = kChannels / 2;  // of a segment, of two channels
 TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
 // An odd multiple of 16: rows of fragments spread over the banks.
 TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 16; }
+constexpr int kPaddingBytes = 16;  // at a row's end
 TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
 constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
 constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
@@ -44,10 +45,13 @@ constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's 
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
 constexpr int kFixedBytes = sm90::round_up(
     kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, kSwizzleBytes);
+static_assert(row_bytes(4) - held_words(4) * kPairs * 4 == kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 == kPaddingBytes,
+              "producers' place for what is no pixel of the window");
+static_assert(32 * kProducerWarps <= kSegments * kRows, "a row for each lane");
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
-// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
-TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
+// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from and goes to.
+TCONV_HD constexpr int counts_bytes(int blocks) { return sm90::round_up(blocks, 4) * 4; }
 TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
 
 struct Plan {
@@ -58,9 +62,10 @@ struct Plan {
   int first_pixel;               // of the window: where the first tap of output 0 reads
   int tap_step_h, tap_step_w;    // in pixels of the line
   int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
+  bool whole_rows;               // the input's rows are whole quads: strips begin at pairs of their pixels
   int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
-  int window_quads;  // of pixels
-  int reach_rows;    // of a window, beyond its tile's
+  int window_pixels;
+  int window_quads;  // that a window is loaded in, at most
   int held_bytes;
   int stage_bytes;
   int num_stages;
@@ -69,8 +74,39 @@ struct Plan {
   // Blocks that hold a sample. They must all run at once.
   TCONV_HD int blocks_per_sample() const { return num_strips * num_tiles; }
   TCONV_HD int weight_rows() const { return num_chunks * taps_h; }
-  // Columns of a strip.
+  // Columns of a strip: an even number, but for the last one's.
   TCONV_HD int columns(int strip, int out_w) const { return strip + 1 < num_strips ? strip_w : out_w - strip * strip_w; }
+};
+
+// The quads of input pixels that a block's window is loaded in: row by row of the line, and in whole quads of the input's where there
+// are such. Of a row's first and last one a pair may lie outside of the row.
+struct WindowQuads {
+  int pitch, window_pixels;
+  int first_pixel;  // of the line
+  int lead;         // pixels of a row's first quad before the row
+  int per_row, first, count;
+
+  TCONV_HD WindowQuads(const Plan& plan, int strip, int tile)
+      : pitch(plan.pitch),
+        window_pixels(plan.window_pixels),
+        first_pixel(tile * kTilePixels),
+        lead(plan.whole_rows ? (strip * plan.strip_w + plan.col_offset) & (sm90::kVectorPixels - 1) : 0),
+        per_row(sm90::round_up(lead + pitch, sm90::kVectorPixels) / sm90::kVectorPixels),
+        first(of_pixel(first_pixel)),
+        count(of_pixel(first_pixel + window_pixels - 1) + 1 - first) {}
+
+  TCONV_HD int row(int quad) const { return (first + quad) / per_row; }  // of the line
+  TCONV_HD int column(int quad) const { return (first + quad) % per_row * sm90::kVectorPixels - lead; }
+  // Of the window.
+  TCONV_HD int pixel(int quad) const { return row(quad) * pitch + column(quad) - first_pixel; }
+  // Is the quad's first pair of pixels one of the window's, or its second one?
+  TCONV_HD bool has_pair(int quad, int second) const {
+    const int in_row = column(quad) + 2 * second, at = pixel(quad) + 2 * second;
+    return quad < count && in_row >= 0 && in_row < pitch && at >= 0 && at < window_pixels;
+  }
+
+ private:
+  TCONV_HD int of_pixel(int at) const { return at / pitch * per_row + (at % pitch + lead) / sm90::kVectorPixels; }
 };
 
 }  // namespace held

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 072893405c71f769dcd56eebde75175e517e8954476f2dbe6c51f14cd4afaf73
+sha256 of CUDA_SOURCE: 1048f3b72e6d27c5147597d86fd49705d9b982ca940fe868a39b44dd71fc9ad7
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -467,6 +467,12 @@ struct MomentsF64 {
 };
 
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_gelu.cuh
+// GELU for outputs that are held as differences in 16 bits.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 // ---- kernels_src/cuda/conv_group_norm_held_types.h
 // What the kernel that holds a sample's outputs until they are normalised (conv_group_norm_held.cuh) and its launcher read: its
 // shape, and the plan of a call (conv_group_norm_held_plan.h makes it). Plain C++.
@@ -598,7 +604,7 @@ namespace held {
 
 constexpr int kChannels = sm90::kBlockOC;  // of outputs, at most: wgmma's M
 constexpr int kSegments = 3;               // a warpgroup of consumers each
-constexpr int kN = 184;
+constexpr int kN = 176;
 constexpr int kPairs = kN / 2;             // of neighbouring pixels
 constexpr int kTilePixels = kSegments * kN;
 constexpr int kChunkChannels = 16;         // wgmma's K
@@ -619,6 +625,7 @@ constexpr int kRows = kChannels / 2;  // of a segment, of two channels
 TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
 // An odd multiple of 16: rows of fragments spread over the banks.
 TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 16; }
+constexpr int kPaddingBytes = 16;  // at a row's end
 TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
 constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
 constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
@@ -630,10 +637,13 @@ constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's 
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
 constexpr int kFixedBytes = sm90::round_up(
     kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, kSwizzleBytes);
+static_assert(row_bytes(4) - held_words(4) * kPairs * 4 == kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 == kPaddingBytes,
+              "producers' place for what is no pixel of the window");
+static_assert(32 * kProducerWarps <= kSegments * kRows, "a row for each lane");
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
-// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from.
-TCONV_HD constexpr int counts_bytes(int blocks) { return blocks * 4; }
+// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from and goes to.
+TCONV_HD constexpr int counts_bytes(int blocks) { return sm90::round_up(blocks, 4) * 4; }
 TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
 
 struct Plan {
@@ -644,9 +654,10 @@ struct Plan {
   int first_pixel;               // of the window: where the first tap of output 0 reads
   int tap_step_h, tap_step_w;    // in pixels of the line
   int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
+  bool whole_rows;               // the input's rows are whole quads: strips begin at pairs of their pixels
   int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
-  int window_quads;  // of pixels
-  int reach_rows;    // of a window, beyond its tile's
+  int window_pixels;
+  int window_quads;  // that a window is loaded in, at most
   int held_bytes;
   int stage_bytes;
   int num_stages;
@@ -655,11 +666,88 @@ struct Plan {
   // Blocks that hold a sample. They must all run at once.
   TCONV_HD int blocks_per_sample() const { return num_strips * num_tiles; }
   TCONV_HD int weight_rows() const { return num_chunks * taps_h; }
-  // Columns of a strip.
+  // Columns of a strip: an even number, but for the last one's.
   TCONV_HD int columns(int strip, int out_w) const { return strip + 1 < num_strips ? strip_w : out_w - strip * strip_w; }
 };
 
+// The quads of input pixels that a block's window is loaded in: row by row of the line, and in whole quads of the input's where there
+// are such. Of a row's first and last one a pair may lie outside of the row.
+struct WindowQuads {
+  int pitch, window_pixels;
+  int first_pixel;  // of the line
+  int lead;         // pixels of a row's first quad before the row
+  int per_row, first, count;
+
+  TCONV_HD WindowQuads(const Plan& plan, int strip, int tile)
+      : pitch(plan.pitch),
+        window_pixels(plan.window_pixels),
+        first_pixel(tile * kTilePixels),
+        lead(plan.whole_rows ? (strip * plan.strip_w + plan.col_offset) & (sm90::kVectorPixels - 1) : 0),
+        per_row(sm90::round_up(lead + pitch, sm90::kVectorPixels) / sm90::kVectorPixels),
+        first(of_pixel(first_pixel)),
+        count(of_pixel(first_pixel + window_pixels - 1) + 1 - first) {}
+
+  TCONV_HD int row(int quad) const { return (first + quad) / per_row; }  // of the line
+  TCONV_HD int column(int quad) const { return (first + quad) % per_row * sm90::kVectorPixels - lead; }
+  // Of the window.
+  TCONV_HD int pixel(int quad) const { return row(quad) * pitch + column(quad) - first_pixel; }
+  // Is the quad's first pair of pixels one of the window's, or its second one?
+  TCONV_HD bool has_pair(int quad, int second) const {
+    const int in_row = column(quad) + 2 * second, at = pixel(quad) + 2 * second;
+    return quad < count && in_row >= 0 && in_row < pitch && at >= 0 && at < window_pixels;
+  }
+
+ private:
+  TCONV_HD int of_pixel(int at) const { return at / pitch * per_row + (at % pitch + lead) / sm90::kVectorPixels; }
+};
+
 }  // namespace held
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
+// A type of 16 bits, in which results are held as differences from a usual one: they need an absolute error, not a relative one.
+template <typename Storage>
+struct Difference {
+  Storage value;
+
+  TCONV_HD operator float() const { return static_cast<float>(value); }
+};
+
+// v Phi(v): 2 Phi(-a) = 2^P(a), P a minimax fit for the absolute error of a Phi(-a), 5e-7 (fp16 rounds 0.17, the largest, by 6e-5). The
+// relative one is 3e-5 for positive v and near 0, 7e-5 down to -3. P falls without end, so that Phi(-Inf) = 0.
+__device__ __forceinline__ float gelu_of_difference(float v) {
+  const float a = fabsf(v);
+  float p = -0.00047330930829048157f;
+  p = fmaf(p, a, 0.007084557320922613f);
+  p = fmaf(p, a, -0.051827382296323776f);
+  p = fmaf(p, a, -0.4599924385547638f);
+  p = fmaf(p, a, -1.1507878303527832f);
+  p = fmaf(p, a, -3.7622288800776005e-05f);
+  return v * normal_cdf_of(v, power_of_2(p));
+}
+
+}  // namespace held
+}  // namespace cuda
+
+namespace elementwise {
+
+template <>
+TCONV_HD float gelu_erf<cuda::held::Difference<__half>, float>(float v) {
+#if defined(__CUDA_ARCH__)
+  return cuda::held::gelu_of_difference(v);
+#else
+  return gelu_erf(v);
+#endif
+}
+template <>
+TCONV_HD float gelu_erf<cuda::held::Difference<__nv_bfloat16>, float>(float v) {
+  return gelu_erf<cuda::held::Difference<__half>>(v);
+}
+
+}  // namespace elementwise
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_sm90_args.cuh
 // What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
@@ -1531,6 +1619,10 @@ struct alignas(16) Statistics {  // of a group in a sample: its mean, as a sum o
 };
 static_assert(sizeof(Moments) == 16 && sizeof(Entry) == 8, "the plan counts them");
 
+// What the chain's results are as.
+template <typename Storage>
+using Result = typename std::conditional<sizeof(Storage) == 2, Difference<Storage>, Storage>::type;
+
 template <typename Storage>
 struct Args {
   Plan plan;
@@ -1541,13 +1633,13 @@ struct Args {
   int samples_at_once;  // that are held, by as many times the plan's blocks
   int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
-  int pair_stores;  // pairs of neighbouring outputs are aligned
+  int pair_stores;  // pairs of neighbouring outputs are aligned, and a warp has all of its 16 channels or none
   int out_h, out_w;
   uint32_t plane_bytes;  // of a channel of a sample of out
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;
-  EpilogueArgs<Storage> epilogue;
+  EpilogueArgs<Result<Storage>> epilogue;
   Storage* out;
   // GroupNorm.
   int num_groups, channels_per_group;
@@ -1578,30 +1670,33 @@ struct Place {
     const int blocks = plan.blocks_per_sample();
     first_sample = blockIdx.x / blocks;
     block = blockIdx.x - first_sample * blocks;
-    strip = block / plan.num_tiles;
-    tile = block - strip * plan.num_tiles;
+    tile = block / plan.num_strips;  // strips of the same rows side by side: they share what lies at their edges
+    strip = block - tile * plan.num_strips;
   }
 };
 
-// Which pixels of a segment from `position` of the line on are outputs: where a pair of them lies.
+// Where a pair of pixels from `position` of the line on lies, and which of them are outputs. columns: of the strip.
 struct PairPlace {
   int row, col;  // of the sample, of the strip
   bool first, second;
 
   template <typename Storage>
-  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int strip, int position) {
-    const Plan& plan = args.plan;
+  __device__ __forceinline__ PairPlace(const Args<Storage>& args, int columns, int position) {
     row = static_cast<int>(args.by_pitch.quotient(position));
-    col = position - row * plan.pitch;
-    const int columns = row < args.out_h ? plan.columns(strip, args.out_w) : 0;
-    first = col < columns;
-    second = col + 1 < columns;
+    col = position - row * args.plan.pitch;
+    first = col < (row < args.out_h ? columns : 0);
+    second = col + 1 < (row < args.out_h ? columns : 0);
   }
 };
 
 __device__ __forceinline__ uint32_t load_word(uint32_t at) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint4 load_words(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
 __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
@@ -1620,7 +1715,7 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 }
 
 struct Shared {
-  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets;
+  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets, units;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
@@ -1641,12 +1736,17 @@ struct Shared {
     ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
     counts = ring + plan.num_stages * plan.stage_bytes;
     offsets = counts + counts_bytes(plan.blocks_per_sample());
+    units = offsets + offsets_bytes(plan.window_quads);
   }
 
   // The block's turn-th.
   template <typename Storage>
   __device__ __forceinline__ int sample(const Args<Storage>& args, int turn) const {
     return static_cast<int>(load_word(place)) + turn * args.samples_at_once;
+  }
+  // 16 bytes that nobody reads, one of kSegments * kRows.
+  __device__ __forceinline__ uint32_t padding_at(int row, int value_bytes) const {
+    return held + (row + 1) * row_bytes(value_bytes) - kPaddingBytes;
   }
   __device__ __forceinline__ uint32_t moments_at(int segment, int channel) const {
     return moments + (segment * kChannels + channel) * kMomentBytes;
@@ -2251,8 +2351,9 @@ __device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Sha
   using Of = Rounds<true, Storage>;
   if (thread >= kSegments * kRowClasses) return;
   const int segment = thread / kRowClasses, channel = thread % kRowClasses;
+  const int columns = args.plan.columns(place.strip, args.out_w);
   const auto at = [&](int pair) {
-    return PairPlace(args, place.strip, place.tile * kTilePixels + segment * kN + 2 * pair);
+    return PairPlace(args, columns, place.tile * kTilePixels + segment * kN + 2 * pair);
   };
   const auto begins_sector = [&](const PairPlace& pair) {
     const int64_t plane = int64_t{place.first_sample} * args.plan.out_channels + channel;
@@ -2295,7 +2396,7 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
 }
 
 // What the stores of a warp's channels in a sample share, the same in all lanes. Nothing before turn 0.
-template <bool kPairStores, typename Storage>
+template <typename Storage>
 struct WarpStores {
   int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
   uint32_t held, scales, shifts, splits;
@@ -2323,12 +2424,12 @@ struct WarpStores {
 template <bool kPairStores, typename Storage>
 struct StoreRound {
   using Of = Rounds<kPairStores, Storage>;
-  const WarpStores<kPairStores, Storage>& warp;
+  const WarpStores<Storage>& warp;
   uint32_t held;
   bool first, second;
   Storage* to;
 
-  __device__ __forceinline__ explicit StoreRound(const WarpStores<kPairStores, Storage>& w) : warp(w) {}
+  __device__ __forceinline__ explicit StoreRound(const WarpStores<Storage>& w) : warp(w) {}
 
   __device__ __forceinline__ void begin(const Args<Storage>& args, int round, int row_class) {
     const int lane = threadIdx.x % 32;
@@ -2339,12 +2440,11 @@ struct StoreRound {
       end = round == 0 ? splits & 0xFF : round == 1 ? splits >> 8 : kPairs;
     }
     const int pair = min(from + lane, kPairs - 1);  // the others read what they do not store
-    const uint32_t position = warp.position + 2 * pair;
-    const int row = static_cast<int>(args.by_pitch.quotient(position)), col = position - row * args.plan.pitch;
-    first = from + lane < end && col < (row < args.out_h ? warp.columns : 0);
-    second = from + lane < end && col + 1 < (row < args.out_h ? warp.columns : 0);
+    const PairPlace at(args, warp.columns, warp.position + 2 * pair);
+    first = from + lane < end && at.first;
+    second = from + lane < end && at.second;
     held = warp.held + pair * 4;
-    to = warp.to + (row * args.out_w + col);
+    to = warp.to + (at.row * args.out_w + at.col);
   }
 
   // All words of the row are read when it returns.
@@ -2379,7 +2479,7 @@ struct StoreRound {
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Shared& shared, int turn) {
   using Of = Rounds<kPairStores, Storage>;
-  const WarpStores<kPairStores, Storage> warp(args, shared, turn);
+  const WarpStores<Storage> warp(args, shared, turn);
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
 #pragma unroll 1
@@ -2395,6 +2495,9 @@ __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Sh
 }  // namespace held
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_held_wgmma.cuh
+// wgmma m64n176k16 of the kernel that holds a sample's outputs: as in sm90_wgmma.cuh, but a sample's first product need not find zeros.
+
 // ---- kernels_src/cuda/sm90_wgmma.cuh
 // wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
 // A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
@@ -2458,6 +2561,36 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
+using namespace tconv::held;
+static_assert(kN == 176, "the instruction's");
+
+#define TCONV_NAMES_176 TCONV_NAMES_128 ", " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+  "%84, %85, %86, %87"
+#define TCONV_MULTIPLY_176(TYPES)                                                                                     \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %90, 0;\nwgmma.mma_async.sync.aligned.m64n176k16.f32." TYPES       \
+               " {" TCONV_NAMES_176 "}, %88, %89, p, 1, 1, 0, 0;\n}"                                                 \
+               : TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84) \
+               : "l"(a), "l"(b), "r"(onto))
+
+// D = A * B, and onto what D is where `onto` is not 0.
+template <bool kBFloat16>
+__device__ __forceinline__ void multiply_onto(float (&d)[kN / 2], uint64_t a, uint64_t b, uint32_t onto) {
+  if constexpr (kBFloat16) {
+    TCONV_MULTIPLY_176("bf16.bf16");
+  } else {
+    TCONV_MULTIPLY_176("f16.f16");
+  }
+}
+
+}  // namespace held
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace held {
+
 // Where the `count`-th of all is in a ring.
 __device__ __forceinline__ sm90::RingCursor ring_place(uint32_t count, uint32_t size) {
   const uint32_t laps = count / size;
@@ -2466,13 +2599,10 @@ __device__ __forceinline__ sm90::RingCursor ring_place(uint32_t count, uint32_t 
   return place;
 }
 
-// All products of one segment of the block's `turn`-th sample, onto zeros. Gives every chunk and all weights back.
+// All products of one segment of the block's `turn`-th sample. Gives every chunk and all weights back.
 template <typename Storage>
 __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
-#pragma unroll
-  for (int i = 0; i < kN / 2; ++i) acc[i] = 0.0f;
-  sm90::pin_registers(acc);  // now: a zero written after a product has begun makes ptxas wait for each product
   const Plan& plan = args.plan;
   const int thread = consumer_thread(), segment = thread / 128;
   constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
@@ -2489,8 +2619,8 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
     __syncwarp();
     chunk_done = 0;
   };
-  const auto multiply = [&](uint32_t a, uint32_t b) {
-    sm90::Wgmma<kN>::template multiply<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b));
+  const auto multiply = [&](uint32_t a, uint32_t b, uint32_t onto) {
+    multiply_onto<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b), onto);
   };
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
     sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
@@ -2501,7 +2631,7 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
       sm90::mbarrier_wait(shared.weights_full + 8 * weights.slot, weights.parity);
       const uint32_t a = weights_low + weights.slot * (plan.weight_stage_bytes >> 4), step = plan.tap_step_w * kPixel;
       sm90::wgmma_fence();
-      multiply(a, b);
+      multiply(a, b, sm90::uniform(weights_done));  // nothing before the first
       sm90::wgmma_commit();
       if (weights_done != 0) {
         sm90::wgmma_wait<1>();  // the row before is done
@@ -2509,11 +2639,11 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
       }
       sm90::wgmma_fence();
       if (plan.taps_w == 3) {  // the commonest kernel, without a loop
-        multiply(a + kTap, b + step);
-        multiply(a + 2 * kTap, b + 2 * step);
+        multiply(a + kTap, b + step, 1);
+        multiply(a + 2 * kTap, b + 2 * step, 1);
       } else {
 #pragma unroll 1
-        for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step);
+        for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step, 1);
       }
       sm90::wgmma_commit();
       weights_done = shared.weights_empty + 8 * weights.slot;
@@ -2533,8 +2663,9 @@ struct SegmentPart {
 
   template <typename Storage>
   __device__ __forceinline__ SegmentPart(const Args<Storage>& args, const Place& place, int segment) {
+    const int columns = args.plan.columns(place.strip, args.out_w);
     for (int j = 0; j < kN / 8; ++j) {
-      const PairPlace pair(args, place.strip, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
+      const PairPlace pair(args, columns, place.tile * kTilePixels + segment * kN + 8 * j + 2 * (threadIdx.x % 4));
       first |= static_cast<uint32_t>(pair.first) << j;
       second |= static_cast<uint32_t>(pair.second) << j;
     }
@@ -2560,7 +2691,7 @@ struct ChannelPair {
 
   template <typename Storage>
   __device__ __forceinline__ float finish(const Args<Storage>& args, float acc, int half) const {
-    return Epilogue::apply<float, Storage>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
+    return Epilogue::apply<float, Result<Storage>>(acc * inv_scale[half] + bias[half], args.epilogue, channels[half]);
   }
 };
 
@@ -2631,7 +2762,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   LaneMoments moments;
 #pragma unroll
   for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
-  const auto finish_fragment = [&](const ChannelPair& pair, int j) {
+  const auto finish_fragment = [&](int j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
     if (is_first >> j & 1) moments.add(0, acc[4 * j]), moments.add(1, acc[4 * j + 2]);
@@ -2652,12 +2783,10 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   };
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
   if constexpr (!kPairStores) store_rounds<kPairStores>(args, shared, turn - 1);
-  const WarpStores<kPairStores, Storage> warp_stores(args, shared, turn - 1);
+  const WarpStores<Storage> warp_stores(args, shared, turn - 1);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     StoreRound<kPairStores, Storage> stores(warp_stores);
-    // In 16 bits read again: it is there that registers do not suffice.
-    const ChannelPair again = sizeof(Storage) == 4 ? pair : ChannelPair(args, shared);
     static_assert(kPartner == kFragmentsOfRound, "a row of stores with each fragment");
 #pragma unroll
     for (int i = 0; i < kPartner; ++i) {
@@ -2667,7 +2796,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
         end_basic_block(turn);
       }
       const int j = round * kFragmentsOfRound + i;
-      if (j < kFragments) finish_fragment(again, j);
+      if (j < kFragments) finish_fragment(j);
     }
     if (round == kRounds - 1) {
       const int thread = consumer_thread();
@@ -2700,6 +2829,8 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
 // Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
+//
+// A lane loads quads of neighbouring pixels in one channel, and a row has one pixel in 8 channels: stmatrix transposes pairs of pixels.
 
 // ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
 // Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
@@ -3020,9 +3151,11 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// Which part of a batch is this lane's: 8 channels of one quad. A warp's loads are two runs of 16 quads.
-__device__ __forceinline__ int lane_half(int lane) { return lane >> 4 & 1; }
-__device__ __forceinline__ int lane_quad(int lane) { return lane & 15; }
+// A lane's part of a batch: of each group of 4 quads one, in two channels, kOctet apart. Four lanes share a channel.
+constexpr int kGroupQuads = 4, kGroups = kBatchQuads / kGroupQuads, kOctet = 8;
+constexpr int kLoads = kGroups * (kChunkChannels / kOctet);
+__device__ __forceinline__ int lane_quad(int lane) { return lane % kGroupQuads; }
+__device__ __forceinline__ int lane_channel(int lane) { return lane / kGroupQuads; }
 
 // Where a quad of the block's window lies in the input.
 struct QuadPlace {
@@ -3030,71 +3163,129 @@ struct QuadPlace {
   bool inside;  // some of it
 
   template <typename Storage>
-  __device__ __forceinline__ QuadPlace(const Args<Storage>& args, const Place& place, int quad) {
-    const Plan& plan = args.plan;
-    const int position = place.tile * kTilePixels + quad * kVectorPixels;
-    const int line_row = static_cast<int>(args.by_pitch.quotient(position));
-    row = line_row + plan.row_offset;
-    column = position - line_row * plan.pitch + place.strip * plan.strip_w + plan.col_offset;
-    inside = quad < plan.window_quads && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+  __device__ __forceinline__ QuadPlace(const Args<Storage>& args, int strip, const WindowQuads& quads, int quad) {
+    row = quads.row(quad) + args.plan.row_offset;
+    column = quads.column(quad) + strip * args.plan.strip_w + args.plan.col_offset;
+    inside = quad < quads.count && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
   }
 };
 
-// Where whole quads come from, worked out once: the same in every channel of every sample. By all threads of the block.
+// Where a quad's pairs of pixels go in a stage: 16 bits for each, the place of its first pixel's first 8 channels in units of 16 bytes.
+// Swizzled: 16-byte half h of pixel p lies at h XOR p / 4 mod 2.
+constexpr uint32_t kNoPair = 0xFFFF;
+__device__ __forceinline__ uint32_t pair_units(const WindowQuads& quads, int quad, int second) {
+  const uint32_t pixel = quads.pixel(quad) + 2 * second;
+  return quads.has_pair(quad, second) ? pixel * (kPixelBytes / 16) + (pixel / 4 & 1) : kNoPair;
+}
+
+// Where quads come from, if they are whole, and where their pairs go, worked out once: the same in every channel of every sample. In
+// each batch a lane's quads follow each other. By all threads of the block.
 constexpr int kOutside = INT32_MIN;
 template <typename Storage>
 __device__ __forceinline__ void fill_offsets(const Args<Storage>& args, const Shared& shared, const Place& place) {
+  const WindowQuads quads(args.plan, place.strip, place.tile);
   for (int quad = threadIdx.x; quad * 4 < offsets_bytes(args.plan.window_quads); quad += kThreads) {
-    const QuadPlace at(args, place, quad);
-    const int offset = at.row * static_cast<int>(args.x_stride_h) + at.column;
-    store_word(shared.offsets + quad * 4, at.inside ? offset : kOutside);
+    const QuadPlace at(args, place.strip, quads, quad);
+    const int offset = args.whole_quads && at.inside ? at.row * static_cast<int>(args.x_stride_h) + at.column : kOutside;
+    const int index = quad - quad % kBatchQuads + quad % kGroupQuads * kGroups + quad % kBatchQuads / kGroupQuads;
+    store_word(shared.offsets + index * 4, offset);
+    store_word(shared.units + index * 4, pair_units(quads, quad, 0) | pair_units(quads, quad, 1) << 16);
   }
 }
+__device__ __forceinline__ uint32_t of_lane(uint32_t table, int first_quad, int lane_quad) {
+  return table + (first_quad + lane_quad * kGroups) * 4;
+}
 
-// Where a lane's quads of a chunk come from: 8 channels of a sample.
+// What a lane loads of a chunk of a sample.
 template <typename Storage>
-struct QuadSource {
+struct LaneSource {
   const Storage* channel;  // its first
-  const Storage* from;     // the quad's first pixel in it; not read where that is outside x
-  int column;              // of the input, unless quads are whole
-  int channels_left;       // from the first one on
-  bool inside;
+  int channels_left;       // from that one on
 
-  __device__ __forceinline__ void enter(const Args<Storage>& args, int sample, int chunk) {
-    const int first = chunk * kChunkChannels + lane_half(threadIdx.x) * (kChunkChannels / 2);
+  __device__ __forceinline__ void enter(const Args<Storage>& args, int sample, int chunk, int lane) {
+    const int first = chunk * kChunkChannels + lane_channel(lane);
     channels_left = args.plan.in_channels - first;
     channel = args.x + sample * args.x_stride_n + first * args.x_stride_c;
   }
 
+  // Its quads of the batch that begins with quad `first`, zeros where there is no input.
   template <bool kWhole>
-  __device__ __forceinline__ void find(const Args<Storage>& args, const Shared& shared, const Place& place, int quad) {
+  __device__ __forceinline__ void load(const Args<Storage>& args, const Shared& shared, const Place& place, const WindowQuads& quads,
+                                       int first, int lane, Storage (&values)[kLoads][kVectorPixels]) const {
+    using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
     if constexpr (kWhole) {
-      const int offset = static_cast<int>(load_word(shared.offsets + quad * 4));
-      inside = offset != kOutside;
-      from = channel + offset;
+      const uint4 words = load_words(of_lane(shared.offsets, first, lane_quad(lane)));
+      const int offsets[kGroups] = {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z), static_cast<int>(words.w)};
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k) {
+        const int octet = k % 2, offset = offsets[k / 2];
+        Vector vector = {};
+        if (offset != kOutside && octet * kOctet < channels_left)
+          vector = sm90::load_with_neighbours(reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
+        *reinterpret_cast<Vector*>(values[k]) = vector;
+      }
     } else {
-      const QuadPlace at(args, place, quad);
-      inside = at.inside;
-      column = at.column;
-      from = channel + (at.row * args.x_stride_h + at.column * args.x_stride_w);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const QuadPlace at(args, place.strip, quads, first + group * kGroupQuads + lane_quad(lane));
+        const Storage* const from = channel + (at.row * args.x_stride_h + at.column * args.x_stride_w);
+#pragma unroll
+        for (int octet = 0; octet < 2; ++octet)
+#pragma unroll
+          for (int j = 0; j < kVectorPixels; ++j) {
+            const bool valid = at.inside && octet * kOctet < channels_left && at.column + j >= 0 && at.column + j < args.in_w;
+            values[2 * group + octet][j] =
+                valid ? from[octet * kOctet * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
+          }
+      }
     }
   }
 };
 
-// Converts and stores a lane's pixels, the first of them a multiple of 4 from a swizzle's start. `at`: of that one's row.
+// Neighbouring pixels of a quad, rounded to 16 bits. `largest`: pack_scaled_inputs.
 template <typename Storage>
-__device__ __forceinline__ void store_quad(GuardState* guard, uint32_t at, bool wanted, int lane,
-                                           const Storage (&values)[8][kVectorPixels]) {
-  // Swizzled: 16-byte half h of pixel p lies at h XOR p / 4 mod 2.
-  const uint32_t half_at = at + ((lane_half(lane) ^ lane_quad(lane)) & 1) * 16;
+__device__ __forceinline__ uint32_t pack_neighbours(const Storage (&quad)[kVectorPixels], int pair, __half2& largest) {
+  if constexpr (sizeof(Storage) == 4) {
+    return pack_scaled_inputs(quad[2 * pair], quad[2 * pair + 1], largest);
+  } else {
+    return pack_pair(quad[2 * pair], quad[2 * pair + 1]);
+  }
+}
+
+// Four matrices of 8 pixels x 8 channels: a lane has two pixels, those of its place in a channel's four lanes, of one channel. Lane l
+// gives the place of matrix l / 8's pixel l % 8.
+__device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// Of a group's 8 first pairs of pixels, every other two lie in the same banks. Where the second two lanes begin with their second pairs,
+// none do. In fp32, where values must be converted, too, that costs more than it spares.
+template <typename Storage>
+constexpr bool kSwapsPairs = sizeof(Storage) == 2;
+
+// Converts and stores a lane's part of a batch. Matrices of a group: pairs that lanes begin with, and their other ones, in each octet.
+// units: of the quad that this lane gives places of.
+template <typename Storage>
+__device__ __forceinline__ void store_batch(GuardState* guard, uint32_t stage, uint32_t nowhere, const uint4& units, int lane,
+                                            const Storage (&values)[kLoads][kVectorPixels]) {
+  const uint32_t of_group[kGroups] = {units.x, units.y, units.z, units.w};
+  const uint32_t octet = lane / 16, pixel = lane % 2;
+  const auto swaps = [](int quad) { return kSwapsPairs<Storage> && quad >= kGroupQuads / 2; };
+  const bool gives_second = (lane / 8 % 2 != 0) != swaps(lane % 8 / 2);
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) {
-    const uint4 pixel = sm90::convert_pixel(values, j, largest);
-    if (wanted)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(half_at + j * kPixelBytes), "r"(pixel.x), "r"(pixel.y),
-                   "r"(pixel.z), "r"(pixel.w)
-                   : "memory");
+  for (int group = 0; group < kGroups; ++group) {
+    uint32_t words[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t first = pack_neighbours(values[2 * group + half], 0, largest);
+      const uint32_t second = pack_neighbours(values[2 * group + half], 1, largest);
+      words[2 * half] = swaps(lane_quad(lane)) ? second : first, words[2 * half + 1] = swaps(lane_quad(lane)) ? first : second;
+    }
+    const uint32_t unit = __byte_perm(of_group[group], 0, gives_second ? 0x4432 : 0x4410);
+    store_transposed(unit != kNoPair ? stage + (unit ^ octet) * 16 + pixel * kPixelBytes : nowhere, words);
   }
   sm90::guard_pixels(values, largest, guard);
 }
@@ -3104,48 +3295,50 @@ template <int kSets, bool kWhole, typename Storage>
 __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
                                                int lane) {
   const Plan& plan = args.plan;
-  QuadSource<Storage> source;
-  Storage values[kSets][8][kVectorPixels];
+  const WindowQuads quads(plan, place.strip, place.tile);
+  const uint32_t nowhere = shared.padding_at(warp * 32 + lane, sizeof(Storage));
+  LaneSource<Storage> source;
+  Storage values[kSets][kLoads][kVectorPixels];
   int first = warp * kBatchQuads, next = first;  // quads of the batch that is stored, and of the one that is loaded
   int sample = place.first_sample, chunk = 0;    // of the one that is loaded
-  source.enter(args, sample, chunk);
-  const auto load_next = [&](Storage (&to)[8][kVectorPixels]) {
-    if (next >= plan.window_quads) {
+  source.enter(args, sample, chunk, lane);
+  const auto load_next = [&](Storage (&to)[kLoads][kVectorPixels]) {
+    if (next >= quads.count) {
       next = warp * kBatchQuads;
       if (++chunk == plan.num_chunks) {
         chunk = 0;
         sample += args.samples_at_once;
       }
-      if (sample < args.batch) source.enter(args, sample, chunk);
+      if (sample < args.batch) source.enter(args, sample, chunk, lane);
     }
     if (sample >= args.batch) return;
-    source.template find<kWhole>(args, shared, place, next + lane_quad(lane));
-    sm90::load_half<kWhole>(args, source, 0, to);
+    source.template load<kWhole>(args, shared, place, quads, next, lane, to);
     next += kProducerWarps * kBatchQuads;
   };
 #pragma unroll
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
   sm90::RingCursor stage;
   int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
-  const auto store_next = [&](Storage (&from)[8][kVectorPixels]) {
+  const auto store_next = [&](const Storage (&from)[kLoads][kVectorPixels]) {
     if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
-    const int quad = first + lane_quad(lane);
-    store_quad(args.guard, shared.ring + stage.slot * plan.stage_bytes + quad * (kVectorPixels * kPixelBytes),
-               quad < plan.window_quads, lane, from);
+    const uint4 units = load_words(of_lane(shared.units, first, lane % 8 / 2));
+    store_batch(args.guard, shared.ring + stage.slot * plan.stage_bytes, nowhere, units, lane, from);
     first += kProducerWarps * kBatchQuads;
-    if (first >= plan.window_quads) {
+    if (first >= quads.count) {
       first = warp * kBatchQuads;
       __syncwarp();
       if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
       stage.next(plan.num_stages);
       --chunks_left;
     }
-    load_next(from);
   };
   while (chunks_left > 0) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set)
-      if (set == 0 || chunks_left > 0) store_next(values[set]);
+      if (set == 0 || chunks_left > 0) {
+        store_next(values[set]);
+        load_next(values[set]);
+      }
   }
 }
 
@@ -3420,7 +3613,7 @@ template <typename Storage>
 __device__ __forceinline__ void fill_counts(const Args<Storage>& args, const Shared& shared, int lane) {
   const Plan& plan = args.plan;
   for (int block = lane; block < plan.blocks_per_sample(); block += 32) {
-    const int strip = block / plan.num_tiles, tile = block - strip * plan.num_tiles;
+    const int tile = block / plan.num_strips, strip = block - tile * plan.num_strips;
     const int columns = plan.columns(strip, args.out_w);
     const auto below = [&](int position) {
       const int row = static_cast<int>(args.by_pitch.quotient(position));
@@ -3610,7 +3803,7 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     sm90::mbarrier_init(shared.affine_full, 32);
     sm90::fence_barrier_init();
   }
-  if (args.whole_quads) fill_offsets(args, shared, place);
+  fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
   if (Rounds<true, Storage>::kWholeSectors && args.pair_stores) fill_splits(args, shared, place, threadIdx.x);
   __syncthreads();
@@ -4002,21 +4195,20 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
   if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
   plan.weight_stage_bytes = plan.taps_w * kTapBytes;
+  // Windows begin at pairs of pixels, not at whole quads.
+  plan.whole_rows = p.in_w % sm90::kVectorPixels == 0;
+  const int skipped = phase.col_shift / 2 * 2, col_shift = phase.col_shift - skipped;
+  plan.col_offset += skipped;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
-  const int64_t beyond_w = phase.col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
+  const int64_t beyond_w = col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
   best.reason = "no tile whose window and outputs fit in shared memory";
   const char* const too_large = "a sample does not fit on the device";
   for (int strips = 1; strips <= num_sms; ++strips) {
-    // Strips begin at whole quads. What is left for the last one is less than for the others, or more: the narrower pitch wins.
-    const int wider = sm90::round_up(sm90::ceil_div(p.out_w, strips), sm90::kVectorPixels);
-    int64_t pitch = 0, widest = 0;
-    for (int width : {wider, wider - sm90::kVectorPixels}) {
-      const int64_t last = p.out_w - int64_t{strips - 1} * width, widest_of = strips == 1 ? last : std::max<int64_t>(width, last);
-      const int64_t pitch_of = sm90::round_up(widest_of + beyond_w, sm90::kVectorPixels);
-      if (width > 0 && last > 0 && (pitch == 0 || pitch_of < pitch)) plan.strip_w = width, pitch = pitch_of, widest = widest_of;
-    }
-    if (pitch == 0) continue;
+    // What is left for the last one is less than for the others.
     plan.num_strips = strips;
+    plan.strip_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), 2);
+    if (int64_t{strips - 1} * plan.strip_w >= p.out_w) continue;
+    const int64_t widest = strips == 1 ? p.out_w : plan.strip_w, pitch = sm90::round_up(widest + beyond_w, 2);
     const int64_t line = (p.out_h - 1) * pitch + widest;
     if (line > int64_t{num_sms} * kTilePixels) {
       if (!best.usable) best.reason = too_large;
@@ -4024,24 +4216,26 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
     }
     plan.pitch = static_cast<int>(pitch);
     plan.num_tiles = sm90::ceil_div(line, kTilePixels);
-    const int64_t window = kTilePixels + beyond_h * pitch + beyond_w;
+    const int64_t window = sm90::round_up(kTilePixels + beyond_h * pitch + beyond_w, 2);
     if (window > smem_limit / kPixelBytes) continue;
-    plan.window_quads = sm90::ceil_div(window, sm90::kVectorPixels);
-    plan.stage_bytes = sm90::round_up(plan.window_quads * sm90::kVectorPixels * kPixelBytes, kSwizzleBytes);
-    plan.first_pixel = phase.row_shift * plan.pitch + phase.col_shift;
+    plan.window_pixels = static_cast<int>(window);
+    plan.stage_bytes = sm90::round_up(plan.window_pixels * kPixelBytes, kSwizzleBytes);
+    plan.first_pixel = phase.row_shift * plan.pitch + col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
-    plan.reach_rows = static_cast<int>(beyond_h);
-    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + offsets_bytes(plan.window_quads);
+    if (plan.blocks_per_sample() > num_sms) {
+      if (!best.usable) best.reason = too_large;
+      continue;
+    }
+    plan.window_quads = 0;
+    for (int block = 0; block < plan.blocks_per_sample(); ++block)
+      plan.window_quads = std::max(plan.window_quads, WindowQuads(plan, block % strips, block / strips).count);
+    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + 2 * offsets_bytes(plan.window_quads);
     plan.num_stages =
         std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
     if (plan.num_stages < kMinStages) continue;
     const int without_weights = fixed + plan.num_stages * plan.stage_bytes;
     plan.num_weight_stages = std::min((smem_limit - without_weights) / plan.weight_stage_bytes, kMaxWeightStages);
     plan.smem_bytes = without_weights + plan.num_weight_stages * plan.weight_stage_bytes;
-    if (plan.blocks_per_sample() > num_sms) {
-      if (!best.usable) best.reason = too_large;
-      continue;
-    }
     if (!best.usable || is_better(plan, best, num_sms)) best = plan;
   }
   return best;
@@ -7363,7 +7557,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
   args.guard = state;
-  args.epilogue = make_epilogue_args<Storage>(conv);
+  args.epilogue = make_epilogue_args<Result<Storage>>(conv);
   args.out = static_cast<Storage*>(conv.out);
   args.num_groups = static_cast<int>(call.group_norm.num_groups);
   args.channels_per_group = plan.out_channels / args.num_groups;

@@ -210,6 +210,20 @@ inline void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uin
   });
 }
 
+// A lane has rows 2 (lane % 4) and the next of column lane / 4, and stores the row whose place it gives.
+inline void stmatrix_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  struct Words {
+    uint32_t of_matrix[4];
+  };
+  exchange(Words{{r0, r1, r2, r3}}, [&](auto given) {
+    const int matrix = lane() / 8, row = lane() % 8;
+    uint16_t values[8];
+    for (int column = 0; column < 8; ++column)
+      values[column] = static_cast<uint16_t>(given(column * 4 + row / 2).of_matrix[matrix] >> 16 * (row % 2));
+    store_shared(at, values, 16);
+  });
+}
+
 struct Fragments {
   uint32_t a[4], b[2];
 };

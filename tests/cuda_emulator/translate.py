@@ -46,6 +46,7 @@ INSTRUCTIONS = {
     "max.NaN.f32 ": "max_nan",
     "set.gt.f32.f32 %0, %1, 0f00000000;": "set_if_positive",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 ": "ldmatrix",
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ": "stmatrix_transposed",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ": "mma_tf32",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ": "mma_f16",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ": "mma_bf16",
@@ -71,6 +72,12 @@ struct Wgmma {
   }
 };
 """
+_WGMMA_ONTO = """template <bool kBFloat16>
+void multiply_onto(float (&d)[kN / 2], uint64_t a, uint64_t b, uint32_t onto) {
+  if (onto == 0) std::fill(d, d + kN / 2, 0.0f);
+  emu::wgmma<kN, kBFloat16>(d, a, b);
+}
+"""
 
 
 def translate(source: str) -> str:
@@ -81,6 +88,12 @@ def translate(source: str) -> str:
     source = re.sub(  # its assembly is written by macros
         r"template <int N>\nstruct Wgmma;\n.*?(?=\n}  // namespace sm90)",
         _WGMMA,
+        source,
+        flags=re.DOTALL,
+    )
+    source = re.sub(
+        r"#define TCONV_NAMES_176 .*?\n}\n(?=\n}  // namespace held)",
+        _WGMMA_ONTO,
         source,
         flags=re.DOTALL,
     )
