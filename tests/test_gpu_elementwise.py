@@ -106,15 +106,17 @@ def test_gelu_for_16_bits(apply):
 
 
 def test_gelu_for_differences_in_16_bits(apply):
-    """1/100 of fp16's rounding error of the values where ours is largest, 1/3 of it down to -3."""
+    """1/30 of fp16's rounding error of the values where ours is largest. Far in the tail less than
+    what becomes of v's rounding to fp16.
+    """
     x = torch.linspace(-13, 13, 1_000_001, device="cuda")
     right = exact("gelu", x)
     off = (apply(HELD, x).double() - right).abs()
-    assert (off <= 5e-7 + 2.0**-22 * right.abs()).all()
-    assert (off <= torch.where(x > 0, 3e-5, 8e-5) * right.abs())[x > -3].all()
+    assert (off <= 1.7e-6 + 2.0**-22 * right.abs()).all()
+    assert (off <= torch.where(x > -2, 1e-4, 6e-3) * right.abs())[x > -5.5].all()
     tiny = torch.linspace(-0.01, 0.01, 100_001, device="cuda")
     right = exact("gelu", tiny)
-    assert ((apply(HELD, tiny).double() - right).abs() <= 3e-5 * right.abs()).all()
+    assert ((apply(HELD, tiny).double() - right).abs() <= 1e-4 * right.abs()).all()
 
 
 @pytest.mark.parametrize("name", IN_SOURCE)

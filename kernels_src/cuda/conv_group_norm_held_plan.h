@@ -53,7 +53,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
   best.reason = "no tile whose window and outputs fit in shared memory";
   const char* const too_large = "a sample does not fit on the device";
   for (int strips = 1; strips <= num_sms; ++strips) {
-    // What is left for the last one is less than for the others.
+    // The last one has what is left.
     plan.num_strips = strips;
     plan.strip_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), 2);
     if (int64_t{strips - 1} * plan.strip_w >= p.out_w) continue;

@@ -74,10 +74,10 @@ struct LaneSource {
     using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
     if constexpr (kWhole) {
       const uint4 words = load_words(of_lane(shared.offsets, first, lane_quad(lane)));
-      const int offsets[kGroups] = {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z), static_cast<int>(words.w)};
+      const uint32_t offsets[kGroups] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
-        const int octet = k % 2, offset = offsets[k / 2];
+        const int octet = k % 2, offset = static_cast<int>(offsets[k / 2]);
         Vector vector = {};
         if (offset != kOutside && octet * kOctet < channels_left)
           vector = sm90::load_with_neighbours(reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
@@ -119,8 +119,8 @@ __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&
                : "memory");
 }
 
-// Of a group's 8 first pairs of pixels, every other two lie in the same banks. Where the second two lanes begin with their second pairs,
-// none do. In fp32, where values must be converted, too, that costs more than it spares.
+// A matrix has a pair of each of a group's quads. First pairs of quads 0 and 2 lie in the same banks, of 1 and 3, too: where 2 and 3 begin
+// with their second ones, none do. In fp32, where values must be converted as well, that costs more than it spares.
 template <typename Storage>
 constexpr bool kSwapsPairs = sizeof(Storage) == 2;
 

@@ -63,7 +63,7 @@ struct Plan {
   int tap_step_h, tap_step_w;    // in pixels of the line
   int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
   bool whole_rows;               // the input's rows are whole quads: strips begin at pairs of their pixels
-  int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
+  int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left
   int window_pixels;
   int window_quads;  // that a window is loaded in, at most
   int held_bytes;

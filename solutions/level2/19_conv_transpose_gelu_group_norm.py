@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 1048f3b72e6d27c5147597d86fd49705d9b982ca940fe868a39b44dd71fc9ad7
+sha256 of CUDA_SOURCE: 05cc1efd4402ccebc4085db16d33056c68f8ae43b50812ea3777c21d53909e50
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -655,7 +655,7 @@ struct Plan {
   int tap_step_h, tap_step_w;    // in pixels of the line
   int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
   bool whole_rows;               // the input's rows are whole quads: strips begin at pairs of their pixels
-  int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left, more or fewer
+  int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left
   int window_pixels;
   int window_quads;  // that a window is loaded in, at most
   int held_bytes;
@@ -716,16 +716,17 @@ struct Difference {
   TCONV_HD operator float() const { return static_cast<float>(value); }
 };
 
-// v Phi(v): 2 Phi(-a) = 2^P(a), P a minimax fit for the absolute error of a Phi(-a), 5e-7 (fp16 rounds 0.17, the largest, by 6e-5). The
-// relative one is 3e-5 for positive v and near 0, 7e-5 down to -3. P falls without end, so that Phi(-Inf) = 0.
+// v Phi(v): 2 Phi(-a) = 2^P(a). P is a minimax fit for the absolute error of a Phi(-a), at most 1.7e-6 (fp16 rounds 0.17, the largest, by
+// 6e-5); the relative one is 1e-4 for v > -2, and 0.6 % down to -5.5, where v itself, rounded to fp16, would be 1 % off.
+// P falls without end, so that Phi(-Inf) = 0.
 __device__ __forceinline__ float gelu_of_difference(float v) {
   const float a = fabsf(v);
-  float p = -0.00047330930829048157f;
-  p = fmaf(p, a, 0.007084557320922613f);
-  p = fmaf(p, a, -0.051827382296323776f);
-  p = fmaf(p, a, -0.4599924385547638f);
-  p = fmaf(p, a, -1.1507878303527832f);
-  p = fmaf(p, a, -3.7622288800776005e-05f);
+  float p = -0.00036753618041984737f;
+  p = fmaf(p, a, 0.006366963963955641f);
+  p = fmaf(p, a, -0.0501098558306694f);
+  p = fmaf(p, a, -0.4617551565170288f);
+  p = fmaf(p, a, -1.1500458717346191f);
+  p = fmaf(p, a, -0.00013233759091235697f);
   return v * normal_cdf_of(v, power_of_2(p));
 }
 
@@ -3215,10 +3216,10 @@ struct LaneSource {
     using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
     if constexpr (kWhole) {
       const uint4 words = load_words(of_lane(shared.offsets, first, lane_quad(lane)));
-      const int offsets[kGroups] = {static_cast<int>(words.x), static_cast<int>(words.y), static_cast<int>(words.z), static_cast<int>(words.w)};
+      const uint32_t offsets[kGroups] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
-        const int octet = k % 2, offset = offsets[k / 2];
+        const int octet = k % 2, offset = static_cast<int>(offsets[k / 2]);
         Vector vector = {};
         if (offset != kOutside && octet * kOctet < channels_left)
           vector = sm90::load_with_neighbours(reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
@@ -3260,8 +3261,8 @@ __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&
                : "memory");
 }
 
-// Of a group's 8 first pairs of pixels, every other two lie in the same banks. Where the second two lanes begin with their second pairs,
-// none do. In fp32, where values must be converted, too, that costs more than it spares.
+// A matrix has a pair of each of a group's quads. First pairs of quads 0 and 2 lie in the same banks, of 1 and 3, too: where 2 and 3 begin
+// with their second ones, none do. In fp32, where values must be converted as well, that costs more than it spares.
 template <typename Storage>
 constexpr bool kSwapsPairs = sizeof(Storage) == 2;
 
@@ -4204,7 +4205,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
   best.reason = "no tile whose window and outputs fit in shared memory";
   const char* const too_large = "a sample does not fit on the device";
   for (int strips = 1; strips <= num_sms; ++strips) {
-    // What is left for the last one is less than for the others.
+    // The last one has what is left.
     plan.num_strips = strips;
     plan.strip_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), 2);
     if (int64_t{strips - 1} * plan.strip_w >= p.out_w) continue;
