@@ -80,7 +80,7 @@ def test_a_sample_that_other_blocks_hold_too_waits_for_them(shelf, emulated_solu
     """
     emulated = emulated_solutions["19"]
     model, new = models(shelf.reference("19"), emulated)
-    x = model_input(size=(20, 20))
+    x = model_input(size=(24, 24))
     with forced("held"), tf32(True), torch.no_grad():
         with emulated.on(together=True), pytest.raises(RuntimeError, match="wait for each other"):
             new(x)
