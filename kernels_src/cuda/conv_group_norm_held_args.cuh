@@ -127,14 +127,13 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 }
 
 struct Shared {
-  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets, units;
+  uint32_t moments, affine, parameters, place, splits, offsets, units, counts, held, weights, ring;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
     moments = base;
-    scales = moments + kMomentsBytes;
-    shifts = scales + kScalesBytes;
-    parameters = shifts + kShiftsBytes;
+    affine = moments + kMomentsBytes;
+    parameters = affine + kAffineBytes;
     place = parameters + kParameterBytes;
     splits = place + kPlaceBytes;
     weights_full = splits + kSplitsBytes;
@@ -143,12 +142,12 @@ struct Shared {
     chunk_empty = chunk_full + 8 * kMaxStages;
     moments_full = chunk_empty + 8 * kMaxStages;
     affine_full = moments_full + 8;
-    held = base + kFixedBytes;
+    offsets = base + kFixedBytes;
+    units = offsets + offsets_bytes(plan.window_quads);
+    counts = units + offsets_bytes(plan.window_quads);
+    held = base + tables_bytes(plan.blocks_per_sample(), plan.window_quads);
     weights = held + plan.held_bytes;
     ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
-    counts = ring + plan.num_stages * plan.stage_bytes;
-    offsets = counts + counts_bytes(plan.blocks_per_sample());
-    units = offsets + offsets_bytes(plan.window_quads);
   }
 
   // The block's turn-th.
@@ -163,22 +162,17 @@ struct Shared {
   __device__ __forceinline__ uint32_t moments_at(int segment, int channel) const {
     return moments + (segment * kChannels + channel) * kMomentBytes;
   }
-  // Scale, the same in all segments, and shift.
-  __device__ __forceinline__ uint32_t scale_at(int channel) const { return scales + place_in_pairs(channel) * 4; }
-  __device__ __forceinline__ uint32_t shift_at(int segment, int channel) const {
-    return shifts + (segment * kChannels + place_in_pairs(channel)) * 4;
-  }
-
- private:
-  static __device__ __forceinline__ int place_in_pairs(int channel) {
-    return (channel / (2 * kPartner) * kPartner + channel % kPartner) * 2 + channel / kPartner % 2;
+  // A channel's scale; its shift is two words on.
+  __device__ __forceinline__ uint32_t affine_at(int segment, int channel) const {
+    const int row = channel / (2 * kPartner) * kPartner + channel % kPartner;
+    return affine + (segment * kRows + row) * 16 + channel / kPartner % 2 * 4;
   }
 };
 
-// A row's two scales, or shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
-__device__ __forceinline__ float2 load_row_pair(uint32_t at) {
-  float2 v;
-  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+// A row's two scales and two shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
+__device__ __forceinline__ float4 load_affine(uint32_t at) {
+  float4 v;
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
   return v;
 }
 

@@ -192,12 +192,12 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     const int first = round == 0 ? 0 : (round == 1 ? Stores::kSecond : Stores::kThird) / 4;
     const int end = round == 0 ? Stores::kSecond / 4 : round == 1 ? Stores::kThird / 4 : kFragments;
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
-    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * 4;
+    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * pair_bytes(sizeof(Storage));
 #pragma unroll
     for (int j = first; j < end; ++j) {
       HeldPair<Storage> words;
       words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
-      words.store(held + 16 * j);
+      words.store(held + 4 * pair_bytes(sizeof(Storage)) * j);
     }
   };
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);

@@ -78,7 +78,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
     plan.window_quads = 0;
     for (int block = 0; block < plan.blocks_per_sample(); ++block)
       plan.window_quads = std::max(plan.window_quads, WindowQuads(plan, block % strips, block / strips).count);
-    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + 2 * offsets_bytes(plan.window_quads);
+    const int fixed = tables_bytes(plan.blocks_per_sample(), plan.window_quads) + plan.held_bytes;
     plan.num_stages =
         std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
     if (plan.num_stages < kMinStages) continue;

@@ -14,12 +14,20 @@ struct HeldPair {
   uint32_t words[kWords];
 
   __device__ __forceinline__ void load(uint32_t at) {
+    if constexpr (kWords == 2) {
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(at) : "memory");
+    } else {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = load_word(at + i * kPairs * 4);
+      for (int i = 0; i < kWords; ++i) words[i] = load_word(at + i * kPairs * 4);
+    }
   }
   __device__ __forceinline__ void store(uint32_t at) const {
+    if constexpr (kWords == 2) {
+      asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(words[0]), "r"(words[1]) : "memory");
+    } else {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
+      for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
+    }
   }
 
   // In 24 bits: the fourth's in the lowest bytes of the other three.

@@ -218,11 +218,11 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
       };
       const float center = of_group(mean[0].first(), mean[1].first()), rest = of_group(mean[0].second(), mean[1].second());
       const float scale = of_group(rstd[0].first(), rstd[1].first()) * weight[i];
-      store_word(shared.scale_at(channel), __float_as_uint(scale));
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         const float shift = load_moments(shared.moments_at(segment, channel)).shift;
-        store_word(shared.shift_at(segment, channel), __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
+        store_word(shared.affine_at(segment, channel), __float_as_uint(scale));
+        store_word(shared.affine_at(segment, channel) + 8, __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
       }
     }
     sm90::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp

@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
 template <typename Storage>
 struct WarpStores {
   int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
-  uint32_t held, scales, shifts, splits;
+  uint32_t held, affine, splits;
   Storage* to;  // row 0, column 0 of the strip in the warp's first channel
 
   __device__ __forceinline__ WarpStores(const Args<Storage>& args, const Shared& shared, int turn) {
@@ -96,8 +96,7 @@ struct WarpStores {
     columns = turn >= 0 && channels > 0 ? args.plan.columns(strip, args.out_w) : 0;
     position = tile * kTilePixels + segment * kN;
     held = shared.held + warp * kPartner * row_bytes(sizeof(Storage));
-    scales = shared.scale_at(channel);
-    shifts = shared.shift_at(segment, channel);
+    affine = shared.affine_at(segment, channel);
     splits = shared.splits + segment * kRowClasses * 4;
     const int64_t plane = static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel;
     to = args.out + plane * (args.out_h * args.out_w) + strip * args.plan.strip_w;
@@ -128,7 +127,7 @@ struct StoreRound {
     const PairPlace at(args, warp.columns, warp.position + 2 * pair);
     first = from + lane < end && at.first;
     second = from + lane < end && at.second;
-    held = warp.held + pair * 4;
+    held = warp.held + pair * pair_bytes(sizeof(Storage));
     to = warp.to + (at.row * args.out_w + at.col);
   }
 
@@ -136,13 +135,13 @@ struct StoreRound {
   __device__ __forceinline__ void store_row(const Args<Storage>& args, int row) const {
     HeldPair<Storage> pair;
     pair.load(held + row * row_bytes(sizeof(Storage)));
-    const float2 scale = load_row_pair(warp.scales + row * 8), shift = load_row_pair(warp.shifts + row * 8);
+    const float4 affine = load_affine(warp.affine + row * 16);
     float v[4];
     pair.values(v);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t channel = row + half * kPartner;
-      const float a = half == 0 ? scale.x : scale.y, b = half == 0 ? shift.x : shift.y;
+      const float a = half == 0 ? affine.x : affine.y, b = half == 0 ? affine.z : affine.w;
       const float left = fmaf(v[2 * half], a, b), right = fmaf(v[2 * half + 1], a, b);
       uint64_t offset = uint64_t{channel} * args.plane_bytes;
       asm("" : "+l"(offset));  // to uniform registers: as part of the sum each lane would work it out

@@ -26,33 +26,37 @@ constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on s
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
 // Outputs wait in shared memory as differences from a value of their row, a channel of a segment: those of 16-bit tensors in their
-// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there is a word for each pair of pixels in
-// the one and in the other, of halves or of upper halves, and then one of the third bytes of all four.
+// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there are for each pair of pixels two words, of
+// the one and of the other, side by side, or three, which lie in three arrays.
 constexpr int kPartner = 8;
 constexpr int kRows = kChannels / 2;  // of a segment, of two channels
 TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
-// An odd multiple of 16: rows of fragments spread over the banks.
-TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 16; }
-constexpr int kPaddingBytes = 16;  // at a row's end
+TCONV_HD constexpr int pair_bytes(int value_bytes) { return value_bytes == 2 ? 8 : 4; }  // from one to the next
+// An odd multiple of what four lanes store: rows of fragments spread over the banks.
+TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 4 * pair_bytes(value_bytes); }
+constexpr int kPaddingBytes = 16;  // at least, at a row's end
 TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
 constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
 constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
-constexpr int kScalesBytes = kChannels * 4, kShiftsBytes = kSegments * kChannels * 4;  // pairs of a row's two channels
+constexpr int kAffineBytes = kSegments * kRows * 16;  // of a row's two channels: scales, shifts
 constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
 constexpr int kRowClasses = 2;
 constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's rounds of stores end, a word for each class of rows
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
-constexpr int kFixedBytes = sm90::round_up(
-    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, kSwizzleBytes);
-static_assert(row_bytes(4) - held_words(4) * kPairs * 4 == kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 == kPaddingBytes,
+constexpr int kFixedBytes =
+    sm90::round_up(kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, 16);
+static_assert(row_bytes(4) - held_words(4) * kPairs * 4 >= kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 >= kPaddingBytes,
               "producers' place for what is no pixel of the window");
 static_assert(32 * kProducerWarps <= kSegments * kRows, "a row for each lane");
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
-// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from and goes to.
-TCONV_HD constexpr int counts_bytes(int blocks) { return sm90::round_up(blocks, 4) * 4; }
+// Of where each quad of a window comes from, or goes to; with these and the number of outputs in each of a sample's blocks, all that lies
+// before the outputs.
 TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
+TCONV_HD constexpr int tables_bytes(int blocks, int window_quads) {
+  return sm90::round_up(kFixedBytes + 2 * offsets_bytes(window_quads) + blocks * 4, kSwizzleBytes);
+}
 
 struct Plan {
   bool usable;

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 05cc1efd4402ccebc4085db16d33056c68f8ae43b50812ea3777c21d53909e50
+sha256 of CUDA_SOURCE: 6df9d372df5d92446a46d6a4ac652be1c450ff9810ee856605cb1097f5eba1c4
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -618,33 +618,37 @@ constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on s
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
 // Outputs wait in shared memory as differences from a value of their row, a channel of a segment: those of 16-bit tensors in their
-// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there is a word for each pair of pixels in
-// the one and in the other, of halves or of upper halves, and then one of the third bytes of all four.
+// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there are for each pair of pixels two words, of
+// the one and of the other, side by side, or three, which lie in three arrays.
 constexpr int kPartner = 8;
 constexpr int kRows = kChannels / 2;  // of a segment, of two channels
 TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
-// An odd multiple of 16: rows of fragments spread over the banks.
-TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 16; }
-constexpr int kPaddingBytes = 16;  // at a row's end
+TCONV_HD constexpr int pair_bytes(int value_bytes) { return value_bytes == 2 ? 8 : 4; }  // from one to the next
+// An odd multiple of what four lanes store: rows of fragments spread over the banks.
+TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 4 * pair_bytes(value_bytes); }
+constexpr int kPaddingBytes = 16;  // at least, at a row's end
 TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
 constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
 constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
-constexpr int kScalesBytes = kChannels * 4, kShiftsBytes = kSegments * kChannels * 4;  // pairs of a row's two channels
+constexpr int kAffineBytes = kSegments * kRows * 16;  // of a row's two channels: scales, shifts
 constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
 constexpr int kRowClasses = 2;
 constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's rounds of stores end, a word for each class of rows
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
-constexpr int kFixedBytes = sm90::round_up(
-    kMomentsBytes + kScalesBytes + kShiftsBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, kSwizzleBytes);
-static_assert(row_bytes(4) - held_words(4) * kPairs * 4 == kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 == kPaddingBytes,
+constexpr int kFixedBytes =
+    sm90::round_up(kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, 16);
+static_assert(row_bytes(4) - held_words(4) * kPairs * 4 >= kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 >= kPaddingBytes,
               "producers' place for what is no pixel of the window");
 static_assert(32 * kProducerWarps <= kSegments * kRows, "a row for each lane");
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
-// Of the number of outputs in each of a sample's blocks; of where each quad of a window comes from and goes to.
-TCONV_HD constexpr int counts_bytes(int blocks) { return sm90::round_up(blocks, 4) * 4; }
+// Of where each quad of a window comes from, or goes to; with these and the number of outputs in each of a sample's blocks, all that lies
+// before the outputs.
 TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
+TCONV_HD constexpr int tables_bytes(int blocks, int window_quads) {
+  return sm90::round_up(kFixedBytes + 2 * offsets_bytes(window_quads) + blocks * 4, kSwizzleBytes);
+}
 
 struct Plan {
   bool usable;
@@ -1716,14 +1720,13 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 }
 
 struct Shared {
-  uint32_t moments, scales, shifts, parameters, place, splits, held, weights, ring, counts, offsets, units;
+  uint32_t moments, affine, parameters, place, splits, offsets, units, counts, held, weights, ring;
   uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
     moments = base;
-    scales = moments + kMomentsBytes;
-    shifts = scales + kScalesBytes;
-    parameters = shifts + kShiftsBytes;
+    affine = moments + kMomentsBytes;
+    parameters = affine + kAffineBytes;
     place = parameters + kParameterBytes;
     splits = place + kPlaceBytes;
     weights_full = splits + kSplitsBytes;
@@ -1732,12 +1735,12 @@ struct Shared {
     chunk_empty = chunk_full + 8 * kMaxStages;
     moments_full = chunk_empty + 8 * kMaxStages;
     affine_full = moments_full + 8;
-    held = base + kFixedBytes;
+    offsets = base + kFixedBytes;
+    units = offsets + offsets_bytes(plan.window_quads);
+    counts = units + offsets_bytes(plan.window_quads);
+    held = base + tables_bytes(plan.blocks_per_sample(), plan.window_quads);
     weights = held + plan.held_bytes;
     ring = weights + plan.num_weight_stages * plan.weight_stage_bytes;
-    counts = ring + plan.num_stages * plan.stage_bytes;
-    offsets = counts + counts_bytes(plan.blocks_per_sample());
-    units = offsets + offsets_bytes(plan.window_quads);
   }
 
   // The block's turn-th.
@@ -1752,22 +1755,17 @@ struct Shared {
   __device__ __forceinline__ uint32_t moments_at(int segment, int channel) const {
     return moments + (segment * kChannels + channel) * kMomentBytes;
   }
-  // Scale, the same in all segments, and shift.
-  __device__ __forceinline__ uint32_t scale_at(int channel) const { return scales + place_in_pairs(channel) * 4; }
-  __device__ __forceinline__ uint32_t shift_at(int segment, int channel) const {
-    return shifts + (segment * kChannels + place_in_pairs(channel)) * 4;
-  }
-
- private:
-  static __device__ __forceinline__ int place_in_pairs(int channel) {
-    return (channel / (2 * kPartner) * kPartner + channel % kPartner) * 2 + channel / kPartner % 2;
+  // A channel's scale; its shift is two words on.
+  __device__ __forceinline__ uint32_t affine_at(int segment, int channel) const {
+    const int row = channel / (2 * kPartner) * kPartner + channel % kPartner;
+    return affine + (segment * kRows + row) * 16 + channel / kPartner % 2 * 4;
   }
 };
 
-// A row's two scales, or shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
-__device__ __forceinline__ float2 load_row_pair(uint32_t at) {
-  float2 v;
-  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+// A row's two scales and two shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
+__device__ __forceinline__ float4 load_affine(uint32_t at) {
+  float4 v;
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
   return v;
 }
 
@@ -1812,12 +1810,20 @@ struct HeldPair {
   uint32_t words[kWords];
 
   __device__ __forceinline__ void load(uint32_t at) {
+    if constexpr (kWords == 2) {
+      asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(at) : "memory");
+    } else {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = load_word(at + i * kPairs * 4);
+      for (int i = 0; i < kWords; ++i) words[i] = load_word(at + i * kPairs * 4);
+    }
   }
   __device__ __forceinline__ void store(uint32_t at) const {
+    if constexpr (kWords == 2) {
+      asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(words[0]), "r"(words[1]) : "memory");
+    } else {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
+      for (int i = 0; i < kWords; ++i) store_word(at + i * kPairs * 4, words[i]);
+    }
   }
 
   // In 24 bits: the fourth's in the lowest bytes of the other three.
@@ -2400,7 +2406,7 @@ __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float fi
 template <typename Storage>
 struct WarpStores {
   int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
-  uint32_t held, scales, shifts, splits;
+  uint32_t held, affine, splits;
   Storage* to;  // row 0, column 0 of the strip in the warp's first channel
 
   __device__ __forceinline__ WarpStores(const Args<Storage>& args, const Shared& shared, int turn) {
@@ -2412,8 +2418,7 @@ struct WarpStores {
     columns = turn >= 0 && channels > 0 ? args.plan.columns(strip, args.out_w) : 0;
     position = tile * kTilePixels + segment * kN;
     held = shared.held + warp * kPartner * row_bytes(sizeof(Storage));
-    scales = shared.scale_at(channel);
-    shifts = shared.shift_at(segment, channel);
+    affine = shared.affine_at(segment, channel);
     splits = shared.splits + segment * kRowClasses * 4;
     const int64_t plane = static_cast<int64_t>(shared.sample(args, turn)) * args.plan.out_channels + channel;
     to = args.out + plane * (args.out_h * args.out_w) + strip * args.plan.strip_w;
@@ -2444,7 +2449,7 @@ struct StoreRound {
     const PairPlace at(args, warp.columns, warp.position + 2 * pair);
     first = from + lane < end && at.first;
     second = from + lane < end && at.second;
-    held = warp.held + pair * 4;
+    held = warp.held + pair * pair_bytes(sizeof(Storage));
     to = warp.to + (at.row * args.out_w + at.col);
   }
 
@@ -2452,13 +2457,13 @@ struct StoreRound {
   __device__ __forceinline__ void store_row(const Args<Storage>& args, int row) const {
     HeldPair<Storage> pair;
     pair.load(held + row * row_bytes(sizeof(Storage)));
-    const float2 scale = load_row_pair(warp.scales + row * 8), shift = load_row_pair(warp.shifts + row * 8);
+    const float4 affine = load_affine(warp.affine + row * 16);
     float v[4];
     pair.values(v);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t channel = row + half * kPartner;
-      const float a = half == 0 ? scale.x : scale.y, b = half == 0 ? shift.x : shift.y;
+      const float a = half == 0 ? affine.x : affine.y, b = half == 0 ? affine.z : affine.w;
       const float left = fmaf(v[2 * half], a, b), right = fmaf(v[2 * half + 1], a, b);
       uint64_t offset = uint64_t{channel} * args.plane_bytes;
       asm("" : "+l"(offset));  // to uniform registers: as part of the sum each lane would work it out
@@ -2774,12 +2779,12 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     const int first = round == 0 ? 0 : (round == 1 ? Stores::kSecond : Stores::kThird) / 4;
     const int end = round == 0 ? Stores::kSecond / 4 : round == 1 ? Stores::kThird / 4 : kFragments;
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
-    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * 4;
+    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * pair_bytes(sizeof(Storage));
 #pragma unroll
     for (int j = first; j < end; ++j) {
       HeldPair<Storage> words;
       words.hold({acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]});
-      words.store(held + 16 * j);
+      words.store(held + 4 * pair_bytes(sizeof(Storage)) * j);
     }
   };
   if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
@@ -3760,11 +3765,11 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
       };
       const float center = of_group(mean[0].first(), mean[1].first()), rest = of_group(mean[0].second(), mean[1].second());
       const float scale = of_group(rstd[0].first(), rstd[1].first()) * weight[i];
-      store_word(shared.scale_at(channel), __float_as_uint(scale));
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         const float shift = load_moments(shared.moments_at(segment, channel)).shift;
-        store_word(shared.shift_at(segment, channel), __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
+        store_word(shared.affine_at(segment, channel), __float_as_uint(scale));
+        store_word(shared.affine_at(segment, channel) + 8, __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
       }
     }
     sm90::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
@@ -4230,7 +4235,7 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
     plan.window_quads = 0;
     for (int block = 0; block < plan.blocks_per_sample(); ++block)
       plan.window_quads = std::max(plan.window_quads, WindowQuads(plan, block % strips, block / strips).count);
-    const int fixed = kFixedBytes + plan.held_bytes + counts_bytes(plan.blocks_per_sample()) + 2 * offsets_bytes(plan.window_quads);
+    const int fixed = tables_bytes(plan.blocks_per_sample(), plan.window_quads) + plan.held_bytes;
     plan.num_stages =
         std::min((smem_limit - fixed - kMinWeightStages * plan.weight_stage_bytes) / plan.stage_bytes, kMaxStages);
     if (plan.num_stages < kMinStages) continue;
@@ -7535,7 +7540,8 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   GuardState* const state = layout.guard(workspace);
-  TCONV_RETURN_IF_ERROR(cudaMemsetAsync(state, 0, sizeof(GuardState), stream));
+  if (sizeof(Storage) == 4)  // nothing raises the guard over 16-bit inputs
+    TCONV_RETURN_IF_ERROR(cudaMemsetAsync(state, 0, sizeof(GuardState), stream));
   TCONV_RETURN_IF_ERROR(launch_weights<Storage>(plan, conv, workspace));
 
   Args<Storage> args{};

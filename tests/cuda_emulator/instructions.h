@@ -14,8 +14,9 @@ inline void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
   load_shared(v, at, 16);
   x = v[0], y = v[1], z = v[2], w = v[3];
 }
-inline void ld_shared_v2(float& x, float& y, uint32_t at) {
-  float v[2];
+template <typename T>
+inline void ld_shared_v2(T& x, T& y, uint32_t at) {
+  T v[2];
   load_shared(v, at, 8);
   x = v[0], y = v[1];
 }
@@ -29,8 +30,9 @@ inline void st_shared_v4(uint32_t at, float x, float y, float z, float w) {
   const float values[4] = {x, y, z, w};
   store_shared(at, values, 16);
 }
-inline void st_shared_v2(uint32_t at, float x, float y) {
-  const float v[2] = {x, y};
+template <typename T>
+inline void st_shared_v2(uint32_t at, T x, T y) {
+  const T v[2] = {x, y};
   store_shared(at, v, 8);
 }
 inline void st_shared(uint32_t at, float x) { store_shared(at, &x, 4); }
