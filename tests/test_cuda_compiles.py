@@ -133,5 +133,5 @@ def test_held_outputs_are_stored_beside_the_chain(disassembly):
     ]
     if not held:
         pytest.skip("a solution without that kernel")
-    for part in held:  # 23 fragments of a segment's 184 columns
+    for part in held:  # 22 fragments of a segment's 176 columns, and what they differ from
         assert blocks_with_stores_and_chain(part) >= 23, part[:99]

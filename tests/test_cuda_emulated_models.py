@@ -90,6 +90,17 @@ def test_a_sample_that_other_blocks_hold_too_waits_for_them(shelf, emulated_solu
         check_model(emulated, model, new, x, 6e-4)
 
 
+def test_a_launch_after_one_that_never_ended(shelf, emulated_solutions):
+    """What blocks of the first have told each other is in memory that the next one may be given."""
+    emulated = emulated_solutions["19"]
+    model, new = models(shelf.reference("19"), emulated)
+    with emulated.on(together=True), forced("held"), tf32(True):
+        for _ in range(3):
+            with torch.no_grad(), pytest.raises(RuntimeError, match="wait for each other"):
+                new(model_input(size=(24, 24)))
+            check_model(emulated, model, new, model_input(), 6e-4)
+
+
 def set_scales_of_either_sign(norm):
     """Positive, zero and negative."""
     scales = torch.linspace(-1, 1, norm.num_features + 1)[:-1]
