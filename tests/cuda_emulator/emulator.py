@@ -18,7 +18,8 @@ import torch.utils.cpp_extension as cpp_extension
 from tests.cuda_emulator.translate import HERE, translate
 
 HOPPER, AMPERE, FULL_HOPPER = 0, 1, 2  # runtime.h's devices
-_FLAGS = "-std=c++17 -w -fPIC -shared -march=native".split()
+# Device code, CUDA's headers too, reads words as other types.
+_FLAGS = "-std=c++17 -w -fPIC -shared -march=native -fno-strict-aliasing".split()
 
 
 def cuda_headers() -> Path | None:
