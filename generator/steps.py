@@ -9,13 +9,14 @@ import math
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One element-wise step. `device` is C++ that changes `v`; `python` constructs the step for the
-    backward.
+    backward. `header`: of kernels_src, with what `device` calls beside elementwise.h.
     """
 
     kind: str
     device: str
     python: str
     monotone: bool = False
+    header: str | None = None
 
 
 def number(value: float) -> str:
@@ -31,8 +32,12 @@ def relu() -> Step:
 
 
 def gelu(approximate: str) -> Step:
-    function = {"none": "gelu_erf<Storage>", "tanh": "gelu_tanh"}[approximate]
-    return Step("gelu", f"v = elementwise::{function}(v);", f'_Gelu("{approximate}")')
+    function, header = {
+        "none": ("gelu_erf<Storage>", None),
+        "tanh": ("gelu_tanh", "gelu_tanh.h"),
+    }[approximate]
+    device = f"v = elementwise::{function}(v);"
+    return Step("gelu", device, f'_Gelu("{approximate}")', header=header)
 
 
 def tanh() -> Step:
@@ -98,8 +103,10 @@ def divide_vector(index: int) -> Step:
 def epilogue_header(steps: list[Step]) -> str:
     """The text that takes the place of kernels_src/generated_epilogue.h."""
     body = "".join(f"    {step.device}\n" for step in steps)
+    headers = sorted({step.header for step in steps if step.header})
+    included = "".join(f'#include "{header}"\n' for header in headers)
     return f"""#pragma once
-
+{included}
 namespace tconv {{
 
 struct Epilogue {{

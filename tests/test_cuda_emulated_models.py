@@ -60,6 +60,48 @@ def test_outputs_that_are_held(shelf, emulated_solutions, size, dtype):
         assert emulated.races() == []
 
 
+@pytest.fixture(scope="module")
+def tanh_gelu_norm(shelf, tmp_path_factory):
+    """The emulated solution of 2/19 with GELU's tanh form, after a scale for each channel."""
+    text = shelf.text("tanh_gelu_norm")
+    return emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("tanh_gelu_norm")))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+@pytest.mark.parametrize("size", [(14, 16), (13, 21)])
+def test_gelu_as_tanh_where_outputs_are_held(shelf, tanh_gelu_norm, size, dtype):
+    model, new = models(shelf.reference("tanh_gelu_norm"), tanh_gelu_norm)
+    bound = 3e-2 if dtype == torch.bfloat16 else 6e-4
+    with tanh_gelu_norm.on(seed=2, detect_races=True, together=True), forced("held"), tf32(True):
+        check_model(tanh_gelu_norm, model, new, model_input(dtype, size), bound)
+        assert tanh_gelu_norm.races() == []
+
+
+SLICED = [
+    (emulator.HOPPER, "hopper", torch.float32, 4, 3e-3),
+    (emulator.HOPPER, "hopper", torch.float16, 2, 4e-3),
+    (emulator.AMPERE, "portable", torch.float32, 4, 3e-3),
+    (emulator.AMPERE, "plain", torch.float64, 7, 1e-12),
+]
+
+
+@pytest.mark.parametrize(("device", "kernel", "dtype", "slices", "bound"), SLICED, ids=str)
+def test_slices_of_the_batch(shelf, emulated_solutions, device, kernel, dtype, slices, bound):
+    """Half of the emulated GPUs' L2 holds the outputs of two samples in fp32. One has inputs that
+    fp16 containers cannot hold: in fp32 its slice is computed again, and the others are not.
+    """
+    emulated = emulated_solutions["19"]
+    model, new = models(shelf.reference("19"), emulated)
+    x = torch.cat([model_input(dtype)] * 4)[:7]
+    x[3] *= 100
+    with emulated.on(device), forced("slices"), tf32(True):
+        check_model(emulated, model, new, x, bound)
+        launched = emulated.launches()
+    with emulated.on(device), forced(kernel), tf32(True):
+        check_model(emulated, model, new, x[:1], bound)
+        assert launched == slices * emulated.launches()
+
+
 def test_outputs_that_are_held_beside_an_outlier(shelf, emulated_solutions):
     """What is held are differences from one of the outputs, which must not be the outlier, that
     lies where it would be looked for first: the others vary by a ten-thousandth of it.

@@ -35,19 +35,19 @@ def hopper():
         pytest.skip("the kernel needs compute capability 9.0")
 
 
-def pair(shelf, arguments, dtype=torch.float32, scale=1.0):
+def pair(shelf, arguments, dtype=torch.float32, scale=1.0, name="19"):
     """(Model in float64 with parameters rounded to dtype, ModelNew)."""
-    in_channels, out_channels, kernel, groups = arguments
+    *constructor, groups = arguments
     torch.manual_seed(0)
-    constructor = (in_channels, out_channels, kernel, 1, groups, groups)
-    model = shelf.reference("19")["Model"](*constructor).to("cuda", dtype)
+    constructor += [1, groups, groups] if name == "19" else [groups]
+    model = shelf.reference(name)["Model"](*constructor).to("cuda", dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.normal_()
             else:
                 parameter.mul_(scale)
-    new = shelf["19"].solution["ModelNew"](*constructor).to("cuda", dtype)
+    new = shelf[name].solution["ModelNew"](*constructor).to("cuda", dtype)
     new.load_state_dict(model.state_dict())
     return model.double(), new
 
@@ -127,6 +127,19 @@ def test_the_tail_of_gelu(shelf, dtype, mean):
         truth = exact(x.double())
         theirs, ours = (relative_error(model(x), truth) for model in (reference, new))
     assert ours <= theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+@pytest.mark.parametrize("shape", [(3, 256, 256), (5, 255, 253), (7, 61, 67)], ids=str)
+@pytest.mark.parametrize("name", ["tanh_gelu_norm"])
+def test_gelu_as_tanh_after_a_scale(shelf, name, shape, dtype):
+    arguments = (64, 64, 3, 8)
+    exact, new = pair(shelf, arguments, dtype, name=name)
+    x = random_input(arguments, shape, dtype)
+    with forced("held"), tf32(True), torch.no_grad():
+        y = new(x)
+        assert relative_error(y, exact(x.double())) <= BOUND[dtype]
+        assert torch.equal(new(x), y)
 
 
 @pytest.mark.parametrize("value", [1e30, 1e6, NAN, float("inf")])

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.gpu_tools import DTYPES, KERNELS, forced, settings, tf32
+from tests.gpu_tools import DTYPES, KERNELS, captured, forced, settings, tf32
 from tests.solution_tools import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -63,6 +63,27 @@ def test_groups_too_large_for_one_block(shelf, kernel, size):
         with forced(kernel), tf32(True), torch.no_grad():
             exact = copy.deepcopy(exact_model).to(dtype).double()(x.double())
             assert relative_error(candidate(x), exact) <= bound
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_slices_that_fit_l2(shelf, dtype):
+    """Their number follows from the GPU. In fp32 one sample raises the guard of its slice."""
+    model, new = shelf["19"].pair()
+    model.to("cuda", dtype), new.to("cuda", dtype)
+    sample_bytes = 64 * 252 * 252 * dtype.itemsize
+    l2_bytes = torch.cuda.get_device_properties("cuda").L2_cache_size
+    batch = l2_bytes // 2 // sample_bytes * 2 + 1
+    x = torch.rand(batch, 64, 250, 250, generator=torch.Generator().manual_seed(1))
+    x[-1] *= 300
+    x = x.to("cuda", dtype)
+    with forced("slices"), tf32(True), torch.no_grad():
+        y = new(x)
+        graph, replayed = captured(new, x)
+        graph.replay()
+        for i in range(batch):
+            exact = copy.deepcopy(model).double()(x[i : i + 1].double())
+            assert relative_error(y[i : i + 1], exact) <= max(6e-4, BOUND[dtype])
+    assert torch.equal(replayed, y)
 
 
 @pytest.mark.parametrize("name", PATTERNS)

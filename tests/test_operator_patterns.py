@@ -237,3 +237,12 @@ def test_statistics_survive_a_large_mean(shelf, name):
     exact = exact_copy(model)(x.double())
     error = relative_error(new(x), exact)
     assert error <= 4 * max(relative_error(model(x), exact), 1e-5)
+
+
+def test_slices_are_a_way_of_pattern_2_alone(shelf):
+    with environment(TCONV_KERNEL="slices"), torch.no_grad():
+        with pytest.raises(ValueError, match="got 'slices'"):
+            shelf["69"].pair()[1](small_input("69"))
+        shelf["19"].pair()[1](small_input("19"))
+    with environment(TCONV_KERNEL="passes"), pytest.raises(ValueError, match="slices, got 'pas"):
+        shelf["19"].pair()[1](small_input("19"))

@@ -2,7 +2,7 @@
 
 import torch
 
-from generator.runtime.abi import _ConvGroupNormCall
+from generator.runtime.abi import _KERNEL_CHOICES, _ConvGroupNormCall
 from generator.runtime.arguments import _about, _group_norm_ok, _make_conv, _plan_conv
 from generator.runtime.gradients import (
     _chain_backward,
@@ -23,6 +23,10 @@ _SCHEMA = (
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
+
+
+# A way of this pattern alone: kernels_src/cuda/conv_group_norm_passes.cuh.
+_KERNEL_CHOICES |= {"slices": 7}
 
 
 def _run_conv_group_norm(library, x, weight, bias, *args):

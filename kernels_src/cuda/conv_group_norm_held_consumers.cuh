@@ -165,7 +165,8 @@ __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], u
 }
 
 // Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing waits for them,
-// and memory has nothing to do until then. A turn is never negative, which ptxas does not know.
+// and memory has nothing to do until then; and it has no registers for the fragments of a long chain side by side. A turn is never
+// negative, which ptxas does not know.
 __device__ __forceinline__ void end_basic_block(int turn) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p exit;\n}" ::"r"(turn) : "memory");
 }
@@ -212,8 +213,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
       if constexpr (kPairStores) {
         if (i % Stores::kRowsOfClass == 0) stores.begin(args, round, i / Stores::kRowsOfClass);
         stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
-        end_basic_block(turn);
       }
+      end_basic_block(turn);
       const int j = round * kFragmentsOfRound + i;
       if (j < kFragments) finish_fragment(j);
     }

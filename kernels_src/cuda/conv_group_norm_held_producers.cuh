@@ -5,6 +5,7 @@
 
 #include "conv_group_norm_held_args.cuh"
 #include "conv_transpose_sm90_producers.cuh"
+#include "mma_sync.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -73,7 +74,7 @@ struct LaneSource {
                                        int first, int lane, Storage (&values)[kLoads][kVectorPixels]) const {
     using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
     if constexpr (kWhole) {
-      const uint4 words = load_words(of_lane(shared.offsets, first, lane_quad(lane)));
+      const uint4 words = load_shared_16(of_lane(shared.offsets, first, lane_quad(lane)));
       const uint32_t offsets[kGroups] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
@@ -180,7 +181,7 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
   const auto store_next = [&](const Storage (&from)[kLoads][kVectorPixels]) {
     if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
-    const uint4 units = load_words(of_lane(shared.units, first, lane % 8 / 2));
+    const uint4 units = load_shared_16(of_lane(shared.units, first, lane % 8 / 2));
     store_batch(args.guard, shared.ring + stage.slot * plan.stage_bytes, nowhere, units, lane, from);
     first += kProducerWarps * kBatchQuads;
     if (first >= quads.count) {

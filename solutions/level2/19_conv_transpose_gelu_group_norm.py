@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: 6df9d372df5d92446a46d6a4ac652be1c450ff9810ee856605cb1097f5eba1c4
+sha256 of CUDA_SOURCE: cad4766f0d404714c5330509d311fcf0f3051c80b3c8755c66a4864e50668f93
 sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
 """
 
@@ -39,9 +39,11 @@ import torch.utils.cpp_extension as _cpp_extension
 CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/entry_conv_group_norm.cu
 // Pattern 2 on CUDA: transposed convolution with its element-wise epilogue, then GroupNorm.
-//   where a sample's outputs fit the shared memory of the GPU: one kernel, which writes normalised outputs
-//   otherwise: convolution -> out (and moments of it) -> GroupNorm in place
-// TCONV_KERNEL=held forces the first way, any other kernel's name the second.
+//   held on chip: where a sample's outputs fit the shared memory of the GPU, one kernel, which writes normalised outputs
+//   in slices:    convolution -> out (and moments of it) -> GroupNorm in place, slice by slice of the batch, that fit L2
+//   in passes:    the same of the whole batch; where one slice is all of it, that is what it is
+// The first is taken where it can be, else the last: more slices than one were slower wherever measured. TCONV_KERNEL=held forces the
+// first, slices the second, any other kernel's name the last.
 #include <algorithm>
 #include <type_traits>
 
@@ -1699,11 +1701,6 @@ __device__ __forceinline__ uint32_t load_word(uint32_t at) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
   return v;
 }
-__device__ __forceinline__ uint4 load_words(uint32_t at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-  return v;
-}
 __device__ __forceinline__ void store_word(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
@@ -2752,7 +2749,8 @@ __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], u
 }
 
 // Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing waits for them,
-// and memory has nothing to do until then. A turn is never negative, which ptxas does not know.
+// and memory has nothing to do until then; and it has no registers for the fragments of a long chain side by side. A turn is never
+// negative, which ptxas does not know.
 __device__ __forceinline__ void end_basic_block(int turn) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p exit;\n}" ::"r"(turn) : "memory");
 }
@@ -2799,8 +2797,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
       if constexpr (kPairStores) {
         if (i % Stores::kRowsOfClass == 0) stores.begin(args, round, i / Stores::kRowsOfClass);
         stores.store_row(args, i / Stores::kRowsOfClass + i % Stores::kRowsOfClass * Stores::kClasses);
-        end_basic_block(turn);
       }
+      end_basic_block(turn);
       const int j = round * kFragmentsOfRound + i;
       if (j < kFragments) finish_fragment(j);
     }
@@ -3152,6 +3150,106 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
 }  // namespace sm90
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/mma_sync.cuh
+// The instructions the tensor-core kernel is made of, one thin function each (PTX ISA, sm_80 and later).
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace tconv {
+namespace cuda {
+
+// The block's dynamic shared memory, 128-byte aligned.
+__device__ __forceinline__ unsigned char* dynamic_smem() {
+  extern __shared__ __align__(128) unsigned char tconv_dynamic_smem[];
+  return tconv_dynamic_smem;
+}
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes global -> shared without touching registers; both sides 16-byte aligned.
+__device__ __forceinline__ void cp_async_16(uint32_t smem_dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(smem_dst), "l"(src) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most kPending of this thread's committed groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t smem_src) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(smem_src));
+  return v;
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t smem_dst, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem_dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// *pointer = value where wanted, as one predicated store: a branch around each would cost more than the store.
+template <typename Storage>
+__device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
+  static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
+  if constexpr (sizeof(Storage) == 4)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
+                 : "memory");
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
+                 : "memory");
+}
+
+// Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
+// matrix, the 4 bytes at row l / 4, byte 4 * (l % 4).
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(smem_row));
+}
+
+// To nearest, ties away from zero, as cvt.rna.tf32; every NaN stays one (the sum makes it quiet, so that it does not
+// hang on the bits that are dropped), infinities stay what they are.
+__device__ __forceinline__ uint32_t round_to_tf32(float v) {
+  const bool finite = fabsf(v) < __uint_as_float(0x7f800000u);
+  return (finite ? __float_as_uint(v) + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
+}
+
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -3220,7 +3318,7 @@ struct LaneSource {
                                        int first, int lane, Storage (&values)[kLoads][kVectorPixels]) const {
     using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
     if constexpr (kWhole) {
-      const uint4 words = load_words(of_lane(shared.offsets, first, lane_quad(lane)));
+      const uint4 words = load_shared_16(of_lane(shared.offsets, first, lane_quad(lane)));
       const uint32_t offsets[kGroups] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int k = 0; k < kLoads; ++k) {
@@ -3327,7 +3425,7 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
   const auto store_next = [&](const Storage (&from)[kLoads][kVectorPixels]) {
     if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
-    const uint4 units = load_words(of_lane(shared.units, first, lane % 8 / 2));
+    const uint4 units = load_shared_16(of_lane(shared.units, first, lane % 8 / 2));
     store_batch(args.guard, shared.ring + stage.slot * plan.stage_bytes, nowhere, units, lane, from);
     first += kProducerWarps * kBatchQuads;
     if (first >= quads.count) {
@@ -4312,106 +4410,6 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 #include <cstring>
 #include <type_traits>
 
-// ---- kernels_src/cuda/mma_sync.cuh
-// The instructions the tensor-core kernel is made of, one thin function each (PTX ISA, sm_80 and later).
-
-#include <cuda_runtime.h>
-
-#include <cstdint>
-
-namespace tconv {
-namespace cuda {
-
-// The block's dynamic shared memory, 128-byte aligned.
-__device__ __forceinline__ unsigned char* dynamic_smem() {
-  extern __shared__ __align__(128) unsigned char tconv_dynamic_smem[];
-  return tconv_dynamic_smem;
-}
-
-__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// Copies 16 bytes global -> shared without touching registers; both sides 16-byte aligned.
-__device__ __forceinline__ void cp_async_16(uint32_t smem_dst, const void* src) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(smem_dst), "l"(src) : "memory");
-}
-
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-
-// Waits until at most kPending of this thread's committed groups are unfinished.
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-
-__device__ __forceinline__ uint4 load_shared_16(uint32_t smem_src) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(smem_src));
-  return v;
-}
-
-__device__ __forceinline__ void store_shared_16(uint32_t smem_dst, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(smem_dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
-}
-
-// *pointer = value where wanted, as one predicated store: a branch around each would cost more than the store.
-template <typename Storage>
-__device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
-  static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
-  if constexpr (sizeof(Storage) == 4)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
-                 : "memory");
-  else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
-                 : "memory");
-}
-
-// Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
-// matrix, the 4 bytes at row l / 4, byte 4 * (l % 4).
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(smem_row));
-}
-
-// To nearest, ties away from zero, as cvt.rna.tf32; every NaN stays one (the sum makes it quiet, so that it does not
-// hang on the bits that are dropped), infinities stay what they are.
-__device__ __forceinline__ uint32_t round_to_tf32(float v) {
-  const bool finite = fabsf(v) < __uint_as_float(0x7f800000u);
-  return (finite ? __float_as_uint(v) + 0x1000u : __float_as_uint(v + v)) & 0xffffe000u;
-}
-
-__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -7589,17 +7587,26 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
 }  // namespace held
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/conv_group_norm_passes.cuh
+// Convolution -> out (and moments of it) -> GroupNorm in place: of the whole batch, or of slices of it whose outputs the second reads
+// from L2.
+
+#include <algorithm>
+#include <type_traits>
+
 
 namespace tconv {
 namespace cuda {
-namespace {
 
-norm::GroupNormShape shape_of(const ConvGroupNormCall& call) {
+// A KernelChoice of this pattern alone: slices, by the kernels that the rule chooses.
+constexpr int64_t kInSlices = 7;
+
+inline norm::GroupNormShape shape_of(const ConvGroupNormCall& call) {
   const ConvTransposeProblem& p = call.conv.problem;
   return {p.batch, p.out_channels, p.out_h * p.out_w, call.group_norm.num_groups};
 }
 
-// The second way.
+// The whole batch.
 template <typename S>
 struct InPasses {
   norm::WorkspaceLayout layout;
@@ -7625,15 +7632,66 @@ struct InPasses {
   }
 };
 
-// The first way, and behind its guard the second half of the second.
+// A batch cut into slices whose outputs half of L2 holds, as inputs pass through it, too; of one sample at least.
 template <typename S>
-struct Held {
+class InSlices {
+ public:
+  explicit InSlices(const ConvGroupNormCall& call) : call_(call) {
+    const norm::GroupNormShape shape = shape_of(call);
+    sample_outputs_ = shape.channels * shape.plane;
+    int device = 0, l2_bytes = 0;
+    status_ = cudaGetDevice(&device);
+    if (status_ == kOk) status_ = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device);
+    const int64_t most = std::max<int64_t>(l2_bytes / 2 / (sample_outputs_ * static_cast<int64_t>(sizeof(S))), 1);
+    samples_ = norm::ceil_div(shape.batch, norm::ceil_div(shape.batch, most));  // all but the last of one size
+  }
+
+  // Slices use it one after the other; the last one, which is smaller, may be cut into more tiles.
+  int64_t workspace_bytes() const {
+    const int64_t batch = call_.conv.problem.batch;
+    return std::max(InPasses<S>(slice(0)).layout.bytes(), InPasses<S>(slice((batch - 1) / samples_ * samples_)).layout.bytes());
+  }
+
+  int64_t run() const {
+    TCONV_RETURN_IF_ERROR(status_);
+    for (int64_t first = 0; first < call_.conv.problem.batch; first += samples_) {
+      const ConvGroupNormCall part = slice(first);
+      TCONV_RETURN_IF_ERROR(InPasses<S>(part).run(part));
+    }
+    return kOk;
+  }
+
+ private:
+  ConvGroupNormCall slice(int64_t first) const {
+    ConvGroupNormCall part = call_;
+    ConvTransposeProblem& p = part.conv.problem;
+    p.batch = std::min(samples_, p.batch - first);
+    part.conv.kernel_choice = kAuto;
+    part.conv.x = static_cast<const S*>(call_.conv.x) + first * p.x_stride_n;
+    part.conv.out = static_cast<S*>(call_.conv.out) + first * sample_outputs_;
+    return part;
+  }
+
+  const ConvGroupNormCall& call_;
+  int64_t status_, samples_, sample_outputs_;
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace {
+
+// The first way, and behind its guard the second half of the others.
+template <typename S>
+struct HeldOnChip {
   norm::WorkspaceLayout layout;
   const held::CallPlan& plan;
   norm::GroupNormPlan<S> group_norm;
   int64_t conv_workspace;
 
-  explicit Held(const ConvGroupNormCall& call)
+  explicit HeldOnChip(const ConvGroupNormCall& call)
       : plan(held::plan_call(call.conv)),
         group_norm(shape_of(call), 1, layout, false),
         conv_workspace(layout.reserve(held::workspace_bytes(plan, call))) {}
@@ -7651,10 +7709,12 @@ struct Held {
 
 template <typename S>
 int64_t workspace_bytes(const ConvGroupNormCall& call) {
+  if (shape_of(call).elements() == 0) return 0;
+  if (call.conv.kernel_choice == kInSlices) return InSlices<S>(call).workspace_bytes();
   // Room for either way: the blocks of a sample may turn out not to run at once.
   int64_t bytes = InPasses<S>(call).layout.bytes();
   if constexpr (!std::is_same<S, double>::value)
-    if (held::plan_call(call.conv).status == kOk) bytes = std::max(bytes, Held<S>(call).layout.bytes());
+    if (held::plan_call(call.conv).status == kOk) bytes = std::max(bytes, HeldOnChip<S>(call).layout.bytes());
   return bytes;
 }
 
@@ -7662,9 +7722,10 @@ template <typename S>
 int64_t run(const ConvGroupNormCall& call) {
   if (shape_of(call).elements() == 0) return kOk;
   if (call.conv.workspace_bytes < workspace_bytes<S>(call)) return kWorkspaceTooSmall;
+  if (call.conv.kernel_choice == kInSlices) return InSlices<S>(call).run();
   if constexpr (!std::is_same<S, double>::value) {
     if (held::plan_call(call.conv).status == kOk) {
-      const int64_t status = Held<S>(call).run(call);
+      const int64_t status = HeldOnChip<S>(call).run(call);
       if (status != cudaErrorCooperativeLaunchTooLarge || call.conv.kernel_choice == kHeld) return status;
     }
   }
@@ -9778,6 +9839,8 @@ _SCHEMA = (
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
+# A way of this pattern alone: kernels_src/cuda/conv_group_norm_passes.cuh.
+_KERNEL_CHOICES |= {"slices": 7}
 
 
 def _run_conv_group_norm(library, x, weight, bias, *args):

@@ -9,10 +9,10 @@
 namespace emu {
 
 struct Device {
-  int major, minor, processors, shared_bytes;
+  int major, minor, processors, shared_bytes, l2_bytes;
 };
-// Device 1 is like an sm_80, few processors so that persistent blocks walk far.
-constexpr Device kDevices[] = {{9, 0, 3, 232448}, {8, 0, 2, 166912}, {9, 0, 132, 232448}};
+// Device 1 is like an sm_80. Few processors so that persistent blocks walk far, and a small L2 for few samples.
+constexpr Device kDevices[] = {{9, 0, 3, 232448, 400 << 10}, {8, 0, 2, 166912, 400 << 10}, {9, 0, 132, 232448, 50 << 20}};
 inline int device = 0;
 inline uint32_t seed = 0;
 inline bool together = false;  // are cooperative launches accepted?
@@ -75,6 +75,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = of.shared_bytes + 1024; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = of.shared_bytes; return cudaSuccess;
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; return cudaSuccess;
+    case cudaDevAttrL2CacheSize: *value = of.l2_bytes; return cudaSuccess;
     default: return cudaErrorInvalidValue;
   }
 }
