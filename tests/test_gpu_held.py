@@ -3,6 +3,8 @@ wait between blocks could break.
 """
 
 import copy
+import os
+import shutil
 import subprocess
 import sys
 
@@ -205,7 +207,20 @@ print("done", flush=True)
 """
 
 
-def test_two_processes_on_one_gpu(shelf):
+@pytest.fixture
+def mps(tmp_path):
+    """CUDA's multi-process service for whom its environment is given; it ends with the test."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        pytest.skip("no nvidia-cuda-mps-control on this machine")
+    folders = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+    its = {**os.environ, **dict.fromkeys(folders, str(tmp_path))}
+    subprocess.run([control, "-d"], env=its, check=True, timeout=30)
+    yield its
+    subprocess.run([control], input="quit\n", env=its, text=True, timeout=60)
+
+
+def run_two_processes(shelf, its=None):
     shelf["19"]  # built before both look for it
     path = next(p for p in PROBLEMS if p.stem.startswith("19_"))
     path = ROOT / "solutions" / path.parent.name / path.name
@@ -216,6 +231,7 @@ def test_two_processes_on_one_gpu(shelf):
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
+            env=its,
         )
         for _ in range(2)
     ]
@@ -225,6 +241,37 @@ def test_two_processes_on_one_gpu(shelf):
         process.stdin.write("\n")
         process.stdin.flush()
     assert [process.communicate(timeout=120)[0] for process in processes] == ["done\n"] * 2
+
+
+def test_two_processes_on_one_gpu(shelf):
+    run_two_processes(shelf)
+
+
+@pytest.mark.parametrize("percentage", [100, 50])
+def test_two_processes_under_mps(shelf, mps, percentage):
+    """Both run at the same time; with half of the processors each, these are all that it sees."""
+    run_two_processes(shelf, {**mps, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)})
+
+
+def test_fewer_processors_than_the_device_has(shelf):
+    """Of a green context: the launch is refused before it starts, and the way in passes taken."""
+    contexts = getattr(torch.cuda, "green_contexts", None)
+    if contexts is None or not contexts.SUPPORTED:
+        pytest.skip("this PyTorch has no green contexts")
+    arguments = (64, 64, 3, 8)
+    exact, new = pair(shelf, arguments)
+    x = random_input(arguments, (3, 250, 250))
+    context = contexts.GreenContext.create(num_sms=64, device_id=torch.cuda.current_device())
+    stream = context.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with tf32(True), torch.no_grad(), torch.cuda.stream(stream):
+        with forced("held"), pytest.raises(RuntimeError, match="too many blocks"):
+            new(x)
+        with forced("auto"):
+            y = new(x)
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        assert relative_error(y, exact(x.double())) <= BOUND[torch.float32]
 
 
 def test_is_taken_where_it_pays_and_refused_where_it_does_not_fit(shelf):
