@@ -67,7 +67,7 @@ TOLD = {
     "endless_kernel": "computing own inputs",
     "endless_on_side_stream": "computing own inputs",
     "hoards_device_memory": "of the device's memory",
-    "illegal_address": "CUDA error",  # which one: what lies there may be some block's shared memory
+    "illegal_address": "illegal memory access",
     "left_busy": "the GPU works on",
 }
 ALONE = TIMED | SHORT | {"child_on_device", "device_assert", "illegal_address", "left_busy"}
