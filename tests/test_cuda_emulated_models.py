@@ -60,6 +60,17 @@ def test_outputs_that_are_held(shelf, emulated_solutions, size, dtype):
         assert emulated.races() == []
 
 
+@pytest.mark.parametrize("kernel", ["held", "auto"])
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-2, 10.0])
+def test_any_eps(shelf, emulated_solutions, eps, kernel):
+    emulated = emulated_solutions["19"]
+    model, new = models(shelf.reference("19"), emulated)
+    for candidate in (model, new):
+        next(m for m in candidate.modules() if isinstance(m, torch.nn.GroupNorm)).eps = eps
+    with emulated.on(together=kernel == "held"), forced(kernel), tf32(True):
+        check_model(emulated, model, new, model_input(torch.float32, (13, 21)), 6e-4)
+
+
 @pytest.fixture(scope="module")
 def tanh_gelu_norm(shelf, tmp_path_factory):
     """The emulated solution of 2/19 with GELU's tanh form, after a scale for each channel."""
