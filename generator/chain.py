@@ -11,7 +11,7 @@ from generator.constants import baked_attributes
 from generator.errors import Refusal
 from generator.operations import BAKED, FUNCTIONS, METHODS, MODULES
 from generator.reference import Reference
-from generator.runtime.abi import _MAX_CHANNEL_VECTORS
+from generator.sources import MAX_CHANNEL_VECTORS
 
 LOCAL_NAMES = ("conv", "batch_norm", "pool", "group_norm")  # modules in the generated forward
 
@@ -137,8 +137,8 @@ class ChainReader:
                 f"has the operand {node.target} of shape {shape}; allowed are ({channels}, 1, 1), "
                 f"(1, {channels}, 1, 1) and a single value"
             )
-        if len(self.chain.vectors) > _MAX_CHANNEL_VECTORS:
-            call.refuse(f"is one per-channel operand too many; at most {_MAX_CHANNEL_VECTORS} fit")
+        if len(self.chain.vectors) > MAX_CHANNEL_VECTORS:
+            call.refuse(f"is one per-channel operand too many; at most {MAX_CHANNEL_VECTORS} fit")
         self.chain.adds_batch_dimension |= len(shape) == 4
         return len(self.chain.vectors) - 1
 

@@ -14,7 +14,7 @@ from generator.errors import Refusal
 from generator.model_class import solution_statements
 from generator.patterns import Match, match
 from generator.reference import Reference, load_reference, trace
-from generator.sources import ROOT, cpu_source, cuda_source
+from generator.sources import ROOT, cpu_source, cuda_source, operator_source
 from generator.statements import Statement, needed, split
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
@@ -39,26 +39,29 @@ def generate(reference_path: Path, output_path: Path) -> str:
     matched = match(reference, chain)
     cuda = cuda_source(matched.entry, matched.headers)
     cpu = cpu_source(matched.entry, matched.headers)
+    operator = operator_source(matched.entry)
     slug = _slug(reference_path)
     constants = {"_SLUG": repr(slug), **matched.constants}
     own = _runtime_statements(matched, constants)
+    constants["_DIGEST"] = repr(_digest(own, constants))
     theirs = solution_statements(reference, chain.input_name, matched.forward)
     _refuse_clashes(reference, own, theirs)
     text = "\n".join(
         [
-            _docstring(reference, matched, output_path, cuda, cpu),
+            _docstring(reference, matched, output_path, cuda, cpu, operator),
             _imports(own, theirs),
             "",
             f'CUDA_SOURCE = r"""\n{_raw(cuda)}"""',
             "",
             f'CPU_SOURCE = r"""\n{_raw(cpu)}"""',
             "",
+            f'OPERATOR_SOURCE = r"""\n{_raw(operator)}"""',
+            "",
             *(f"{name} = {value}" for name, value in constants.items() if name not in _LATE),
             _join([statement for statement in own if not statement.is_import]),
             "",
             "",
             *(f"{name} = {value}" for name, value in constants.items() if name in _LATE),
-            "_registry, _operator = _register_operator(_load_library())",
             _join([statement for statement in theirs if not statement.is_import]),
             "",
         ]
@@ -91,13 +94,16 @@ def _shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 
 
-def _docstring(reference: Reference, matched: Match, output: Path, cuda: str, cpu: str) -> str:
+def _docstring(
+    reference: Reference, matched: Match, output: Path, cuda: str, cpu: str, operator: str
+) -> str:
     command = f"python -m generator {_shown(reference.path)} -o {_shown(output)}"
     return f'''"""{_slug(reference.path)}: {matched.summary}.
 
 {textwrap.fill(matched.method, 98, break_on_hyphens=False)}
 
-On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE).
+On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
 
 {_PRECISION}
 
@@ -106,8 +112,9 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     {command}
-sha256 of CUDA_SOURCE: {_sha256(cuda)}
-sha256 of CPU_SOURCE:  {_sha256(cpu)}
+sha256 of CUDA_SOURCE:     {_sha256(cuda)}
+sha256 of CPU_SOURCE:      {_sha256(cpu)}
+sha256 of OPERATOR_SOURCE: {_sha256(operator)}
 """
 '''
 
@@ -115,6 +122,13 @@ sha256 of CPU_SOURCE:  {_sha256(cpu)}
 def _sha256(source: str) -> str:
     """Of the string as the solution holds it: a newline, then the source."""
     return hashlib.sha256(f"\n{source}".encode()).hexdigest()
+
+
+def _digest(own: list[Statement], constants: dict[str, str]) -> str:
+    """Of the Python half of the operator: formulas of gradients, shapes, constants of the chain."""
+    parts = [statement.text for statement in own]
+    parts += [f"{name} = {value}" for name, value in constants.items()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _raw(source: str) -> str:
@@ -147,7 +161,7 @@ def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[State
     for module in ("steps", "forward", matched.entry, "build"):
         collect(module)
     written = " ".join([*constants.values(), matched.forward])
-    roots = set(re.findall(r"\b_\w+", written)) | {"_register_operator", "_load_library"}
+    roots = set(re.findall(r"\b_\w+", written)) | {"_operator"}
     return needed(statements, roots)
 
 
@@ -181,9 +195,9 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
     ours |= {
         "CUDA_SOURCE",
         "CPU_SOURCE",
+        "OPERATOR_SOURCE",
         "_SLUG",
-        "_registry",
-        "_operator",
+        "_DIGEST",
         "_CHAIN",
         "_ACTIVATION",
     }

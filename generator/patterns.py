@@ -159,7 +159,6 @@ def _conv_batch_norm_pool_group_norm(
     norm, activation, pool, group_norm = rest
     step = activation.values["step"]
     arguments = [
-        "_operator",
         norm.values["module"][0],
         chain.input_name,
         *conv.values["arguments"],

@@ -8,16 +8,24 @@ from generator.errors import Refusal
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels_src"
 
+# How many per-channel operands the kernels take.
+MAX_CHANNEL_VECTORS = int(
+    re.search(r"kMaxChannelVectors = (\d+)", (KERNELS / "call.h").read_text(encoding="utf-8"))[1]
+)
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 
-def resolve(entry: Path, replacements: dict[str, str]) -> str:
+def resolve(
+    entry: Path, replacements: dict[str, str] | None = None, given: tuple[Path, ...] = ()
+) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
-    `replacements` maps file names (generated_epilogue.h ...) to the text used instead. Raises
-    Refusal where a file is missing.
+    `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
+    headers stand before this text already. Raises Refusal where a file is missing.
     """
-    seen: set[Path] = set()
+    replacements = replacements or {}
+    seen: set[Path] = set(given)
 
     def expand(path: Path, included_from: Path | None) -> list[str]:
         if path in seen:
@@ -55,3 +63,9 @@ def cuda_source(entry: str, replacements: dict[str, str]) -> str:
 
 def cpu_source(entry: str, replacements: dict[str, str]) -> str:
     return resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", replacements)
+
+
+def operator_source(entry: str) -> str:
+    """What stands behind cpu_source(entry) in one file, whose headers it shares."""
+    shared = tuple(KERNELS / name for name in ("common.h", "problem.h", "call.h"))
+    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", given=shared)

@@ -1,5 +1,5 @@
-// Argument blocks of the exported functions. Every field is 8 bytes wide; the generated Python mirrors
-// them with ctypes. All pointers live on the device of the call (CUDA) or on the host (CPU).
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 #pragma once
 
@@ -33,16 +33,27 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
+// null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
 // BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
   const void* weight;        // [channels] or null
   const void* bias;          // [channels] or null
-  const float* running_mean; // fp32 (fp64 for fp64 calls), read when use_batch_stats == 0
-  const float* running_var;
-  float* batch_mean;  // out, fp32 (fp64 for fp64 calls), written when use_batch_stats == 1
-  float* batch_var;   // out, biased variance
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;  // out or null, written when use_batch_stats == 1
+  void* batch_var;   // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
   int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image

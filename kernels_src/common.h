@@ -9,8 +9,8 @@
 #define TCONV_HD inline
 #endif
 
-// Symbols called from Python; everything else stays hidden so that two builds can live in one process.
-#define TCONV_EXPORT extern "C" __attribute__((visibility("default")))
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
 
 namespace tconv {
 
@@ -23,7 +23,16 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {

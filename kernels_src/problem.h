@@ -10,7 +10,6 @@
 
 namespace tconv {
 
-// Every field is 8 bytes wide: the Python side mirrors this struct with ctypes.
 struct ConvTransposeProblem {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;

@@ -3,17 +3,14 @@
 import torch
 
 
-def _statistics_source(norm) -> tuple:
-    """(running_mean, running_var, use_batch_stats) for nn.BatchNorm2d `norm`; counts the batch in
-    training mode.
-
-    Running statistics are None where this call does not read them.
-    """
+def _count_batch(norm) -> None:
+    """nn.BatchNorm2d counts batches in training mode, before it normalises."""
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-    if norm.training or norm.running_mean is None:
-        return None, None, True
-    return norm.running_mean, norm.running_var, False
+
+
+def _keeps_statistics(norm) -> bool:
+    return norm.training and norm.track_running_stats and norm.running_mean is not None
 
 
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
@@ -22,7 +19,7 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     batch_var is the biased variance; the running one is unbiased. momentum None means the
     cumulative average, 1 / num_batches_tracked. An empty batch changes nothing.
     """
-    if not (norm.training and norm.track_running_stats) or norm.running_mean is None or count == 0:
+    if count == 0:
         return
     with torch.no_grad():
         running = [norm.running_mean, norm.running_var]

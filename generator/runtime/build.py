@@ -2,15 +2,15 @@
 it.
 """
 
-import ctypes as _ctypes
 import fcntl as _fcntl
 import hashlib as _hashlib
 import os as _os
+import tempfile as _tempfile
 
 import torch
 import torch.utils.cpp_extension as _cpp_extension
 
-from generator.runtime.problem import _SLUG, CPU_SOURCE, CUDA_SOURCE
+from generator.runtime.problem import _DIGEST, _SLUG, CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
 _CPU_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique")
 # Always the same architectures, whether or not a GPU is visible: machine code for sm_80 and sm_90a,
@@ -32,6 +32,14 @@ _CUDA_FLAGS = (
 _LINK_FLAGS = ("-fopenmp",)
 
 
+def _short_digest(*parts: str) -> str:
+    return _hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# Of all that the operator does, so that two texts share a name only where they do the same.
+_NAMESPACE = f"tconv_{_SLUG}_{_short_digest(_DIGEST, CUDA_SOURCE, CPU_SOURCE, OPERATOR_SOURCE)}"
+
+
 def _can_build_cuda() -> bool:
     home = _cpp_extension.CUDA_HOME
     if torch.version.cuda is None or home is None:
@@ -39,48 +47,64 @@ def _can_build_cuda() -> bool:
     return _os.path.isfile(_os.path.join(home, "bin", "nvcc"))
 
 
-def _load_library():
-    """Builds once per source and build directory (TORCH_EXTENSIONS_DIR), and loads the result.
+def _file_digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return _hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(library: str) -> bool:
+    """Whether a library is there as it was built: beside it lies its digest. A torn one would kill
+    the process that loads it.
+    """
+    digest = library + ".sha256"
+    if not (_os.path.isfile(library) and _os.path.isfile(digest)):
+        return False
+    with open(digest) as file:
+        return file.read() == _file_digest(library)
+
+
+def _load_library() -> None:
+    """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
+    the result, which registers its operators.
 
     Raises RuntimeError with the compiler's output where the build fails.
     """
     with_cuda = _can_build_cuda()
-    parts = [CPU_SOURCE, *_CPU_FLAGS, *_LINK_FLAGS]
+    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
+    parts = [*cpu_flags, *_LINK_FLAGS, torch.__version__]
     if with_cuda:
-        parts += [CUDA_SOURCE, *_CUDA_FLAGS, torch.version.cuda]
-    digest = _hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    name = f"tconv_{_SLUG}_{digest[:12]}"
+        cpu_flags += ["-DTCONV_WITH_CUDA", "-DUSE_CUDA"]
+        parts += [*_CUDA_FLAGS, torch.version.cuda]
+    name = f"{_NAMESPACE}_{_short_digest(*parts)}"
     root = _os.environ.get("TORCH_EXTENSIONS_DIR") or _cpp_extension.get_default_build_root()
     directory = _os.path.join(root, name)
+    library = _os.path.join(directory, f"{name}.so")
+    if _is_whole(library):  # nothing is written: the directory may be read-only
+        torch.ops.load_library(library)
+        return
     _os.makedirs(directory, exist_ok=True)
-    # The kernel drops this lock when its holder dies, so a `lock` file seen while holding it was
-    # left behind by a
-    # build that was killed; PyTorch would wait for it for ever.
+    # The kernel drops this lock when its holder dies, so a build that was killed blocks nobody.
     with open(_os.path.join(directory, "flock"), "w") as guard:
         _fcntl.flock(guard, _fcntl.LOCK_EX)
-        leftover = _os.path.join(directory, "lock")
-        if _os.path.exists(leftover):
-            _os.unlink(leftover)
-        path = _cpp_extension.load_inline(
-            name=name,
-            cpp_sources=[CPU_SOURCE],
-            cuda_sources=[CUDA_SOURCE] if with_cuda else None,
-            extra_cflags=list(_CPU_FLAGS),
-            extra_cuda_cflags=list(_CUDA_FLAGS),
-            extra_ldflags=list(_LINK_FLAGS),
-            build_directory=directory,
-            with_cuda=with_cuda,
-            is_python_module=False,
-            no_implicit_headers=True,
-        )
-    library = _ctypes.CDLL(path)
-    for device in ("cpu", "cuda") if with_cuda else ("cpu",):
-        for suffix in ("workspace_bytes", "run"):
-            function = getattr(library, f"tconv_{device}_{suffix}")
-            function.restype = _ctypes.c_int64
-            function.argtypes = [_ctypes.c_void_p]
-    if with_cuda:
-        library.tconv_cuda_error_string.restype = _ctypes.c_char_p
-        library.tconv_cuda_error_string.argtypes = [_ctypes.c_int64]
-    library.has_cuda = with_cuda
-    return library
+        if _is_whole(library):
+            torch.ops.load_library(library)
+            return
+        # Built, and loaded, under a name of its own, then renamed when it is whole.
+        with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
+            built = _cpp_extension.load_inline(
+                name=name,
+                cpp_sources=[CPU_SOURCE, OPERATOR_SOURCE],
+                cuda_sources=[CUDA_SOURCE] if with_cuda else None,
+                extra_cflags=cpu_flags,
+                extra_cuda_cflags=list(_CUDA_FLAGS),
+                extra_ldflags=list(_LINK_FLAGS),
+                build_directory=scratch,
+                with_cuda=with_cuda,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+            digest = _os.path.join(scratch, "digest")
+            with open(digest, "w") as file:
+                file.write(_file_digest(built))
+            _os.replace(digest, library + ".sha256")
+            _os.replace(built, library)

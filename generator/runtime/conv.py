@@ -2,8 +2,9 @@
 
 import torch
 
-from generator.runtime.abi import _ConvOnlyCall
-from generator.runtime.arguments import _about, _make_conv, _plan_conv
+from generator.runtime.allocation import _ALLOCATION
+from generator.runtime.arguments import _conv_output_shape, _make_conv
+from generator.runtime.dispatch import _wants_autograd
 from generator.runtime.gradients import (
     _batched,
     _chain_backward,
@@ -12,8 +13,8 @@ from generator.runtime.gradients import (
     _conv_gradients,
     _recompute_conv,
 )
-from generator.runtime.launch import _dense, _fill_conv, _launch, _plan_call
 from generator.runtime.low_precision import _is_low_precision_on_cpu, _narrow, _widen
+from generator.runtime.precision import _tf32_allowed
 from generator.runtime.problem import _CHAIN, _NUM_VECTORS
 from generator.runtime.registration import _register, _vector_arguments
 
@@ -24,48 +25,49 @@ _SCHEMA = (
 )
 
 
-def _run_conv(
-    library, x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors
-):
-    pairs = tuple(stride), tuple(padding), tuple(output_padding), tuple(dilation)
-    shape, template = _plan_call(
-        _about(x),
-        x.stride(),
-        _about(weight),
-        _about(bias),
-        tuple(map(_about, vectors)),
-        *pairs,
-        groups,
-    )
-    if _is_low_precision_on_cpu(x):
-        wide = _run_conv(
-            library, _widen(x), _widen(weight), _widen(bias), *pairs, groups, *map(_widen, vectors)
-        )
-        return wide.to(x.dtype)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.numel():
-        weight, bias, *vectors = map(_dense, (weight, bias, *vectors))
-        call = _ConvOnlyCall()
-        _fill_conv(call, template, x, weight, bias, vectors, out)
-        _launch(library, call, x.device)
-    return out
+def _make_run(kernels):
+    def run(x, weight, bias, conv, *vectors):
+        stride, padding, output_padding, dilation, groups = conv
+        with _ALLOCATION:
+            return kernels(
+                x,
+                weight,
+                bias,
+                *stride,
+                *padding,
+                *output_padding,
+                *dilation,
+                groups,
+                _tf32_allowed(),
+                *vectors,
+            )
+
+    return run
 
 
-def _fake_conv(x, weight, bias, *args):
-    conv_args, vectors = args[:5], args[5:]
-    _, shape = _plan_conv(
-        _about(x), _about(weight), _about(bias), tuple(map(_about, vectors)), *conv_args
-    )
-    return x.new_empty(shape)
+def _make_traced(run):
+    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
 
 
-def _setup_conv(ctx, inputs, output):
-    x, weight, bias, *args = inputs
-    ctx.conv = _make_conv(*args[:5])
-    ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *args[5:])
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        return fake(x, weight, bias, *pairs, args[8], *args[10:])
+
+    return fake_run
 
 
-def _backward_conv(ctx, grad):
+def _fake(x, weight, bias, *args):
+    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+
+
+def _save(ctx, x, weight, bias, conv, vectors) -> None:
+    ctx.conv = conv
+    ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *vectors)
+
+
+def _gradients(ctx, grad) -> tuple:
+    """(gradients of x, weight and bias, gradients of the vectors)"""
     saved = ctx.saved_tensors
     dtype = saved[0].dtype
     if _is_low_precision_on_cpu(saved[0]):
@@ -76,9 +78,49 @@ def _backward_conv(ctx, grad):
         values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
     grad, vector_grads = _chain_backward(_CHAIN, _batched(grad), values, vectors)
     conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    grads = *conv_grads, *[None] * 5, *vector_grads
-    return tuple(_narrow(gradient, dtype) for gradient in grads)
+    narrowed = [[_narrow(g, dtype) for g in grads] for grads in (conv_grads, vector_grads)]
+    return tuple(narrowed)
 
 
-def _register_operator(library):
-    return _register(library, _SCHEMA, _run_conv, _fake_conv, _setup_conv, _backward_conv)
+def _setup_traced(ctx, inputs, output) -> None:
+    x, weight, bias, *args = inputs
+    _save(ctx, x, weight, bias, _make_conv(*args[:5]), args[5:])
+
+
+def _backward_traced(ctx, grad) -> tuple:
+    conv_grads, vector_grads = _gradients(ctx, grad)
+    return *conv_grads, *[None] * 5, *vector_grads
+
+
+class _ConvFunction(torch.autograd.Function):
+    """The operator where a gradient is wanted."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, weight, bias, conv, *vectors):
+        return _run(x, weight, bias, conv, *vectors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, bias, conv, *vectors = inputs
+        _save(ctx, x, weight, bias, conv, vectors)
+
+    @staticmethod
+    def backward(ctx, grad):
+        conv_grads, vector_grads = _gradients(ctx, grad)
+        return *conv_grads, None, *vector_grads
+
+
+def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors):
+    conv = _make_conv(stride, padding, output_padding, dilation, groups)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, *conv, *vectors)
+    if _wants_autograd(x, weight, bias, *vectors):
+        return _ConvFunction.apply(x, weight, bias, conv, *vectors)
+    return _run(x, weight, bias, conv, *vectors)
+
+
+_run, _traced = _register(
+    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+)

@@ -2,35 +2,33 @@
 
 import torch
 
-from generator.runtime.abi import _ConvBatchNormPoolGroupNormCall
+from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import (
-    _about,
-    _batch_norm_ok,
-    _group_norm_ok,
+    _conv_output_shape,
     _make_conv,
     _make_pool,
     _output_size,
-    _plan_conv,
     _pooled_shape,
 )
-from generator.runtime.batch_norm import _statistics_source, _update_running_statistics
+from generator.runtime.batch_norm import (
+    _count_batch,
+    _keeps_statistics,
+    _update_running_statistics,
+)
+from generator.runtime.dispatch import _wants_autograd
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
     _recompute_conv,
 )
-from generator.runtime.launch import (
-    _dense,
-    _fill_conv,
-    _fill_group_norm,
-    _launch,
-    _plan_call,
-    _pointer_of,
-)
 from generator.runtime.low_precision import _is_low_precision_on_cpu, _narrow, _widen
+from generator.runtime.precision import _tf32_allowed
 from generator.runtime.problem import _ACTIVATION
 from generator.runtime.registration import _register
 
+# Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
+# `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
+# batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
 _SCHEMA = (
     "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] "
     "stride, int[] padding, "
@@ -41,6 +39,40 @@ _SCHEMA = (
     "int[] pool_stride, int[] pool_padding, int[] pool_dilation, bool ceil_mode, int num_groups, "
     "Tensor? norm_weight, Tensor? norm_bias, float norm_eps) -> (Tensor, Tensor, Tensor)"
 )
+_KEEPS_NOTHING = (None, None, None, 0.0, None, None)
+
+
+def _make_run(kernels):
+    def run(x, weight, bias, conv, norm, kept, pool, group_norm):
+        stride, padding, output_padding, dilation, groups = conv
+        norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
+        running = kept[:4] if use_batch_stats else (running_mean, running_var, None, 0.0)
+        with _ALLOCATION:
+            return kernels(
+                x,
+                weight,
+                bias,
+                *stride,
+                *padding,
+                *output_padding,
+                *dilation,
+                groups,
+                _tf32_allowed(),
+                norm_weight,
+                norm_bias,
+                *running,
+                *kept[4:],
+                use_batch_stats,
+                norm_eps,
+                *pool.kernel,
+                *pool.stride,
+                *pool.padding,
+                *pool.dilation,
+                pool.ceil_mode,
+                *group_norm,
+            )
+
+    return run
 
 
 def _split_arguments(args) -> tuple:
@@ -48,106 +80,71 @@ def _split_arguments(args) -> tuple:
     return args[:5], args[5:11], args[11:16], args[16:20]
 
 
-def _check_rest(shape, about_x, norm, pool_args, group_norm) -> tuple:
-    """(pool parameters, pooled shape), everything after the convolution checked."""
-    _batch_norm_ok(shape, norm[4], about_x, *map(_about, norm[:4]))
-    pool = _make_pool(*pool_args)
-    pooled = _pooled_shape(shape, pool)
-    _group_norm_ok(pooled, group_norm[0], *map(_about, group_norm[1:3]), about_x)
-    return pool, pooled
-
-
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _run_pattern(library, x, weight, bias, *args):
-    conv_args, norm, pool_args, group_norm = _split_arguments(args)
-    about_x = _about(x)
-    pairs = tuple(map(tuple, conv_args[:4]))
-    shape, template = _plan_call(
-        about_x, x.stride(), _about(weight), _about(bias), (), *pairs, conv_args[4]
-    )
-    pool, pooled = _check_rest(shape, about_x, norm, pool_args, group_norm)
-    if _is_low_precision_on_cpu(x):
-        wide = [_widen(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        out, mean, var = _run_pattern(library, _widen(x), _widen(weight), _widen(bias), *wide)
-        return _narrow(out, x.dtype), mean, var
-    norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
-    dtype = _statistics_dtype(x.dtype)
-    out = torch.empty(pooled, dtype=x.dtype, device=x.device)
-    channels = shape[1] if use_batch_stats else 0
-    make = torch.empty if out.numel() else torch.zeros
-    mean, var = (make(channels, dtype=dtype, device=x.device) for _ in range(2))
-    if out.numel():
-        weight, bias, norm_weight, norm_bias = map(_dense, (weight, bias, norm_weight, norm_bias))
-        group_norm = (group_norm[0], _dense(group_norm[1]), _dense(group_norm[2]), group_norm[3])
-        call = _ConvBatchNormPoolGroupNormCall()
-        _fill_conv(call, template, x, weight, bias, (), out)
-        _fill_group_norm(call.group_norm, *group_norm)
-        block = call.batch_norm_pool
-        block.use_batch_stats = use_batch_stats
-        block.eps = norm_eps
-        block.weight = _pointer_of(norm_weight)
-        block.bias = _pointer_of(norm_bias)
-        if use_batch_stats:
-            block.batch_mean, block.batch_var = mean.data_ptr(), var.data_ptr()
-        else:
-            running_mean, running_var = (
-                _dense(tensor.to(dtype)) for tensor in (running_mean, running_var)
-            )
-            block.running_mean, block.running_var = running_mean.data_ptr(), running_var.data_ptr()
-        block.pool_kernel_h, block.pool_kernel_w = pool.kernel
-        block.pool_stride_h, block.pool_stride_w = pool.stride
-        block.pool_padding_h, block.pool_padding_w = pool.padding
-        block.pool_dilation_h, block.pool_dilation_w = pool.dilation
-        block.pooled_h, block.pooled_w = pooled[2:]
-        _launch(library, call, x.device)
-    return out, mean, var
+def _make_traced(run):
+    def traced(x, weight, bias, *args):
+        conv, norm, pool, group_norm = _split_arguments(args)
+        channels = weight.shape[1] * conv[4] if norm[4] else 0
+        dtype = _statistics_dtype(x.dtype)
+        mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
+        kept = (None, None, None, 0.0, mean, var) if norm[4] else _KEEPS_NOTHING
+        out = run(x, weight, bias, conv, norm, kept, _make_pool(*pool), group_norm)
+        return out, mean, var
+
+    return traced
 
 
-def _fake_pattern(x, weight, bias, *args):
-    conv_args, norm, pool_args, group_norm = _split_arguments(args)
-    _, shape = _plan_conv(_about(x), _about(weight), _about(bias), (), *conv_args)
-    _, pooled = _check_rest(shape, _about(x), norm, pool_args, group_norm)
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        conv_pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        pool_pairs = zip(args[20:28:2], args[21:28:2], strict=True)
+        norm = args[10], args[11], args[12], args[13], args[18], args[19]
+        return fake(x, weight, bias, *conv_pairs, args[8], *norm, *pool_pairs, *args[28:])[0]
+
+    return fake_run
+
+
+def _fake(x, weight, bias, *args):
+    conv_args, norm, pool_args, _ = _split_arguments(args)
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*conv_args))
+    pooled = _pooled_shape(shape, _make_pool(*pool_args))
     channels = shape[1] if norm[4] else 0
     dtype = _statistics_dtype(x.dtype)
     return x.new_empty(pooled), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
-def _setup_pattern(ctx, inputs, output):
-    x, weight, bias, *args = inputs
-    conv_args, norm, pool_args, group_norm = _split_arguments(args)
+def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
-    ctx.conv = _make_conv(*conv_args)
-    ctx.pool = _make_pool(*pool_args)
+    ctx.conv, ctx.pool = conv, pool
     ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
-    ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(
         x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
     )
 
 
-def _backward_pattern(ctx, grad, _grad_mean, _grad_var):
+def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
+    """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
     saved = ctx.saved_tensors
     dtype = saved[0].dtype
     if _is_low_precision_on_cpu(saved[0]):
         grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
     x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight = saved
     aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
-    needs = ctx.needs_input_grad
     conv_out = _recompute_conv(x, weight, bias, ctx.conv)
     normed, mean, rstd = aten.native_batch_norm(
         conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
     )
     active = _ACTIVATION.forward(normed, ())
     pooled, indices = aten.max_pool2d_with_indices(active, *pool)
-    grad, grad_group_weight, grad_group_bias = _group_norm_gradients(
-        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, needs[-3:-1]
+    grad, *group_grads = _group_norm_gradients(
+        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, group_needs
     )
     grad = aten.max_pool2d_with_indices_backward(grad, active, *pool, indices)
     grad = _ACTIVATION.backward(grad, normed, active, (), None)
-    grad, grad_norm_weight, grad_norm_bias = aten.native_batch_norm_backward(
+    grad, *norm_grads = aten.native_batch_norm_backward(
         grad,
         conv_out,
         norm_weight,
@@ -157,48 +154,95 @@ def _backward_pattern(ctx, grad, _grad_mean, _grad_var):
         rstd,
         training,
         ctx.norm_eps,
-        [True, needs[8], needs[9]],
+        [True, *norm_needs],
     )
-    grads = (
-        *_conv_gradients(grad, x, weight, ctx.conv, needs[:3]),
-        *[None] * 5,
-        grad_norm_weight,
-        grad_norm_bias,
-        *[None] * 10,
-        grad_group_weight,
-        grad_group_bias,
-        None,
-    )
-    return tuple(_narrow(g, dtype) for g in grads)
+    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
+    groups = conv_grads, norm_grads, group_grads
+    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
 
 
-def _forward_and_track(operator, norm, x, weight, bias, conv_args, pool_args, group_norm_args):
-    """Runs the operator with the nn.BatchNorm2d `norm`, then updates its running statistics."""
-    running_mean, running_var, use_batch_stats = _statistics_source(norm)
-    out, mean, var = operator(
-        x,
-        weight,
-        bias,
-        *conv_args,
-        norm.weight,
-        norm.bias,
-        running_mean,
-        running_var,
-        use_batch_stats,
-        norm.eps,
-        *pool_args,
-        *group_norm_args,
+def _setup_traced(ctx, inputs, output) -> None:
+    x, weight, bias, *args = inputs
+    conv_args, norm, pool_args, group_norm = _split_arguments(args)
+    ctx.mark_non_differentiable(*output[1:])
+    _save(
+        ctx, x, weight, bias, _make_conv(*conv_args), norm, _make_pool(*pool_args), group_norm
     )
-    count = x.shape[0]
-    for axis, size in enumerate(x.shape[2:]):
-        count = count * _output_size(
-            size, weight.shape[2 + axis], *(pair[axis] for pair in conv_args[:4])
-        )
-    _update_running_statistics(norm, mean, var, count)
+
+
+def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
+    needs = ctx.needs_input_grad
+    conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[8:10], needs[20:22])
+    return *conv_grads, *[None] * 5, *norm_grads, *[None] * 10, *group_grads, None
+
+
+class _ConvFunction(torch.autograd.Function):
+    """The operator where a gradient is wanted."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, weight, bias, conv, pool, *args):
+        return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, bias, conv, pool, *args = inputs
+        _save(ctx, x, weight, bias, conv, args[:6], pool, args[12:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        needs = ctx.needs_input_grad
+        conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
+        return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
+
+
+def _operator(x, weight, bias, *args):
+    """The output; statistics are read, never kept."""
+    conv_args, norm, pool_args, group_norm = _split_arguments(args)
+    conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
+    return _apply(x, weight, bias, conv, norm, _KEEPS_NOTHING, pool, group_norm)
+
+
+def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
+    if _wants_autograd(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
+        return _ConvFunction.apply(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
+
+
+def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
+    """Runs the operator with the nn.BatchNorm2d `norm`, whose running statistics it updates."""
+    conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
+    _count_batch(norm)
+    keeps = _keeps_statistics(norm)
+    use_batch_stats = norm.training or norm.running_mean is None
+    read = (None, None) if use_batch_stats else (norm.running_mean, norm.running_var)
+    about_norm = norm.weight, norm.bias, *read, use_batch_stats, norm.eps
+    if torch.compiler.is_compiling():
+        out, mean, var = _traced(x, weight, bias, *conv, *about_norm, *pool, *group_norm)
+    else:
+        dtype = _statistics_dtype(x.dtype)
+        if not keeps:
+            return _apply(x, weight, bias, conv, about_norm, _KEEPS_NOTHING, pool, group_norm)
+        if norm.running_mean.dtype == dtype and norm.running_var.dtype == dtype:
+            counted = norm.num_batches_tracked if norm.momentum is None else None
+            kept = norm.running_mean, norm.running_var, counted, norm.momentum or 0.0, None, None
+            return _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
+        channels = weight.shape[1] * conv.groups
+        mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
+        kept = None, None, None, 0.0, mean, var
+        out = _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
+    if keeps:
+        count = x.shape[0]
+        for axis, size in enumerate(x.shape[2:]):
+            taps = weight.shape[2 + axis]
+            count = count * _output_size(size, taps, *(pair[axis] for pair in conv[:4]))
+        _update_running_statistics(norm, mean, var, count)
     return out
 
 
-def _register_operator(library):
-    return _register(
-        library, _SCHEMA, _run_pattern, _fake_pattern, _setup_pattern, _backward_pattern
-    )
+_run, _traced = _register(
+    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+)

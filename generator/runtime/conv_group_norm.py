@@ -2,8 +2,9 @@
 
 import torch
 
-from generator.runtime.abi import _KERNEL_CHOICES, _ConvGroupNormCall
-from generator.runtime.arguments import _about, _group_norm_ok, _make_conv, _plan_conv
+from generator.runtime.allocation import _ALLOCATION
+from generator.runtime.arguments import _conv_output_shape, _make_conv
+from generator.runtime.dispatch import _wants_autograd
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
@@ -11,12 +12,13 @@ from generator.runtime.gradients import (
     _group_norm_gradients,
     _recompute_conv,
 )
-from generator.runtime.launch import _dense, _fill_conv, _fill_group_norm, _launch, _plan_call
 from generator.runtime.low_precision import _is_low_precision_on_cpu, _narrow, _widen
+from generator.runtime.precision import _tf32_allowed
 from generator.runtime.problem import _CHAIN, _NUM_VECTORS
 from generator.runtime.registration import _register, _vector_arguments
 
-# `vectors` below are the per-channel operands of the element-wise steps, one argument each.
+# `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
+# is GroupNorm's (num_groups, weight, bias, eps).
 _SCHEMA = (
     "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
     "padding, "
@@ -25,83 +27,105 @@ _SCHEMA = (
 )
 
 
-# A way of this pattern alone: kernels_src/cuda/conv_group_norm_passes.cuh.
-_KERNEL_CHOICES |= {"slices": 7}
+def _make_run(kernels):
+    def run(x, weight, bias, conv, *norm_and_vectors):
+        stride, padding, output_padding, dilation, groups = conv
+        with _ALLOCATION:
+            return kernels(
+                x,
+                weight,
+                bias,
+                *stride,
+                *padding,
+                *output_padding,
+                *dilation,
+                groups,
+                _tf32_allowed(),
+                *norm_and_vectors,
+            )
+
+    return run
 
 
-def _run_conv_group_norm(library, x, weight, bias, *args):
-    pairs, groups = tuple(map(tuple, args[:4])), args[4]
-    num_groups, norm_weight, norm_bias, norm_eps, *vectors = args[5:]
-    about_x = _about(x)
-    shape, template = _plan_call(
-        about_x,
-        x.stride(),
-        _about(weight),
-        _about(bias),
-        tuple(map(_about, vectors)),
-        *pairs,
-        groups,
-    )
-    _group_norm_ok(shape, num_groups, _about(norm_weight), _about(norm_bias), about_x)
-    if _is_low_precision_on_cpu(x):
-        norm = num_groups, _widen(norm_weight), _widen(norm_bias), norm_eps
-        operands = _widen(x), _widen(weight), _widen(bias)
-        wide = _run_conv_group_norm(
-            library, *operands, *pairs, groups, *norm, *map(_widen, vectors)
-        )
-        return wide.to(x.dtype)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.numel():
-        weight, bias, norm_weight, norm_bias, *vectors = map(
-            _dense, (weight, bias, norm_weight, norm_bias, *vectors)
-        )
-        call = _ConvGroupNormCall()
-        _fill_conv(call, template, x, weight, bias, vectors, out)
-        _fill_group_norm(call.group_norm, num_groups, norm_weight, norm_bias, norm_eps)
-        _launch(library, call, x.device)
-    return out
+def _make_traced(run):
+    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
 
 
-def _fake_conv_group_norm(x, weight, bias, *args):
-    num_groups, norm_weight, norm_bias, _, *vectors = args[5:]
-    _, shape = _plan_conv(
-        _about(x), _about(weight), _about(bias), tuple(map(_about, vectors)), *args[:5]
-    )
-    _group_norm_ok(shape, num_groups, _about(norm_weight), _about(norm_bias), _about(x))
-    return x.new_empty(shape)
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        return fake(x, weight, bias, *pairs, args[8], *args[10:])
+
+    return fake_run
 
 
-def _setup_conv_group_norm(ctx, inputs, output):
-    x, weight, bias, *args = inputs
-    num_groups, norm_weight, _, norm_eps, *vectors = args[5:]
-    ctx.conv = _make_conv(*args[:5])
-    ctx.num_groups, ctx.norm_eps = num_groups, norm_eps
+def _fake(x, weight, bias, *args):
+    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+
+
+def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
+    ctx.conv = conv
+    ctx.num_groups, norm_weight, _, ctx.norm_eps = norm
     ctx.save_for_backward(x, weight, bias, norm_weight, *vectors)
 
 
-def _backward_conv_group_norm(ctx, grad):
+def _gradients(ctx, grad, norm_needs) -> tuple:
+    """(gradients of x, weight and bias, of GroupNorm's weight and bias, of the vectors)"""
     saved = ctx.saved_tensors
     dtype = saved[0].dtype
     if _is_low_precision_on_cpu(saved[0]):
         grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
     x, weight, bias, norm_weight, *vectors = saved
-    needs = ctx.needs_input_grad
     values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
-    grad, grad_norm_weight, grad_norm_bias = _group_norm_gradients(
-        grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, needs[9:11]
+    grad, *norm_grads = _group_norm_gradients(
+        grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, norm_needs
     )
     grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, needs[:3])
-    grads = *conv_grads, *[None] * 6, grad_norm_weight, grad_norm_bias, None, *vector_grads
-    return tuple(_narrow(gradient, dtype) for gradient in grads)
+    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
+    groups = conv_grads, norm_grads, vector_grads
+    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
 
 
-def _register_operator(library):
-    return _register(
-        library,
-        _SCHEMA,
-        _run_conv_group_norm,
-        _fake_conv_group_norm,
-        _setup_conv_group_norm,
-        _backward_conv_group_norm,
-    )
+def _setup_traced(ctx, inputs, output) -> None:
+    x, weight, bias, *args = inputs
+    _save(ctx, x, weight, bias, _make_conv(*args[:5]), args[5:9], args[9:])
+
+
+def _backward_traced(ctx, grad) -> tuple:
+    conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[9:11])
+    return *conv_grads, *[None] * 6, *norm_grads, None, *vector_grads
+
+
+class _ConvFunction(torch.autograd.Function):
+    """The operator where a gradient is wanted."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, weight, bias, conv, *norm_and_vectors):
+        return _run(x, weight, bias, conv, *norm_and_vectors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, bias, conv, *rest = inputs
+        _save(ctx, x, weight, bias, conv, rest[:4], rest[4:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[5:7])
+        return *conv_grads, None, None, *norm_grads, None, *vector_grads
+
+
+def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *rest):
+    conv = _make_conv(stride, padding, output_padding, dilation, groups)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, *conv, *rest)
+    _, norm_weight, norm_bias, _, *vectors = rest
+    if _wants_autograd(x, weight, bias, norm_weight, norm_bias, *vectors):
+        return _ConvFunction.apply(x, weight, bias, conv, *rest)
+    return _run(x, weight, bias, conv, *rest)
+
+
+_run, _traced = _register(
+    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+)

@@ -1,8 +1,10 @@
 """Stand-ins for what the generator writes into each solution."""
 
 _SLUG = "stand_in"
+_DIGEST = ""
 _CHAIN = ()
 _NUM_VECTORS = 0
 _ACTIVATION = None
 CPU_SOURCE = ""
 CUDA_SOURCE = ""
+OPERATOR_SOURCE = ""

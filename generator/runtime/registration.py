@@ -1,21 +1,8 @@
-"""Makes Python functions a PyTorch operator."""
-
-import functools as _functools
-import itertools as _itertools
+"""Makes the kernels and what PyTorch wants to know of them an operator, once per process."""
 
 import torch
 
-from generator.runtime.problem import _SLUG
-
-
-def _unused_namespace() -> str:
-    """A namespace that no earlier load in this process has used: the same source may be loaded many
-    times.
-
-    Counted rather than random, so that compile caches of other processes still fit.
-    """
-    taken = vars(torch.ops)
-    return next(name for n in _itertools.count() if (name := f"tconv_{_SLUG}_{n}") not in taken)
+from generator.runtime.build import _NAMESPACE, _load_library
 
 
 def _vector_arguments(count: int) -> str:
@@ -25,21 +12,30 @@ def _vector_arguments(count: int) -> str:
     return "".join(f", Tensor vector{index}" for index in range(count))
 
 
-def _register(library, schema: str, run, fake, setup_context, backward):
-    """Defines the operator and returns it with the torch.library.Library that keeps it alive.
+def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+    """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
+    process, found again by later ones.
 
-    run(library, *args) computes on CPU and CUDA tensors, fake(*args) makes outputs without data,
-    setup_context and backward are those of torch.library.register_autograd.
+    run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
+    compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
+    shapes, setup_context and backward those of torch.library.register_autograd.
     """
-    namespace = _unused_namespace()
-    name = schema.partition("(")[0]
-    qualified = f"{namespace}::{name}"
-    registry = torch.library.Library(namespace, "FRAGMENT")
-    # flexible_layout: any strides of the input are read in place, so a compiler need not restore
-    # eager's.
-    registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for key in ("CPU", "CUDA"):
-        registry.impl(name, _functools.partial(run, library), key)
-    torch.library.register_fake(qualified, fake, lib=registry)
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=registry)
-    return registry, getattr(getattr(torch.ops, namespace), name).default
+    namespace = getattr(torch.ops, _NAMESPACE)
+    if "_tconv_registry" not in vars(namespace):
+        _load_library()
+        registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
+        name = schema.partition("(")[0]
+        # flexible_layout: any strides of the input are read in place, so a compiler need not
+        # restore eager's.
+        registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+        implementation = make_traced(make_run(namespace.run.default))
+        for key in ("CPU", "CUDA"):
+            registry.impl(name, implementation, key)
+        qualified = f"{_NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, fake, lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_autograd(
+            qualified, backward, setup_context=setup_context, lib=registry
+        )
+        namespace._tconv_registry = registry  # keeps them alive
+    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "../running_statistics.h"
 #include "../call.h"
 #include "affine.h"
 #include "vector_code.h"
@@ -75,18 +76,19 @@ class MaxPool {
   std::vector<T> line_;
 };
 
-// One channel's normalisation, from its batch statistics (which are then written) or the running ones.
+// One channel's normalisation, from its batch statistics (which are then written and kept) or the running ones.
 template <typename T>
 inline Affine<T> batch_norm_affine(const BatchNormPoolArgs& args, const MomentsF64& moments, int64_t channel) {
   double mean, variance;
   if (args.use_batch_stats != 0) {
     mean = moments.mean;
     variance = moments.m2 / moments.count;
-    reinterpret_cast<T*>(args.batch_mean)[channel] = T(mean);
-    reinterpret_cast<T*>(args.batch_var)[channel] = T(variance);
+    if (args.batch_mean != nullptr) static_cast<T*>(args.batch_mean)[channel] = T(mean);
+    if (args.batch_var != nullptr) static_cast<T*>(args.batch_var)[channel] = T(variance);
+    update_running_statistics<T>(args.updated, channel, moments);
   } else {
-    mean = double(reinterpret_cast<const T*>(args.running_mean)[channel]);
-    variance = double(reinterpret_cast<const T*>(args.running_var)[channel]);
+    mean = double(static_cast<const T*>(args.running_mean)[channel]);
+    variance = double(static_cast<const T*>(args.running_var)[channel]);
   }
   return make_affine(mean, variance, args.eps, static_cast<const T*>(args.weight), static_cast<const T*>(args.bias),
                      channel);

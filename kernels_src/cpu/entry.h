@@ -1,4 +1,4 @@
-// The two exported functions of every entry file. A pattern is a class template over the tensor's type:
+// The functions that the operator calls, of every entry file. A pattern is a class template over the tensor's type:
 //   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
 //   int64_t workspace_bytes() const
 //   void run()
@@ -34,6 +34,11 @@ inline int64_t run_pattern(const Call& call) {
 
 }  // namespace cpu
 }  // namespace tconv
+
+// fp16 and bf16 are widened before and rounded once behind.
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
+  return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
+}
 
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \

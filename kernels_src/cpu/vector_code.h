@@ -28,9 +28,6 @@
 namespace tconv {
 namespace cpu {
 
-// One more KernelChoice, which only CPUs have.
-constexpr int64_t kAtMostAvx2 = 6;
-
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
 // The widest that the machine has and `kernel_choice` allows.

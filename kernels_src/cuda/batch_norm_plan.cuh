@@ -32,8 +32,8 @@ class BatchNormPlan {
 
   // What the kernel that follows `run` applies.
   BatchNormMaps<S> maps(void* workspace) const {
-    return {args_.use_batch_stats ? table(workspace) : nullptr, reinterpret_cast<const Acc*>(args_.running_mean),
-            reinterpret_cast<const Acc*>(args_.running_var), affine()};
+    return {args_.use_batch_stats ? table(workspace) : nullptr, static_cast<const Acc*>(args_.running_mean),
+            static_cast<const Acc*>(args_.running_var), affine()};
   }
 
   // Training mode: makes the maps of data [batch][channels][plane], and args.batch_mean / batch_var.
@@ -44,8 +44,8 @@ class BatchNormPlan {
       TCONV_RETURN_IF_ERROR(
           launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
     return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine(), table(workspace),
-                                         reinterpret_cast<Acc*>(args_.batch_mean),
-                                         reinterpret_cast<Acc*>(args_.batch_var), stream);
+                                         static_cast<Acc*>(args_.batch_mean), static_cast<Acc*>(args_.batch_var),
+                                         args_.updated, stream);
   }
 
  private:

@@ -11,9 +11,6 @@
 namespace tconv {
 namespace cuda {
 
-// A KernelChoice of this pattern alone: slices, by the kernels that the rule chooses.
-constexpr int64_t kInSlices = 7;
-
 inline norm::GroupNormShape shape_of(const ConvGroupNormCall& call) {
   const ConvTransposeProblem& p = call.conv.problem;
   return {p.batch, p.out_channels, p.out_h * p.out_w, call.group_norm.num_groups};

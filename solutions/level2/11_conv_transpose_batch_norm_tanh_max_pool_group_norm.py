@@ -5,7 +5,8 @@ BatchNorm is affine per channel and the activation never decreases, so max-pooli
 (the minimum where the scale is negative): BatchNorm, activation and GroupNorm then work on the
 pooled image only.
 
-On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE).
+On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -21,18 +22,19 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE: 7855ee592e5d3718b92e1f7b802d1536d7ad4350030011e3618aa2d84ac3f30e
-sha256 of CPU_SOURCE:  b798cdbd4fd356201be232c7965aab5f0227eb8f9d2efc153d56b9c555df30e2
+sha256 of CUDA_SOURCE:     f3cc53315c96a05d987517f618675167468771f075157b7d81d5ef3c0c1948c4
+sha256 of CPU_SOURCE:      b8720e7d9560c3f680ade708a4807cd649344bbb0426de42bcfb69644d611ff3
+sha256 of OPERATOR_SOURCE: 533926de80a5ea0482b2ba7819054d148aa17e7fa3866695e073d8b50ea9afaa
 """
 
 from typing import NamedTuple as _NamedTuple
-import ctypes as _ctypes
 import fcntl as _fcntl
-import functools as _functools
 import hashlib as _hashlib
-import itertools as _itertools
 import os as _os
+import re as _re
+import tempfile as _tempfile
 import torch
+import torch.autograd.forward_ad as _forward_ad
 import torch.nn as nn
 import torch.utils.cpp_extension as _cpp_extension
 
@@ -57,21 +59,26 @@ CUDA_SOURCE = r"""
 //   affine[c] = { running_mean[c], weight[c] / sqrt(running_var[c] + eps), bias[c] }
 
 // ---- kernels_src/cuda/batch_norm_finalise.cuh
-// Training-mode BatchNorm statistics: partial moments -> one affine map per channel, and the batch's statistics.
+// Training-mode BatchNorm statistics: partial moments -> one affine map per channel, and what is kept of the batch.
 //   mean, var over samples and pixels (biased), affine[c] = { mean, weight[c] / sqrt(var + eps), bias[c] }
+//   running statistics move towards the batch's (../running_statistics.h)
 // partials [rows][channels], rows = batch * num_partials. One block per channel, fp64, fixed order.
 
-// ---- kernels_src/cuda/group_norm_moments.cuh
-// Moments within a warp and across a block, and what a normalisation does to one channel.
+// ---- kernels_src/running_statistics.h
+// What BatchNorm keeps between calls, moved towards a batch's statistics as PyTorch does.
 
-// ---- kernels_src/cuda/group_norm_storage.cuh
-// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+// ---- kernels_src/call.h
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
+// Vectors and tensors have the call's dtype unless stated.
 
-#include <cstring>
-
-// ---- kernels_src/moments.h
-// Running moments of a set of values, combined without cancellation.
-// Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+// ---- kernels_src/problem.h
+// The transposed convolution as every kernel sees it: shapes, and the tap table.
+//
+//   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
+//   for exactly those taps where  oh + ph - kh*dh = ih*sh  and  ow + pw - kw*dw = iw*sw,  0 <= ih < H, 0 <= iw < W
+//   out height = (H - 1)*sh - 2*ph + dh*(kernel_h - 1) + output_padding_h + 1
+//   (source: PyTorch ConvTranspose2d documentation). Output padding is only in out_h / out_w.
 
 // ---- kernels_src/common.h
 // What every translation unit shares: host/device qualifiers, dtypes, math modes, error codes.
@@ -84,8 +91,8 @@ CUDA_SOURCE = r"""
 #define TCONV_HD inline
 #endif
 
-// Symbols called from Python; everything else stays hidden so that two builds can live in one process.
-#define TCONV_EXPORT extern "C" __attribute__((visibility("default")))
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
 
 namespace tconv {
 
@@ -98,7 +105,16 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -109,6 +125,153 @@ enum Status : int64_t {
 };
 
 }  // namespace tconv
+
+namespace tconv {
+
+struct ConvTransposeProblem {
+  int64_t batch, in_channels, out_channels, groups;
+  int64_t in_h, in_w, out_h, out_w;
+  int64_t kernel_h, kernel_w;
+  int64_t stride_h, stride_w;
+  int64_t padding_h, padding_w;
+  int64_t dilation_h, dilation_w;
+  // Strides of x in elements; weight [in_channels, out_channels/groups, kernel_h, kernel_w] and
+  // out [batch, out_channels, out_h, out_w] are contiguous.
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+};
+
+// One axis of one phase. Outputs with the same residue modulo the stride use the same taps with the
+// same input offsets, so a phase is a stride-1 sliding product:
+//   output  o(q) = out_first + q * out_step          for q in [0, out_count)
+//   tap     k(j) = tap_first + j * tap_step          for j in [0, tap_count)
+//   input   i(q, j) = q + offset_first - j * offset_step     (absent where outside [0, in))
+struct AxisPhase {
+  int out_first, out_step;
+  int64_t out_count;
+  int tap_first, tap_step, tap_count;
+  int offset_first, offset_step;
+};
+
+TCONV_HD int64_t gcd(int64_t a, int64_t b) {
+  while (b != 0) {
+    int64_t r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+// The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
+// A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
+// k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
+                                   int64_t dilation, int64_t residue) {
+  AxisPhase p{};
+  const int64_t g = gcd(stride, dilation);
+  p.out_first = static_cast<int>(residue);
+  p.out_step = static_cast<int>(stride);
+  p.out_count = residue < out ? (out - residue + stride - 1) / stride : 0;
+  p.tap_step = static_cast<int>(stride / g);
+  p.offset_step = static_cast<int>(dilation / g);
+  for (int64_t k = 0; k < kernel && k < stride / g; ++k) {
+    const int64_t numerator = residue + padding - k * dilation;
+    if (numerator % stride != 0) continue;
+    p.tap_first = static_cast<int>(k);
+    p.tap_count = static_cast<int>((kernel - k + p.tap_step - 1) / p.tap_step);
+    p.offset_first = static_cast<int>(numerator / stride);  // exact
+    break;
+  }
+  return p;
+}
+
+TCONV_HD AxisPhase phase_h(const ConvTransposeProblem& p, int64_t residue) {
+  return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
+}
+
+TCONV_HD AxisPhase phase_w(const ConvTransposeProblem& p, int64_t residue) {
+  return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
+}
+
+}  // namespace tconv
+
+namespace tconv {
+
+constexpr int kMaxChannelVectors = 4;
+
+struct ConvCall {
+  ConvTransposeProblem problem;
+  int64_t dtype;          // DType of x, weight, bias, channel vectors, out
+  int64_t math;           // MathMode
+  int64_t kernel_choice;  // KernelChoice
+  int64_t num_threads;    // CPU only
+  const void* x;
+  const void* weight;
+  const void* bias;                                  // [out_channels] or null
+  const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
+  void* out;                                         // contiguous NCHW
+  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  int64_t workspace_bytes;
+  void* stream;  // CUDA only
+};
+
+// out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
+struct GroupNormArgs {
+  int64_t num_groups;
+  double eps;
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
+};
+
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
+// null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
+// BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
+struct BatchNormPoolArgs {
+  int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
+  double eps;
+  const void* weight;        // [channels] or null
+  const void* bias;          // [channels] or null
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;  // out or null, written when use_batch_stats == 1
+  void* batch_var;   // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
+  int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
+  int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
+  int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
+};
+
+// Pattern 1: transposed convolution + element-wise epilogue.
+struct ConvOnlyCall {
+  ConvCall conv;
+};
+
+// Pattern 2: ... + GroupNorm.  conv.out is the normalised output.
+struct ConvGroupNormCall {
+  ConvCall conv;
+  GroupNormArgs group_norm;
+};
+
+// Pattern 3: transposed convolution + BatchNorm + activation + max-pool + GroupNorm.
+// conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
+struct ConvBatchNormPoolGroupNormCall {
+  ConvCall conv;
+  BatchNormPoolArgs batch_norm_pool;
+  GroupNormArgs group_norm;
+};
+
+}  // namespace tconv
+// ---- kernels_src/moments.h
+// Running moments of a set of values, combined without cancellation.
+// Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+
 
 namespace tconv {
 
@@ -132,6 +295,29 @@ struct MomentsF64 {
 };
 
 }  // namespace tconv
+
+namespace tconv {
+
+// One channel; T is the type in which they are kept. A batch of one value has no unbiased variance: PyTorch refuses it.
+template <typename T>
+TCONV_HD void update_running_statistics(const RunningStatistics& running, int64_t channel, const MomentsF64& batch) {
+  if (running.mean == nullptr) return;
+  const double factor = running.num_batches != nullptr ? 1.0 / static_cast<double>(*running.num_batches) : running.momentum;
+  T& mean = static_cast<T*>(running.mean)[channel];
+  T& var = static_cast<T*>(running.var)[channel];
+  mean = static_cast<T>(mean + factor * (batch.mean - mean));
+  var = static_cast<T>(var + factor * (batch.m2 / (batch.count - 1) - var));
+}
+
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_moments.cuh
+// Moments within a warp and across a block, and what a normalisation does to one channel.
+
+// ---- kernels_src/cuda/group_norm_storage.cuh
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+
+#include <cstring>
+
 // ---- kernels_src/cuda/check.h
 // Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
 
@@ -483,13 +669,14 @@ template <typename S>
 __global__ void __launch_bounds__(BatchNormFinaliseConfig::kThreads)
     batch_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t rows, int64_t channels,
                                BatchNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table,
-                               AccOf<S>* __restrict__ batch_mean, AccOf<S>* __restrict__ batch_var) {
+                               AccOf<S>* __restrict__ batch_mean, AccOf<S>* __restrict__ batch_var, RunningStatistics running) {
   const int64_t channel = blockIdx.x;
   const MomentsF64 m = block_combine(partials + channel, rows, 1, channels);
   if (threadIdx.x != 0) return;
   const double variance = m.m2 / m.count;
-  batch_mean[channel] = static_cast<AccOf<S>>(m.mean);
-  batch_var[channel] = static_cast<AccOf<S>>(variance);
+  if (batch_mean != nullptr) batch_mean[channel] = static_cast<AccOf<S>>(m.mean);
+  if (batch_var != nullptr) batch_var[channel] = static_cast<AccOf<S>>(variance);
+  update_running_statistics<AccOf<S>>(running, channel, m);
   table[channel] =
       make_channel_affine<AccOf<S>>(m.mean, 1.0 / sqrt(variance + affine.eps),
                                     parameter_or(affine.weight, channel, 1.0), parameter_or(affine.bias, channel, 0.0));
@@ -498,9 +685,10 @@ __global__ void __launch_bounds__(BatchNormFinaliseConfig::kThreads)
 template <typename S>
 int64_t launch_batch_norm_finalise(const PartialOf<S>* partials, int64_t rows, int64_t channels,
                                    const BatchNormAffine<S>& affine, ChannelAffine<AccOf<S>>* table,
-                                   AccOf<S>* batch_mean, AccOf<S>* batch_var, cudaStream_t stream) {
+                                   AccOf<S>* batch_mean, AccOf<S>* batch_var, const RunningStatistics& running,
+                                   cudaStream_t stream) {
   return launch(batch_norm_finalise_kernel<S>, channels, BatchNormFinaliseConfig::kThreads, stream, partials, rows,
-                channels, affine, table, batch_mean, batch_var);
+                channels, affine, table, batch_mean, batch_var, running);
 }
 
 }  // namespace norm
@@ -536,152 +724,6 @@ struct BatchNormMaps {
 //   otherwise: partial moments (from the tensor's producer, or measured) -> finalise -> apply in place
 // The choice depends on the shape and dtype alone, so a result does not depend on the machine.
 
-// ---- kernels_src/call.h
-// Argument blocks of the exported functions. Every field is 8 bytes wide; the generated Python mirrors
-// them with ctypes. All pointers live on the device of the call (CUDA) or on the host (CPU).
-// Vectors and tensors have the call's dtype unless stated.
-
-// ---- kernels_src/problem.h
-// The transposed convolution as every kernel sees it: shapes, and the tap table.
-//
-//   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
-//   for exactly those taps where  oh + ph - kh*dh = ih*sh  and  ow + pw - kw*dw = iw*sw,  0 <= ih < H, 0 <= iw < W
-//   out height = (H - 1)*sh - 2*ph + dh*(kernel_h - 1) + output_padding_h + 1
-//   (source: PyTorch ConvTranspose2d documentation). Output padding is only in out_h / out_w.
-
-
-namespace tconv {
-
-// Every field is 8 bytes wide: the Python side mirrors this struct with ctypes.
-struct ConvTransposeProblem {
-  int64_t batch, in_channels, out_channels, groups;
-  int64_t in_h, in_w, out_h, out_w;
-  int64_t kernel_h, kernel_w;
-  int64_t stride_h, stride_w;
-  int64_t padding_h, padding_w;
-  int64_t dilation_h, dilation_w;
-  // Strides of x in elements; weight [in_channels, out_channels/groups, kernel_h, kernel_w] and
-  // out [batch, out_channels, out_h, out_w] are contiguous.
-  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-};
-
-// One axis of one phase. Outputs with the same residue modulo the stride use the same taps with the
-// same input offsets, so a phase is a stride-1 sliding product:
-//   output  o(q) = out_first + q * out_step          for q in [0, out_count)
-//   tap     k(j) = tap_first + j * tap_step          for j in [0, tap_count)
-//   input   i(q, j) = q + offset_first - j * offset_step     (absent where outside [0, in))
-struct AxisPhase {
-  int out_first, out_step;
-  int64_t out_count;
-  int tap_first, tap_step, tap_count;
-  int offset_first, offset_step;
-};
-
-TCONV_HD int64_t gcd(int64_t a, int64_t b) {
-  while (b != 0) {
-    int64_t r = a % b;
-    a = b;
-    b = r;
-  }
-  return a;
-}
-
-// The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
-// A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
-// k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
-                                   int64_t dilation, int64_t residue) {
-  AxisPhase p{};
-  const int64_t g = gcd(stride, dilation);
-  p.out_first = static_cast<int>(residue);
-  p.out_step = static_cast<int>(stride);
-  p.out_count = residue < out ? (out - residue + stride - 1) / stride : 0;
-  p.tap_step = static_cast<int>(stride / g);
-  p.offset_step = static_cast<int>(dilation / g);
-  for (int64_t k = 0; k < kernel && k < stride / g; ++k) {
-    const int64_t numerator = residue + padding - k * dilation;
-    if (numerator % stride != 0) continue;
-    p.tap_first = static_cast<int>(k);
-    p.tap_count = static_cast<int>((kernel - k + p.tap_step - 1) / p.tap_step);
-    p.offset_first = static_cast<int>(numerator / stride);  // exact
-    break;
-  }
-  return p;
-}
-
-TCONV_HD AxisPhase phase_h(const ConvTransposeProblem& p, int64_t residue) {
-  return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
-}
-
-TCONV_HD AxisPhase phase_w(const ConvTransposeProblem& p, int64_t residue) {
-  return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
-}
-
-}  // namespace tconv
-
-namespace tconv {
-
-constexpr int kMaxChannelVectors = 4;
-
-struct ConvCall {
-  ConvTransposeProblem problem;
-  int64_t dtype;          // DType of x, weight, bias, channel vectors, out
-  int64_t math;           // MathMode
-  int64_t kernel_choice;  // KernelChoice
-  int64_t num_threads;    // CPU only
-  const void* x;
-  const void* weight;
-  const void* bias;                                  // [out_channels] or null
-  const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                         // contiguous NCHW
-  void* workspace;                                   // workspace_bytes, 256-byte aligned
-  int64_t workspace_bytes;
-  void* stream;  // CUDA only
-};
-
-// out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
-struct GroupNormArgs {
-  int64_t num_groups;
-  double eps;
-  const void* weight;  // [channels] or null
-  const void* bias;    // [channels] or null
-};
-
-// BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
-struct BatchNormPoolArgs {
-  int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
-  double eps;
-  const void* weight;        // [channels] or null
-  const void* bias;          // [channels] or null
-  const float* running_mean; // fp32 (fp64 for fp64 calls), read when use_batch_stats == 0
-  const float* running_var;
-  float* batch_mean;  // out, fp32 (fp64 for fp64 calls), written when use_batch_stats == 1
-  float* batch_var;   // out, biased variance
-  int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
-  int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
-  int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
-};
-
-// Pattern 1: transposed convolution + element-wise epilogue.
-struct ConvOnlyCall {
-  ConvCall conv;
-};
-
-// Pattern 2: ... + GroupNorm.  conv.out is the normalised output.
-struct ConvGroupNormCall {
-  ConvCall conv;
-  GroupNormArgs group_norm;
-};
-
-// Pattern 3: transposed convolution + BatchNorm + activation + max-pool + GroupNorm.
-// conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
-struct ConvBatchNormPoolGroupNormCall {
-  ConvCall conv;
-  BatchNormPoolArgs batch_norm_pool;
-  GroupNormArgs group_norm;
-};
-
-}  // namespace tconv
 // ---- kernels_src/cuda/group_norm_apply.cuh
 // data[n][c][:] = affine[n][c].apply(data[n][c][:]) in place; data [batch][channels][plane].
 // The tensor is walked as one line of 16-byte vectors, whatever the plane size: a vector inside one channel looks
@@ -1344,8 +1386,8 @@ class BatchNormPlan {
 
   // What the kernel that follows `run` applies.
   BatchNormMaps<S> maps(void* workspace) const {
-    return {args_.use_batch_stats ? table(workspace) : nullptr, reinterpret_cast<const Acc*>(args_.running_mean),
-            reinterpret_cast<const Acc*>(args_.running_var), affine()};
+    return {args_.use_batch_stats ? table(workspace) : nullptr, static_cast<const Acc*>(args_.running_mean),
+            static_cast<const Acc*>(args_.running_var), affine()};
   }
 
   // Training mode: makes the maps of data [batch][channels][plane], and args.batch_mean / batch_var.
@@ -1356,8 +1398,8 @@ class BatchNormPlan {
       TCONV_RETURN_IF_ERROR(
           launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
     return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine(), table(workspace),
-                                         reinterpret_cast<Acc*>(args_.batch_mean),
-                                         reinterpret_cast<Acc*>(args_.batch_var), stream);
+                                         static_cast<Acc*>(args_.batch_mean), static_cast<Acc*>(args_.batch_var),
+                                         args_.updated, stream);
   }
 
  private:
@@ -6608,7 +6650,7 @@ CPU_SOURCE = r"""
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
 // samples at a time are pooled while in cache; the full-size convolution output is never kept.
 // ---- kernels_src/cpu/entry.h
-// The two exported functions of every entry file. A pattern is a class template over the tensor's type:
+// The functions that the operator calls, of every entry file. A pattern is a class template over the tensor's type:
 //   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
 //   int64_t workspace_bytes() const
 //   void run()
@@ -6634,8 +6676,8 @@ CPU_SOURCE = r"""
 #define TCONV_HD inline
 #endif
 
-// Symbols called from Python; everything else stays hidden so that two builds can live in one process.
-#define TCONV_EXPORT extern "C" __attribute__((visibility("default")))
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
 
 namespace tconv {
 
@@ -6648,7 +6690,16 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -6677,9 +6728,6 @@ enum Status : int64_t {
 
 namespace tconv {
 namespace cpu {
-
-// One more KernelChoice, which only CPUs have.
-constexpr int64_t kAtMostAvx2 = 6;
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
@@ -6794,8 +6842,8 @@ struct ConvOutputs {
 #include <vector>
 
 // ---- kernels_src/call.h
-// Argument blocks of the exported functions. Every field is 8 bytes wide; the generated Python mirrors
-// them with ctypes. All pointers live on the device of the call (CUDA) or on the host (CPU).
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
 // ---- kernels_src/problem.h
@@ -6809,7 +6857,6 @@ struct ConvOutputs {
 
 namespace tconv {
 
-// Every field is 8 bytes wide: the Python side mirrors this struct with ctypes.
 struct ConvTransposeProblem {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;
@@ -6904,16 +6951,27 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
+// null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
 // BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
   const void* weight;        // [channels] or null
   const void* bias;          // [channels] or null
-  const float* running_mean; // fp32 (fp64 for fp64 calls), read when use_batch_stats == 0
-  const float* running_var;
-  float* batch_mean;  // out, fp32 (fp64 for fp64 calls), written when use_batch_stats == 1
-  float* batch_var;   // out, biased variance
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;  // out or null, written when use_batch_stats == 1
+  void* batch_var;   // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
   int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
@@ -7973,6 +8031,11 @@ inline int64_t run_pattern(const Call& call) {
 }  // namespace cpu
 }  // namespace tconv
 
+// fp16 and bf16 are widened before and rounded once behind.
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
+  return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
+}
+
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
     return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
@@ -8005,6 +8068,24 @@ struct Activation {
 #include <limits>
 #include <vector>
 
+// ---- kernels_src/running_statistics.h
+// What BatchNorm keeps between calls, moved towards a batch's statistics as PyTorch does.
+
+
+namespace tconv {
+
+// One channel; T is the type in which they are kept. A batch of one value has no unbiased variance: PyTorch refuses it.
+template <typename T>
+TCONV_HD void update_running_statistics(const RunningStatistics& running, int64_t channel, const MomentsF64& batch) {
+  if (running.mean == nullptr) return;
+  const double factor = running.num_batches != nullptr ? 1.0 / static_cast<double>(*running.num_batches) : running.momentum;
+  T& mean = static_cast<T*>(running.mean)[channel];
+  T& var = static_cast<T*>(running.var)[channel];
+  mean = static_cast<T>(mean + factor * (batch.mean - mean));
+  var = static_cast<T>(var + factor * (batch.m2 / (batch.count - 1) - var));
+}
+
+}  // namespace tconv
 // ---- kernels_src/cpu/affine.h
 // Normalisation as (v - center) * scale + shift.
 
@@ -8100,18 +8181,19 @@ class MaxPool {
   std::vector<T> line_;
 };
 
-// One channel's normalisation, from its batch statistics (which are then written) or the running ones.
+// One channel's normalisation, from its batch statistics (which are then written and kept) or the running ones.
 template <typename T>
 inline Affine<T> batch_norm_affine(const BatchNormPoolArgs& args, const MomentsF64& moments, int64_t channel) {
   double mean, variance;
   if (args.use_batch_stats != 0) {
     mean = moments.mean;
     variance = moments.m2 / moments.count;
-    reinterpret_cast<T*>(args.batch_mean)[channel] = T(mean);
-    reinterpret_cast<T*>(args.batch_var)[channel] = T(variance);
+    if (args.batch_mean != nullptr) static_cast<T*>(args.batch_mean)[channel] = T(mean);
+    if (args.batch_var != nullptr) static_cast<T*>(args.batch_var)[channel] = T(variance);
+    update_running_statistics<T>(args.updated, channel, moments);
   } else {
-    mean = double(reinterpret_cast<const T*>(args.running_mean)[channel]);
-    variance = double(reinterpret_cast<const T*>(args.running_var)[channel]);
+    mean = double(static_cast<const T*>(args.running_mean)[channel]);
+    variance = double(static_cast<const T*>(args.running_var)[channel]);
   }
   return make_affine(mean, variance, args.eps, static_cast<const T*>(args.weight), static_cast<const T*>(args.bias),
                      channel);
@@ -8273,7 +8355,702 @@ class ConvBatchNormPoolGroupNorm {
 TCONV_EXPORT_PATTERN(ConvBatchNormPoolGroupNorm, ConvBatchNormPoolGroupNormCall)
 """
 
+OPERATOR_SOURCE = r"""
+// ---- kernels_src/binding/operator_conv_batch_norm_pool_group_norm.cpp
+// The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm.
+// ---- kernels_src/binding/cuda_half.h
+// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the operator in
+// the same file.)
+
+
+#if defined(TCONV_WITH_CUDA)
+#define TCONV_DECLARE_CUDA_HALF(CALL)                                    \
+  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*);   \
+  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);               \
+  TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
+#else
+#define TCONV_DECLARE_CUDA_HALF(CALL)
+#endif
+
+TCONV_DECLARE_CUDA_HALF(ConvBatchNormPoolGroupNormCall)
+
+// ---- kernels_src/binding/conv_inputs.h
+// What every pattern's operator takes: the convolution's tensors and parameters, and how they become a ConvCall.
+
+// ---- kernels_src/binding/run.h
+// From checked tensors to one call of the kernels: dtype, workspace, device and stream.
+
+#include <cstdlib>
+#include <cstring>
+
+// ---- kernels_src/binding/arguments.h
+// Checks of the transposed convolution's arguments, and the problem that the kernels see.
+
+// ---- kernels_src/binding/tensors.h
+// Tensors through PyTorch's stable ABI. Only the files of this folder see torch.
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+// ---- kernels_src/binding/errors.h
+// What the operator refuses. std::runtime_error arrives in Python as RuntimeError, std::invalid_argument as ValueError.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tconv {
+namespace binding {
+
+inline std::string text_of(const std::string& value) { return value; }
+inline std::string text_of(const char* value) { return value; }
+inline std::string text_of(int64_t value) { return std::to_string(value); }
+
+template <typename... Parts>
+std::string joined(const Parts&... parts) {
+  std::string text;
+  ((text += text_of(parts)), ...);
+  return text;
+}
+
+template <typename... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  throw std::runtime_error(joined("conv_transpose2d: ", parts...));
+}
+
+// Where PyTorch raises ValueError.
+template <typename... Parts>
+[[noreturn]] void refuse_value(const Parts&... parts) {
+  throw std::invalid_argument(joined(parts...));
+}
+
+// "(1, 2)", and "(5,)" as Python writes it.
+inline std::string tuple_text(const int64_t* values, size_t count) {
+  std::string text = "(";
+  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + (count == 1 ? ",)" : ")");
+}
+
+struct Pair {
+  int64_t h, w;
+
+  int64_t smallest() const { return h < w ? h : w; }
+  int64_t operator[](int axis) const { return axis == 0 ? h : w; }
+};
+
+inline std::string text_of(const Pair& pair) {
+  const int64_t values[] = {pair.h, pair.w};
+  return tuple_text(values, 2);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+using Tensor = torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+struct Device {
+  int32_t type, index;
+
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+
+  std::string name() const {
+    if (type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(index);
+    if (is_cpu()) return "cpu";
+    return type == aoti_torch_device_type_meta() ? "meta" : "device type " + std::to_string(type);
+  }
+};
+
+inline Device device_of(const Tensor& tensor) {
+  Device device{};
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
+  return device;
+}
+
+inline int32_t torch_dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+struct TorchDType {
+  int32_t code;
+  const char* name;
+  int64_t kernel_dtype;  // of enum DType, or -1
+};
+
+inline const TorchDType* torch_dtypes(size_t* count) {
+  static const TorchDType known[] = {
+      {aoti_torch_dtype_float32(), "torch.float32", kFloat32},
+      {aoti_torch_dtype_float64(), "torch.float64", kFloat64},
+      {aoti_torch_dtype_float16(), "torch.float16", kFloat16},
+      {aoti_torch_dtype_bfloat16(), "torch.bfloat16", kBFloat16},
+      {aoti_torch_dtype_int64(), "torch.int64", -1},
+      {aoti_torch_dtype_int32(), "torch.int32", -1},
+      {aoti_torch_dtype_int16(), "torch.int16", -1},
+      {aoti_torch_dtype_int8(), "torch.int8", -1},
+      {aoti_torch_dtype_uint8(), "torch.uint8", -1},
+      {aoti_torch_dtype_bool(), "torch.bool", -1},
+      {aoti_torch_dtype_complex64(), "torch.complex64", -1},
+      {aoti_torch_dtype_complex128(), "torch.complex128", -1},
+  };
+  *count = sizeof(known) / sizeof(known[0]);
+  return known;
+}
+
+inline const TorchDType* find_dtype(int32_t code) {
+  size_t count = 0;
+  const TorchDType* known = torch_dtypes(&count);
+  for (size_t i = 0; i < count; ++i)
+    if (known[i].code == code) return known + i;
+  return nullptr;
+}
+
+// The enum DType of a torch dtype, or -1.
+inline int64_t kernel_dtype(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? -1 : found->kernel_dtype;
+}
+
+inline int32_t torch_dtype(int64_t dtype) {
+  size_t count = 0;
+  return torch_dtypes(&count)[dtype].code;  // the first four are those of enum DType, in its order
+}
+
+inline std::string dtype_name(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? "dtype " + std::to_string(code) : found->name;
+}
+
+// "(2, 64, 5, 5)"
+inline std::string shape_text(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return tuple_text(sizes.data(), sizes.size());
+}
+
+// Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
+// (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
+inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
+  constexpr size_t kMostDims = 4;
+  int64_t strides[kMostDims], elements = 1;
+  for (size_t axis = dim; axis-- > 0;) {
+    strides[axis] = elements;
+    elements *= sizes[axis] > 1 ? sizes[axis] : 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(static_cast<int64_t>(dim), sizes, strides, dtype, device.type, device.index, &handle))
+    refuse("cannot allocate ", elements * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)), " bytes on ",
+           device.name());
+  return Tensor(handle);
+}
+
+inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+
+inline OptionalTensor dense(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
+}
+
+inline Tensor converted(const Tensor& tensor, int64_t dtype) {
+  if (kernel_dtype(torch_dtype_of(tensor)) == dtype) return tensor;
+  const torch::headeronly::ScalarType types[] = {
+      torch::headeronly::ScalarType::Float, torch::headeronly::ScalarType::Double, torch::headeronly::ScalarType::Half,
+      torch::headeronly::ScalarType::BFloat16};
+  return torch::stable::to(tensor, types[dtype]);
+}
+
+inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
+  return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
+}
+
+inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
+inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Parameters of nn.ConvTranspose2d.
+struct Geometry {
+  Pair stride, padding, output_padding, dilation;
+  int64_t groups;
+};
+
+inline void check_geometry(const Geometry& g) {
+  if (g.stride.smallest() <= 0) refuse("stride must be positive, got ", g.stride);
+  if (g.padding.smallest() < 0) refuse("padding must be non-negative, got ", g.padding);
+  if (g.dilation.smallest() <= 0) refuse("dilation must be positive, got ", g.dilation);
+  if (g.groups <= 0) refuse("groups must be positive, got ", g.groups);
+  if (g.output_padding.smallest() < 0) refuse("output_padding must be non-negative, got ", g.output_padding);
+  for (int axis = 0; axis < 2; ++axis)
+    if (g.output_padding[axis] >= g.stride[axis] && g.output_padding[axis] >= g.dilation[axis])
+      refuse("output_padding must be smaller than stride or dilation on each axis, got output_padding ",
+             g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
+}
+
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x) {
+  if (torch_dtype_of(value) != torch_dtype_of(x))
+    refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
+           dtype_name(torch_dtype_of(x)));
+  if (!(device_of(value) == device_of(x)))
+    refuse(name, " must be on the input's device, got ", name, " on ", device_of(value).name(), " and input on ",
+           device_of(x).name());
+}
+
+// An optional tensor of one value per channel.
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+  if (!value) return;
+  if (value->dim() != 1 || value->size(0) != channels)
+    refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
+  check_same_kind(name, *value, x);
+}
+
+// One axis of the output. Source: PyTorch ConvTranspose2d documentation.
+inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
+}
+
+// The problem of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
+// [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
+inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+  check_geometry(g);
+  const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
+  if (sizes.size() != 3 && sizes.size() != 4)
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ", shape_text(x));
+  if (kernel.size() != 4)
+    refuse("weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+           shape_text(weight));
+  if (kernel_dtype(torch_dtype_of(x)) < 0)
+    refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
+  check_same_kind("weight", weight, x);
+  const bool batched = sizes.size() == 4;
+  const size_t first = batched ? 1 : 0;
+  const int64_t channels = sizes[first], height = sizes[first + 1], width = sizes[first + 2];
+  if (kernel[0] != channels)
+    refuse("input must have ", kernel[0], " channels, the first dimension of weight ", shape_text(weight), ", got ",
+           channels, " in an input of shape ", shape_text(x));
+  if (channels % g.groups != 0)
+    refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
+  if (channels <= 0 || height <= 0 || width <= 0)
+    refuse("only the batch may be empty, got an input of shape ", shape_text(x));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0) refuse("weight must not be empty, got shape ", shape_text(weight));
+  const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
+  check_channel_vector("bias", bias, kernel[1] * g.groups, x);
+  if (out.smallest() <= 0)
+    refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
+           ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
+
+  ConvTransposeProblem p{};
+  p.batch = batched ? sizes[0] : 1;
+  p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
+  p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;
+  p.kernel_h = kernel[2], p.kernel_w = kernel[3];
+  p.stride_h = g.stride.h, p.stride_w = g.stride.w;
+  p.padding_h = g.padding.h, p.padding_w = g.padding.w;
+  p.dilation_h = g.dilation.h, p.dilation_w = g.dilation.w;
+  p.x_stride_n = batched ? strides[0] : 0;
+  p.x_stride_c = strides[first], p.x_stride_h = strides[first + 1], p.x_stride_w = strides[first + 2];
+  return p;
+}
+
+// GroupNorm over `shape` [batch, channels, h, w], as PyTorch checks it.
+inline void check_group_norm(const int64_t* shape, size_t dim, int64_t num_groups, const OptionalTensor& weight,
+                             const OptionalTensor& bias, const Tensor& x) {
+  if (dim != 4)
+    refuse("an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension");
+  const int64_t channels = shape[1];
+  if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
+  if (channels % num_groups != 0)
+    refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
+  check_channel_vector("the GroupNorm weight", weight, channels, x);
+  check_channel_vector("the GroupNorm bias", bias, channels, x);
+  if (shape[0] * channels / num_groups * shape[2] * shape[3] == 1)
+    refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
+                 " and num_groups ", num_groups);
+}
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/kernel_names.h
+// TCONV_KERNEL: the names of the kernels that can be forced.
+
+#include <cstring>
+
+
+// A pattern's own names, each {name, KernelChoice}.
+#ifndef TCONV_MORE_KERNELS
+#define TCONV_MORE_KERNELS
+#endif
+
+namespace tconv {
+namespace binding {
+
+struct KernelName {
+  const char* name;
+  int64_t choice;
+};
+
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},     {"plain", kPlain}, {"portable", kPortable}, {"hopper", kHopper},
+                                       {"direct", kDirect}, {"held", kHeld},   {"avx2", kAtMostAvx2},   TCONV_MORE_KERNELS};
+
+// null: auto.
+inline int64_t kernel_choice(const char* name) {
+  if (name == nullptr) return kAuto;
+  std::string allowed;
+  for (const KernelName& known : kKernelNames) {
+    if (std::strcmp(name, known.name) == 0) return known.choice;
+    allowed += joined(allowed.empty() ? "" : ", ", known.name);
+  }
+  refuse_value("TCONV_KERNEL must be one of ", allowed, ", got '", name, "'");
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+// How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
+inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
+  ConvCall call{};
+  call.problem = problem;
+  call.dtype = dtype;
+  call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
+  call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
+  return call;
+}
+
+[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+  switch (status) {
+    case kUnsupportedDType: refuse("the kernel does not support this dtype");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
+    case kWorkspaceTooSmall: refuse("the workspace is too small");
+    default: break;
+  }
+  if (status < 0) refuse("status ", status);
+  refuse("CUDA error ", status, ": ", cuda_error);
+}
+
+// What a half of the library has for a pattern's argument block.
+template <typename Call>
+struct Half {
+  int64_t (*workspace_bytes)(const Call*);
+  int64_t (*run)(const Call*);
+  const char* (*error_string)(int64_t);
+};
+
+// call: filled but for workspace, threads and stream.
+template <typename Call>
+void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  const int64_t needed = half.workspace_bytes(&call);
+  if (needed < 0) raise_failure(needed, "");
+  OptionalTensor workspace;
+  if (needed > 0) {
+    const int64_t bytes = needed + kWorkspaceAlignment;
+    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace_bytes = needed;
+  }
+  const int64_t status = half.run(&call);
+  if (status != kOk) raise_failure(status, half.error_string(status));
+}
+
+#if defined(TCONV_WITH_CUDA)
+// The input's device is current while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Device& device) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device.index, &guard_));
+  }
+  ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+#endif
+
+// Runs on the host, or on the current stream of the input's device.
+template <typename Call>
+void launch(Call& call, const Device& device) {
+  if (device.is_cpu()) {
+    call.conv.num_threads = torch::stable::get_num_threads();
+    const auto no_text = [](int64_t) { return ""; };
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+  }
+#if defined(TCONV_WITH_CUDA)
+  const CurrentDevice current(device);
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
+#else
+  refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
+#endif
+}
+
+// The dtype in which tensors on `device` are computed.
+inline int64_t computed_dtype(int64_t dtype, const Device& device) {
+  return device.is_cpu() ? tconv_cpu_computes_in(dtype) : dtype;
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+// STABLE_TORCH_LIBRARY pastes its argument: this one expands it first.
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+
+namespace tconv {
+namespace binding {
+
+struct ConvInputs {
+  Tensor x, weight;
+  OptionalTensor bias;
+  OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
+  ConvTransposeProblem problem;
+  Device device;
+  int32_t dtype;           // torch's, of x and of the output
+  int64_t computed_dtype;  // enum DType
+
+  // Checked. Raises where PyTorch does.
+  ConvInputs(const Tensor& x_, const Tensor& weight_, const OptionalTensor& bias_, const Geometry& geometry)
+      : x(x_), weight(weight_), bias(bias_), problem(make_problem(x_, weight_, bias_, geometry)), device(device_of(x_)),
+        dtype(torch_dtype_of(x_)),
+        computed_dtype(binding::computed_dtype(kernel_dtype(dtype), device)) {}
+
+  void take_vectors(std::initializer_list<const OptionalTensor*> given) {
+    size_t count = 0;
+    for (const OptionalTensor* vector : given) {
+      check_channel_vector("a per-channel operand", *vector, problem.out_channels, x);
+      vectors[count++] = *vector;
+    }
+  }
+
+  bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
+
+  // An affine parameter or a running statistic as the kernels read it.
+  OptionalTensor readable(const OptionalTensor& tensor) const { return dense(converted(tensor, computed_dtype)); }
+
+  // Output shape [batch,] channels, h, w.
+  void shape(int64_t out_h, int64_t out_w, int64_t (&sizes)[4], size_t* dim) const {
+    *dim = static_cast<size_t>(x.dim());
+    int64_t* size = sizes;
+    if (*dim == 4) *size++ = problem.batch;
+    size[0] = problem.out_channels, size[1] = out_h, size[2] = out_w;
+  }
+
+  // Where the kernels write; `finished` turns it into what the operator returns.
+  Tensor allocate_output(int64_t out_h, int64_t out_w) const {
+    int64_t sizes[4];
+    size_t dim = 0;
+    shape(out_h, out_w, sizes, &dim);
+    return allocate(sizes, dim, torch_dtype(computed_dtype), device);
+  }
+
+  Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
+
+  // Makes the tensors what the kernels read, and the call of them.
+  ConvCall prepare(const Tensor& out, bool tf32) {
+    if (widened()) {
+      x = converted(x, computed_dtype);
+      const auto strides = x.strides();  // of the copy
+      const size_t first = x.dim() == 4 ? 1 : 0;
+      if (first == 1) problem.x_stride_n = strides[0];
+      problem.x_stride_c = strides[first], problem.x_stride_h = strides[first + 1], problem.x_stride_w = strides[first + 2];
+    }
+    weight = dense(converted(weight, computed_dtype));
+    bias = readable(bias);
+    ConvCall call = make_call(problem, computed_dtype, tf32);
+    call.x = pointer_of(x);
+    call.weight = pointer_of(weight);
+    call.bias = pointer_of(bias);
+    for (int i = 0; i < kMaxChannelVectors; ++i) {
+      vectors[i] = readable(vectors[i]);
+      call.channel_vectors[i] = pointer_of(vectors[i]);
+    }
+    call.out = pointer_of(out);
+    return call;
+  }
+};
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/pool_arguments.h
+// Checks of BatchNorm2d and MaxPool2d.
+
+
+namespace tconv {
+namespace binding {
+
+// Parameters of nn.MaxPool2d.
+struct Pool {
+  Pair kernel, stride, padding, dilation;
+  bool ceil_mode;
+};
+
+inline void check_pool(const Pool& pool) {
+  if (pool.kernel.smallest() <= 0) refuse("the pool's kernel_size must be positive, got ", pool.kernel);
+  if (pool.stride.smallest() <= 0) refuse("the pool's stride must be positive, got ", pool.stride);
+  if (pool.dilation.smallest() <= 0) refuse("the pool's dilation must be positive, got ", pool.dilation);
+  for (int axis = 0; axis < 2; ++axis)
+    if (pool.padding[axis] < 0 || pool.padding[axis] > (pool.dilation[axis] * (pool.kernel[axis] - 1) + 1) / 2)
+      refuse("the pool's padding must be between 0 and half of the dilated kernel, got padding ", pool.padding,
+             ", kernel_size ", pool.kernel, ", dilation ", pool.dilation);
+}
+
+// One axis after nn.MaxPool2d: in ceil_mode a last window that starts beyond the image is dropped.
+inline int64_t pooled_size(int64_t size, int axis, const Pool& pool) {
+  const int64_t stride = pool.stride[axis];
+  const int64_t reach = size + 2 * pool.padding[axis] - pool.dilation[axis] * (pool.kernel[axis] - 1) - 1;
+  if (reach < 0) return 0;
+  if (!pool.ceil_mode) return reach / stride + 1;
+  const int64_t pooled = (reach + stride - 1) / stride + 1;
+  return (pooled - 1) * stride >= size + pool.padding[axis] ? pooled - 1 : pooled;
+}
+
+inline Pair pooled_image(int64_t height, int64_t width, const Pool& pool) {
+  check_pool(pool);
+  const Pair pooled = {pooled_size(height, 0, pool), pooled_size(width, 1, pool)};
+  if (pooled.smallest() <= 0)
+    refuse("the pooled output must have a positive size, got ", pooled.h, " x ", pooled.w, " for an image of ", height,
+           " x ", width, " and a kernel of ", pool.kernel);
+  return pooled;
+}
+
+inline void check_running(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+  if (!value) refuse(name, " is needed where batch statistics are not used, got None");
+  if (value->dim() != 1 || value->size(0) != channels || !(device_of(*value) == device_of(x)))
+    refuse(name, " must have shape (", channels, ",) on ", device_of(x).name(), ", got ", shape_text(*value), " on ",
+           device_of(*value).name());
+}
+
+// BatchNorm2d over a convolution's output of `shape`; ValueError as PyTorch for a wrong number of dimensions or values.
+inline void check_batch_norm(const int64_t* shape, size_t dim, bool use_batch_stats, const OptionalTensor& weight,
+                             const OptionalTensor& bias, const OptionalTensor& mean, const OptionalTensor& var,
+                             const Tensor& x) {
+  if (dim != 4)
+    refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
+                 tuple_text(shape, dim));
+  check_channel_vector("the BatchNorm weight", weight, shape[1], x);
+  check_channel_vector("the BatchNorm bias", bias, shape[1], x);
+  if (!use_batch_stats) {
+    check_running("running_mean", mean, shape[1], x);
+    check_running("running_var", var, shape[1], x);
+  } else if (shape[0] * shape[2] * shape[3] == 1) {
+    refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));
+  }
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// A buffer that the kernels write: of the type in which statistics are kept.
+inline void* writable(const char* name, const OptionalTensor& buffer, const ConvInputs& inputs) {
+  if (!buffer) return nullptr;
+  const int64_t wanted = inputs.computed_dtype == kFloat64 ? kFloat64 : kFloat32;
+  if (kernel_dtype(torch_dtype_of(*buffer)) != wanted || !buffer->is_contiguous() || buffer->dim() != 1 ||
+      buffer->size(0) != inputs.problem.out_channels || !(device_of(*buffer) == inputs.device))
+    refuse(name, " must be a contiguous tensor of shape (", inputs.problem.out_channels, ",) in ",
+           dtype_name(torch_dtype(wanted)), " on ", inputs.device.name(), ", got ", shape_text(*buffer), " in ",
+           dtype_name(torch_dtype_of(*buffer)), " on ", device_of(*buffer).name());
+  return buffer->data_ptr();
+}
+
+// use_batch_stats: running_mean and running_var, where given, move towards the batch's by momentum, or, where num_batches is
+// given, by 1 / num_batches; batch_mean and batch_var receive the batch's mean and biased variance. Else they are read.
+Tensor run(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t stride_h, int64_t stride_w,
+           int64_t padding_h, int64_t padding_w, int64_t output_padding_h, int64_t output_padding_w, int64_t dilation_h,
+           int64_t dilation_w, int64_t groups, bool tf32, const OptionalTensor& batch_norm_weight,
+           const OptionalTensor& batch_norm_bias, const OptionalTensor& running_mean, const OptionalTensor& running_var,
+           const OptionalTensor& num_batches, double momentum, const OptionalTensor& batch_mean,
+           const OptionalTensor& batch_var, bool use_batch_stats, double batch_norm_eps, int64_t pool_kernel_h,
+           int64_t pool_kernel_w, int64_t pool_stride_h, int64_t pool_stride_w, int64_t pool_padding_h,
+           int64_t pool_padding_w, int64_t pool_dilation_h, int64_t pool_dilation_w, bool ceil_mode, int64_t num_groups,
+           const OptionalTensor& norm_weight, const OptionalTensor& norm_bias, double norm_eps) {
+  ConvInputs inputs(x, weight, bias,
+                    {{stride_h, stride_w}, {padding_h, padding_w}, {output_padding_h, output_padding_w},
+                     {dilation_h, dilation_w}, groups});
+  const ConvTransposeProblem& p = inputs.problem;
+  int64_t sizes[4];
+  size_t dim = 0;
+  inputs.shape(p.out_h, p.out_w, sizes, &dim);
+  check_batch_norm(sizes, dim, use_batch_stats, batch_norm_weight, batch_norm_bias, running_mean, running_var, x);
+  const Pool pool = {{pool_kernel_h, pool_kernel_w}, {pool_stride_h, pool_stride_w}, {pool_padding_h, pool_padding_w},
+                     {pool_dilation_h, pool_dilation_w}, ceil_mode};
+  const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
+  inputs.shape(pooled.h, pooled.w, sizes, &dim);
+  check_group_norm(sizes, dim, num_groups, norm_weight, norm_bias, x);
+
+  const Tensor out = inputs.allocate_output(pooled.h, pooled.w);
+  if (p.batch == 0) return inputs.finished(out);
+  const OptionalTensor scale = inputs.readable(batch_norm_weight), shift = inputs.readable(batch_norm_bias);
+  const OptionalTensor group_scale = inputs.readable(norm_weight), group_shift = inputs.readable(norm_bias);
+  ConvBatchNormPoolGroupNormCall call{};
+  call.conv = inputs.prepare(out, tf32);
+  BatchNormPoolArgs& norm = call.batch_norm_pool;
+  norm.use_batch_stats = use_batch_stats;
+  norm.eps = batch_norm_eps;
+  norm.weight = pointer_of(scale), norm.bias = pointer_of(shift);
+  OptionalTensor mean, var;
+  if (use_batch_stats) {
+    norm.batch_mean = writable("batch_mean", batch_mean, inputs), norm.batch_var = writable("batch_var", batch_var, inputs);
+    norm.updated.mean = writable("running_mean", running_mean, inputs);
+    norm.updated.var = writable("running_var", running_var, inputs);
+    norm.updated.momentum = momentum;
+    norm.updated.num_batches = static_cast<const int64_t*>(pointer_of(num_batches));
+  } else {
+    const int64_t kept = inputs.computed_dtype == kFloat64 ? kFloat64 : kFloat32;
+    mean = dense(converted(running_mean, kept)), var = dense(converted(running_var, kept));
+    norm.running_mean = pointer_of(mean), norm.running_var = pointer_of(var);
+  }
+  norm.pool_kernel_h = pool_kernel_h, norm.pool_kernel_w = pool_kernel_w;
+  norm.pool_stride_h = pool_stride_h, norm.pool_stride_w = pool_stride_w;
+  norm.pool_padding_h = pool_padding_h, norm.pool_padding_w = pool_padding_w;
+  norm.pool_dilation_h = pool_dilation_h, norm.pool_dilation_w = pool_dilation_w;
+  norm.pooled_h = pooled.h, norm.pooled_w = pooled.w;
+  call.group_norm = {num_groups, norm_eps, pointer_of(group_scale), pointer_of(group_shift)};
+  launch(call, inputs.device);
+  return inputs.finished(out);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+TCONV_LIBRARY(TCONV_NAMESPACE, library) {
+  library.def(
+      "run(Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "
+      "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, "
+      "Tensor? batch_norm_weight, Tensor? batch_norm_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+      "Tensor? num_batches, float momentum, Tensor(c!)? batch_mean, Tensor(d!)? batch_var, bool use_batch_stats, "
+      "float batch_norm_eps, int pool_kernel_h, int pool_kernel_w, int pool_stride_h, int pool_stride_w, "
+      "int pool_padding_h, int pool_padding_w, int pool_dilation_h, int pool_dilation_w, bool ceil_mode, int num_groups, "
+      "Tensor? norm_weight, Tensor? norm_bias, float norm_eps) -> Tensor");
+}
+
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
+"""
+
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
+_DIGEST = '4a3ac9e1c1e07d2881ac98763b6f0b21d57887d21d9062728dba885ede633350'
 
 
 class _Tanh:
@@ -8291,94 +9068,23 @@ def _pair(value) -> tuple:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-_KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-_MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {
-    "auto": 0,
-    "plain": 1,
-    "portable": 2,
-    "hopper": 3,
-    "direct": 4,
-    "held": 5,
-    "avx2": 6,
-}
-_STATUS_MESSAGES = {
-    -1: "the kernel does not support this dtype",
-    -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
-    -3: "the workspace is too small",
-}
-_MAX_CHANNEL_VECTORS = 4
-_int64 = _ctypes.c_int64
-_pointer = _ctypes.c_void_p
+class _Allocation:
+    """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
+    what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is RuntimeError:
+            failed = _re.search(r"cannot allocate (\d+) bytes on (\S+)", str(error))
+            if failed:
+                torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
+        return False
 
 
-class _Problem(_ctypes.Structure):
-    _fields_ = [
-        (name, _int64)
-        for name in (
-            "batch in_channels out_channels groups in_h in_w out_h out_w kernel_h kernel_w "
-            "stride_h stride_w padding_h padding_w dilation_h dilation_w "
-            "x_stride_n x_stride_c x_stride_h x_stride_w"
-        ).split()
-    ]
-
-
-class _ConvCall(_ctypes.Structure):
-    _fields_ = [
-        ("problem", _Problem),
-        ("dtype", _int64),
-        ("math", _int64),
-        ("kernel_choice", _int64),
-        ("num_threads", _int64),
-        ("x", _pointer),
-        ("weight", _pointer),
-        ("bias", _pointer),
-        ("channel_vectors", _pointer * _MAX_CHANNEL_VECTORS),
-        ("out", _pointer),
-        ("workspace", _pointer),
-        ("workspace_bytes", _int64),
-        ("stream", _pointer),
-    ]
-
-
-class _GroupNormArgs(_ctypes.Structure):
-    _fields_ = [
-        ("num_groups", _int64),
-        ("eps", _ctypes.c_double),
-        ("weight", _pointer),
-        ("bias", _pointer),
-    ]
-
-
-class _BatchNormPoolArgs(_ctypes.Structure):
-    _fields_ = [
-        ("use_batch_stats", _int64),
-        ("eps", _ctypes.c_double),
-        ("weight", _pointer),
-        ("bias", _pointer),
-        ("running_mean", _pointer),
-        ("running_var", _pointer),
-        ("batch_mean", _pointer),
-        ("batch_var", _pointer),
-        ("pool_kernel_h", _int64),
-        ("pool_kernel_w", _int64),
-        ("pool_stride_h", _int64),
-        ("pool_stride_w", _int64),
-        ("pool_padding_h", _int64),
-        ("pool_padding_w", _int64),
-        ("pool_dilation_h", _int64),
-        ("pool_dilation_w", _int64),
-        ("pooled_h", _int64),
-        ("pooled_w", _int64),
-    ]
-
-
-class _ConvBatchNormPoolGroupNormCall(_ctypes.Structure):
-    _fields_ = [
-        ("conv", _ConvCall),
-        ("batch_norm_pool", _BatchNormPoolArgs),
-        ("group_norm", _GroupNormArgs),
-    ]
+_ALLOCATION = _Allocation()
 
 
 class _Conv(_NamedTuple):
@@ -8391,171 +9097,6 @@ class _Conv(_NamedTuple):
     groups: int
 
 
-def _require(condition, message: str) -> None:
-    if not condition:
-        raise RuntimeError(f"conv_transpose2d: {message}")
-
-
-def _as_pair(name: str, values) -> tuple:
-    _require(
-        len(values) == 2,
-        f"{name} must be an int or a pair (height, width), got {len(values)} values: "
-        f"{tuple(values)}",
-    )
-    return tuple(values)
-
-
-def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
-    """Pairs of the right length and range; RuntimeError names the argument that is not."""
-    conv = _Conv(
-        _as_pair("stride", stride),
-        _as_pair("padding", padding),
-        _as_pair("output_padding", output_padding),
-        _as_pair("dilation", dilation),
-        groups,
-    )
-    _require(min(conv.stride) > 0, f"stride must be positive, got {conv.stride}")
-    _require(min(conv.padding) >= 0, f"padding must be non-negative, got {conv.padding}")
-    _require(min(conv.dilation) > 0, f"dilation must be positive, got {conv.dilation}")
-    _require(groups > 0, f"groups must be positive, got {groups}")
-    for axis, added in enumerate(conv.output_padding):
-        _require(added >= 0, f"output_padding must be non-negative, got {conv.output_padding}")
-        limit = max(conv.stride[axis], conv.dilation[axis])
-        _require(
-            added < limit,
-            "output_padding must be smaller than stride or dilation on each axis, got "
-            "output_padding "
-            f"{conv.output_padding}, stride {conv.stride}, dilation {conv.dilation}",
-        )
-    return conv
-
-
-def _same_kind(name: str, value, x) -> None:
-    """`value` is (shape, dtype, device) of a tensor, or None; so is `x`."""
-    if value is None:
-        return
-    _require(
-        value[1] == x[1],
-        f"{name} must have the input's dtype, got {name} {value[1]} and input {x[1]}",
-    )
-    _require(
-        value[2] == x[2],
-        f"{name} must be on the input's device, got {name} on {value[2]} and input on {x[2]}",
-    )
-
-
-def _channel_vector_ok(name: str, value, channels, x) -> None:
-    """Checks an optional tensor of one value per channel, given as (shape, dtype, device)."""
-    if value is None:
-        return
-    _require(
-        len(value[0]) == 1 and value[0][0] == channels,
-        f"{name} must have shape ({channels},), one value per channel, got {tuple(value[0])}",
-    )
-    _same_kind(name, value, x)
-
-
-def _output_size(size, kernel, stride, padding, output_padding, dilation):
-    """One axis of the output. Source: PyTorch ConvTranspose2d documentation."""
-    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
-
-
-def _conv_output_shape(x, weight, bias, vectors, conv: _Conv) -> tuple:
-    """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w].
-
-    x, weight, bias, vectors: (shape, dtype, device) of each tensor, or None. Raises RuntimeError,
-    as PyTorch does, for every combination that nn.ConvTranspose2d refuses.
-    """
-    x_shape, x_dtype, _ = x
-    weight_shape = weight[0]
-    _require(
-        len(x_shape) in (3, 4),
-        "input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), "
-        f"got shape {tuple(x_shape)}",
-    )
-    _require(
-        len(weight_shape) == 4,
-        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel "
-        "width), "
-        f"got shape {tuple(weight_shape)}",
-    )
-    _require(
-        x_dtype in _KERNEL_DTYPES,
-        f"input must be float32, float64, float16 or bfloat16, got {x_dtype}",
-    )
-    _same_kind("weight", weight, x)
-    channels, height, width = x_shape[-3:]
-    _require(
-        weight_shape[0] == channels,
-        f"input must have {weight_shape[0]} channels, the first dimension of weight "
-        f"{tuple(weight_shape)}, "
-        f"got {channels} in an input of shape {tuple(x_shape)}",
-    )
-    _require(
-        channels % conv.groups == 0,
-        f"input channels must be divisible by groups, got {channels} channels and groups "
-        f"{conv.groups}",
-    )
-    _require(
-        channels > 0 and height > 0 and width > 0,
-        f"only the batch may be empty, got an input of shape {tuple(x_shape)}",
-    )
-    out_channels = weight_shape[1] * conv.groups
-    _require(
-        weight_shape[1] > 0 and weight_shape[2] > 0 and weight_shape[3] > 0,
-        f"weight must not be empty, got shape {tuple(weight_shape)}",
-    )
-    _channel_vector_ok("bias", bias, out_channels, x)
-    _require(
-        len(vectors) <= _MAX_CHANNEL_VECTORS,
-        f"at most {_MAX_CHANNEL_VECTORS} per-channel operands are allowed, got {len(vectors)}",
-    )
-    for vector in vectors:
-        _channel_vector_ok("a per-channel operand", vector, out_channels, x)
-    sizes = [
-        _output_size(*axis)
-        for axis in zip(
-            (height, width),
-            weight_shape[2:],
-            conv.stride,
-            conv.padding,
-            conv.output_padding,
-            conv.dilation,
-            strict=True,
-        )
-    ]
-    _require(
-        sizes[0] > 0 and sizes[1] > 0,
-        f"the output must have a positive size, got {sizes[0]} x {sizes[1]} for an input of shape "
-        f"{tuple(x_shape)}, "
-        f"a kernel of {tuple(weight_shape[2:])}, stride {conv.stride}, padding {conv.padding}",
-    )
-    return (*x_shape[:-3], out_channels, *sizes)
-
-
-def _group_norm_ok(shape, num_groups, weight, bias, x) -> None:
-    """Checks GroupNorm over an output of `shape` [batch, channels, h, w], as PyTorch does."""
-    _require(
-        len(shape) == 4,
-        "an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension",
-    )
-    batch, channels, height, width = shape
-    _require(num_groups > 0, f"num_groups must be positive, got {num_groups}")
-    _require(
-        channels % num_groups == 0,
-        f"channels must be divisible by num_groups, got {channels} channels and num_groups "
-        f"{num_groups}",
-    )
-    _channel_vector_ok("the GroupNorm weight", weight, channels, x)
-    _channel_vector_ok("the GroupNorm bias", bias, channels, x)
-    if batch * channels // num_groups * height * width == 1:
-        raise ValueError(
-            "group_norm: expected more than 1 value per group, got an input of shape "
-            f"{tuple(shape)} "
-            f"and num_groups {num_groups}"
-        )
-
-
 class _Pool(_NamedTuple):
     """Parameters of nn.MaxPool2d; each pair is (height, width)."""
 
@@ -8566,25 +9107,67 @@ class _Pool(_NamedTuple):
     ceil_mode: bool
 
 
+def _as_pair(name: str, values) -> tuple:
+    """An int for both axes, or a pair. Raises RuntimeError, as PyTorch does, for other lengths."""
+    if isinstance(values, int):
+        return (values, values)
+    if len(values) != 2:
+        raise RuntimeError(
+            f"conv_transpose2d: {name} must be an int or a pair (height, width), got {len(values)} "
+            f"values: {tuple(values)}"
+        )
+    return tuple(values)
+
+
+def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
+    return _Conv(
+        _as_pair("stride", stride),
+        _as_pair("padding", padding),
+        _as_pair("output_padding", output_padding),
+        _as_pair("dilation", dilation),
+        groups,
+    )
+
+
 def _make_pool(kernel, stride, padding, dilation, ceil_mode) -> _Pool:
-    pool = _Pool(
+    return _Pool(
         _as_pair("the pool's kernel_size", kernel),
         _as_pair("the pool's stride", stride),
         _as_pair("the pool's padding", padding),
         _as_pair("the pool's dilation", dilation),
         ceil_mode,
     )
-    for name, pair in zip(
-        ("kernel_size", "stride", "dilation"), (pool[0], pool[1], pool[3]), strict=True
-    ):
-        _require(min(pair) > 0, f"the pool's {name} must be positive, got {pair}")
-    for size, added, spacing in zip(pool.kernel, pool.padding, pool.dilation, strict=True):
-        _require(
-            0 <= added <= (spacing * (size - 1) + 1) // 2,
-            "the pool's padding must be between 0 and half of the dilated kernel, got padding "
-            f"{pool.padding}, kernel_size {pool.kernel}, dilation {pool.dilation}",
+
+
+def _output_size(size, kernel, stride, padding, output_padding, dilation):
+    """One axis of the output. Source: PyTorch ConvTranspose2d documentation."""
+    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
+
+
+def _same_kind(name: str, tensor, x) -> None:
+    if tensor is not None and (tensor.dtype, tensor.device) != (x.dtype, x.device):
+        raise RuntimeError(
+            f"conv_transpose2d: {name} must have the input's dtype and device, got {tensor.dtype} "
+            f"on {tensor.device} and an input in {x.dtype} on {x.device}"
         )
-    return pool
+
+
+def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
+    """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w] without data.
+    Sizes may be symbolic, so only what does not depend on them much is checked here.
+    """
+    _same_kind("weight", weight, x)
+    _same_kind("bias", bias, x)
+    if x.dim() not in (3, 4) or x.shape[-3] != weight.shape[0]:
+        raise RuntimeError(
+            f"conv_transpose2d: input must have {weight.shape[0]} channels, the first dimension of "
+            f"weight, got an input of shape {tuple(x.shape)}"
+        )
+    sizes = [
+        _output_size(x.shape[axis - 2], weight.shape[axis + 2], *(pair[axis] for pair in conv[:4]))
+        for axis in range(2)
+    ]
+    return (*x.shape[:-3], weight.shape[1] * conv.groups, *sizes)
 
 
 def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
@@ -8600,66 +9183,17 @@ def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
 
 def _pooled_shape(shape, pool: _Pool) -> tuple:
     sizes = [_pooled_size(*axis, pool.ceil_mode) for axis in zip(shape[2:], *pool[:4], strict=True)]
-    _require(
-        sizes[0] > 0 and sizes[1] > 0,
-        f"the pooled output must have a positive size, got {sizes[0]} x {sizes[1]} for an image of "
-        f"{shape[2]} x {shape[3]} and a kernel of {pool.kernel}",
-    )
     return (*shape[:2], *sizes)
 
 
-def _batch_norm_ok(shape, use_batch_stats: bool, x, weight, bias, mean, var) -> None:
-    """Checks BatchNorm2d over an output of `shape`; ValueError as PyTorch for a wrong number of
-    dimensions or values.
-    """
-    if len(shape) != 4:
-        raise ValueError(
-            "batch_norm: input must have 4 dimensions (batch, channels, height, width), got a "
-            "convolution output of "
-            f"shape {tuple(shape)}"
-        )
-    batch, channels, height, width = shape
-    _channel_vector_ok("the BatchNorm weight", weight, channels, x)
-    _channel_vector_ok("the BatchNorm bias", bias, channels, x)
-    if use_batch_stats:
-        if batch * height * width == 1:
-            raise ValueError(
-                "batch_norm: expected more than 1 value per channel when training, got shape "
-                f"{tuple(shape)}"
-            )
-        return
-    for name, value in (("running_mean", mean), ("running_var", var)):
-        _require(
-            value is not None, f"{name} is needed where batch statistics are not used, got None"
-        )
-        _require(
-            len(value[0]) == 1 and value[0][0] == channels and value[2] == x[2],
-            f"{name} must have shape ({channels},) on {x[2]}, got {tuple(value[0])} on {value[2]}",
-        )
-
-
-def _plan_conv(x, weight, bias, vectors, *conv_args) -> tuple:
-    """(parameters, output shape), checked; tensors are given as (shape, dtype, device)."""
-    conv = _make_conv(*conv_args)
-    return conv, _conv_output_shape(x, weight, bias, vectors, conv)
-
-
-def _about(tensor):
-    """What the checks need of a tensor; hashable where its shape is."""
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
-
-
-def _statistics_source(norm) -> tuple:
-    """(running_mean, running_var, use_batch_stats) for nn.BatchNorm2d `norm`; counts the batch in
-    training mode.
-
-    Running statistics are None where this call does not read them.
-    """
+def _count_batch(norm) -> None:
+    """nn.BatchNorm2d counts batches in training mode, before it normalises."""
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-    if norm.training or norm.running_mean is None:
-        return None, None, True
-    return norm.running_mean, norm.running_var, False
+
+
+def _keeps_statistics(norm) -> bool:
+    return norm.training and norm.track_running_stats and norm.running_mean is not None
 
 
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
@@ -8668,7 +9202,7 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     batch_var is the biased variance; the running one is unbiased. momentum None means the
     cumulative average, 1 / num_batches_tracked. An empty batch changes nothing.
     """
-    if not (norm.training and norm.track_running_stats) or norm.running_mean is None or count == 0:
+    if count == 0:
         return
     with torch.no_grad():
         running = [norm.running_mean, norm.running_var]
@@ -8679,6 +9213,15 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
             return
         for old, new in zip(running, batch, strict=True):
             old.lerp_(new, 1.0 / norm.num_batches_tracked.to(old.dtype))
+
+
+def _wants_autograd(*tensors) -> bool:
+    """Whether a gradient or a transform of torch.func looks on."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
@@ -8750,131 +9293,6 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
 
 
-_WORKSPACE_ALIGNMENT = 256
-
-
-def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held | avx2 forces one; unset:
-    auto.
-    """
-    name = _os.environ.get("TCONV_KERNEL", "auto")
-    if name not in _KERNEL_CHOICES:
-        raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")
-    return _KERNEL_CHOICES[name]
-
-
-def _math_mode(dtype: torch.dtype) -> int:
-    """How fp32 products are formed, read at every call.
-
-    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
-    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
-    they were set.
-    """
-    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
-        return _MATH_TF32
-    return _MATH_STRICT
-
-
-def _pointer_of(tensor) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _dense(tensor):
-    """The kernels read everything but the input as contiguous memory."""
-    return None if tensor is None else tensor.contiguous()
-
-
-@_functools.lru_cache(maxsize=1024)
-def _plan_call(x, x_stride, weight, bias, vectors, *conv_args) -> tuple:
-    """(output shape, the bytes of a ConvCall without its pointers), checked once per combination of
-    arguments.
-
-    x, weight, bias, vectors: what `_about` says of each tensor.
-    """
-    conv, shape = _plan_conv(x, weight, bias, vectors, *conv_args)
-    problem = _Problem(
-        x[0][0] if len(x[0]) == 4 else 1,
-        x[0][-3],
-        shape[-3],
-        conv.groups,
-        *x[0][-2:],
-        *shape[-2:],
-        *weight[0][2:],
-        *conv.stride,
-        *conv.padding,
-        *conv.dilation,
-        x_stride[0] if len(x[0]) == 4 else 0,
-        *x_stride[-3:],
-    )
-    return shape, bytes(_ConvCall(problem=problem, dtype=_KERNEL_DTYPES[x[1]]))
-
-
-def _fill_conv(call, template: bytes, x, weight, bias, vectors, out) -> None:
-    """Fills the ConvCall at the head of `call`; weight, bias and vectors must be contiguous."""
-    _ctypes.memmove(_ctypes.addressof(call), template, len(template))
-    conv = call.conv
-    conv.math = _math_mode(x.dtype)
-    conv.kernel_choice = _kernel_choice()
-    conv.x = x.data_ptr()
-    conv.weight = weight.data_ptr()
-    conv.bias = _pointer_of(bias)
-    for index, vector in enumerate(vectors):
-        conv.channel_vectors[index] = vector.data_ptr()
-    conv.out = out.data_ptr()
-
-
-def _fill_group_norm(args, num_groups: int, weight, bias, eps: float) -> None:
-    args.num_groups = num_groups
-    args.eps = eps
-    args.weight = _pointer_of(weight)
-    args.bias = _pointer_of(bias)
-
-
-def _raise_failure(library, status: int) -> None:
-    if status < 0:
-        raise RuntimeError(f"conv_transpose2d: {_STATUS_MESSAGES.get(status, f'status {status}')}")
-    text = library.tconv_cuda_error_string(status).decode()
-    raise RuntimeError(f"conv_transpose2d: CUDA error {status}: {text}")
-
-
-def _call_kernel(library, call, workspace_bytes, run, device: torch.device) -> None:
-    address = _ctypes.addressof(call)
-    needed = workspace_bytes(address)
-    if needed < 0:
-        _raise_failure(library, needed)
-    if needed:
-        workspace = torch.empty(needed + _WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device)
-        start = workspace.data_ptr()
-        call.conv.workspace = start + -start % _WORKSPACE_ALIGNMENT
-        call.conv.workspace_bytes = needed
-    status = run(address)
-    if status:
-        _raise_failure(library, status)
-
-
-def _launch(library, call, device: torch.device) -> None:
-    """Runs a filled argument block: on the host, or on the device's current stream. Raises
-    RuntimeError on failure.
-    """
-    if device.type == "cpu":
-        call.conv.num_threads = torch.get_num_threads()
-        _call_kernel(
-            library, call, library.tconv_cpu_workspace_bytes, library.tconv_cpu_run, device
-        )
-        return
-    if not library.has_cuda:
-        raise RuntimeError(
-            "conv_transpose2d: the CUDA kernels were not built: this needs a CUDA build of "
-            "PyTorch and nvcc "
-            "(CUDA_HOME) when the file is loaded"
-        )
-    with torch.cuda.device(device):
-        call.conv.stream = torch.cuda.current_stream().cuda_stream
-        _call_kernel(
-            library, call, library.tconv_cuda_workspace_bytes, library.tconv_cuda_run, device
-        )
-
-
 def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
 
@@ -8887,207 +9305,17 @@ def _narrow(tensor, dtype: torch.dtype):
     return None if tensor is None else tensor.to(dtype)
 
 
-def _unused_namespace() -> str:
-    """A namespace that no earlier load in this process has used: the same source may be loaded many
-    times.
+_SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
 
-    Counted rather than random, so that compile caches of other processes still fit.
+
+def _tf32_allowed() -> bool:
+    """Whether fp32 convolutions may round operands to TF32, read at every call.
+
+    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
+    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
+    they were set.
     """
-    taken = vars(torch.ops)
-    return next(name for n in _itertools.count() if (name := f"tconv_{_SLUG}_{n}") not in taken)
-
-
-def _register(library, schema: str, run, fake, setup_context, backward):
-    """Defines the operator and returns it with the torch.library.Library that keeps it alive.
-
-    run(library, *args) computes on CPU and CUDA tensors, fake(*args) makes outputs without data,
-    setup_context and backward are those of torch.library.register_autograd.
-    """
-    namespace = _unused_namespace()
-    name = schema.partition("(")[0]
-    qualified = f"{namespace}::{name}"
-    registry = torch.library.Library(namespace, "FRAGMENT")
-    # flexible_layout: any strides of the input are read in place, so a compiler need not restore
-    # eager's.
-    registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for key in ("CPU", "CUDA"):
-        registry.impl(name, _functools.partial(run, library), key)
-    torch.library.register_fake(qualified, fake, lib=registry)
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=registry)
-    return registry, getattr(getattr(torch.ops, namespace), name).default
-
-
-_SCHEMA = (
-    "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] "
-    "stride, int[] padding, "
-    "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? "
-    "batch_norm_bias, "
-    "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] "
-    "pool_kernel, "
-    "int[] pool_stride, int[] pool_padding, int[] pool_dilation, bool ceil_mode, int num_groups, "
-    "Tensor? norm_weight, Tensor? norm_bias, float norm_eps) -> (Tensor, Tensor, Tensor)"
-)
-
-
-def _split_arguments(args) -> tuple:
-    """(convolution, BatchNorm, pool, GroupNorm) arguments after x, weight and bias."""
-    return args[:5], args[5:11], args[11:16], args[16:20]
-
-
-def _check_rest(shape, about_x, norm, pool_args, group_norm) -> tuple:
-    """(pool parameters, pooled shape), everything after the convolution checked."""
-    _batch_norm_ok(shape, norm[4], about_x, *map(_about, norm[:4]))
-    pool = _make_pool(*pool_args)
-    pooled = _pooled_shape(shape, pool)
-    _group_norm_ok(pooled, group_norm[0], *map(_about, group_norm[1:3]), about_x)
-    return pool, pooled
-
-
-def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _run_pattern(library, x, weight, bias, *args):
-    conv_args, norm, pool_args, group_norm = _split_arguments(args)
-    about_x = _about(x)
-    pairs = tuple(map(tuple, conv_args[:4]))
-    shape, template = _plan_call(
-        about_x, x.stride(), _about(weight), _about(bias), (), *pairs, conv_args[4]
-    )
-    pool, pooled = _check_rest(shape, about_x, norm, pool_args, group_norm)
-    if _is_low_precision_on_cpu(x):
-        wide = [_widen(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        out, mean, var = _run_pattern(library, _widen(x), _widen(weight), _widen(bias), *wide)
-        return _narrow(out, x.dtype), mean, var
-    norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
-    dtype = _statistics_dtype(x.dtype)
-    out = torch.empty(pooled, dtype=x.dtype, device=x.device)
-    channels = shape[1] if use_batch_stats else 0
-    make = torch.empty if out.numel() else torch.zeros
-    mean, var = (make(channels, dtype=dtype, device=x.device) for _ in range(2))
-    if out.numel():
-        weight, bias, norm_weight, norm_bias = map(_dense, (weight, bias, norm_weight, norm_bias))
-        group_norm = (group_norm[0], _dense(group_norm[1]), _dense(group_norm[2]), group_norm[3])
-        call = _ConvBatchNormPoolGroupNormCall()
-        _fill_conv(call, template, x, weight, bias, (), out)
-        _fill_group_norm(call.group_norm, *group_norm)
-        block = call.batch_norm_pool
-        block.use_batch_stats = use_batch_stats
-        block.eps = norm_eps
-        block.weight = _pointer_of(norm_weight)
-        block.bias = _pointer_of(norm_bias)
-        if use_batch_stats:
-            block.batch_mean, block.batch_var = mean.data_ptr(), var.data_ptr()
-        else:
-            running_mean, running_var = (
-                _dense(tensor.to(dtype)) for tensor in (running_mean, running_var)
-            )
-            block.running_mean, block.running_var = running_mean.data_ptr(), running_var.data_ptr()
-        block.pool_kernel_h, block.pool_kernel_w = pool.kernel
-        block.pool_stride_h, block.pool_stride_w = pool.stride
-        block.pool_padding_h, block.pool_padding_w = pool.padding
-        block.pool_dilation_h, block.pool_dilation_w = pool.dilation
-        block.pooled_h, block.pooled_w = pooled[2:]
-        _launch(library, call, x.device)
-    return out, mean, var
-
-
-def _fake_pattern(x, weight, bias, *args):
-    conv_args, norm, pool_args, group_norm = _split_arguments(args)
-    _, shape = _plan_conv(_about(x), _about(weight), _about(bias), (), *conv_args)
-    _, pooled = _check_rest(shape, _about(x), norm, pool_args, group_norm)
-    channels = shape[1] if norm[4] else 0
-    dtype = _statistics_dtype(x.dtype)
-    return x.new_empty(pooled), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
-
-
-def _setup_pattern(ctx, inputs, output):
-    x, weight, bias, *args = inputs
-    conv_args, norm, pool_args, group_norm = _split_arguments(args)
-    norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
-    ctx.conv = _make_conv(*conv_args)
-    ctx.pool = _make_pool(*pool_args)
-    ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(
-        x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
-    )
-
-
-def _backward_pattern(ctx, grad, _grad_mean, _grad_var):
-    saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight = saved
-    aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
-    needs = ctx.needs_input_grad
-    conv_out = _recompute_conv(x, weight, bias, ctx.conv)
-    normed, mean, rstd = aten.native_batch_norm(
-        conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
-    )
-    active = _ACTIVATION.forward(normed, ())
-    pooled, indices = aten.max_pool2d_with_indices(active, *pool)
-    grad, grad_group_weight, grad_group_bias = _group_norm_gradients(
-        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, needs[-3:-1]
-    )
-    grad = aten.max_pool2d_with_indices_backward(grad, active, *pool, indices)
-    grad = _ACTIVATION.backward(grad, normed, active, (), None)
-    grad, grad_norm_weight, grad_norm_bias = aten.native_batch_norm_backward(
-        grad,
-        conv_out,
-        norm_weight,
-        running_mean,
-        running_var,
-        mean,
-        rstd,
-        training,
-        ctx.norm_eps,
-        [True, needs[8], needs[9]],
-    )
-    grads = (
-        *_conv_gradients(grad, x, weight, ctx.conv, needs[:3]),
-        *[None] * 5,
-        grad_norm_weight,
-        grad_norm_bias,
-        *[None] * 10,
-        grad_group_weight,
-        grad_group_bias,
-        None,
-    )
-    return tuple(_narrow(g, dtype) for g in grads)
-
-
-def _forward_and_track(operator, norm, x, weight, bias, conv_args, pool_args, group_norm_args):
-    """Runs the operator with the nn.BatchNorm2d `norm`, then updates its running statistics."""
-    running_mean, running_var, use_batch_stats = _statistics_source(norm)
-    out, mean, var = operator(
-        x,
-        weight,
-        bias,
-        *conv_args,
-        norm.weight,
-        norm.bias,
-        running_mean,
-        running_var,
-        use_batch_stats,
-        norm.eps,
-        *pool_args,
-        *group_norm_args,
-    )
-    count = x.shape[0]
-    for axis, size in enumerate(x.shape[2:]):
-        count = count * _output_size(
-            size, weight.shape[2 + axis], *(pair[axis] for pair in conv_args[:4])
-        )
-    _update_running_statistics(norm, mean, var, count)
-    return out
-
-
-def _register_operator(library):
-    return _register(
-        library, _SCHEMA, _run_pattern, _fake_pattern, _setup_pattern, _backward_pattern
-    )
+    return _SWITCHES.fp32_precision == "tf32"
 
 
 _CPU_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique")
@@ -9110,6 +9338,14 @@ _CUDA_FLAGS = (
 _LINK_FLAGS = ("-fopenmp",)
 
 
+def _short_digest(*parts: str) -> str:
+    return _hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# Of all that the operator does, so that two texts share a name only where they do the same.
+_NAMESPACE = f"tconv_{_SLUG}_{_short_digest(_DIGEST, CUDA_SOURCE, CPU_SOURCE, OPERATOR_SOURCE)}"
+
+
 def _can_build_cuda() -> bool:
     home = _cpp_extension.CUDA_HOME
     if torch.version.cuda is None or home is None:
@@ -9117,55 +9353,321 @@ def _can_build_cuda() -> bool:
     return _os.path.isfile(_os.path.join(home, "bin", "nvcc"))
 
 
-def _load_library():
-    """Builds once per source and build directory (TORCH_EXTENSIONS_DIR), and loads the result.
+def _file_digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return _hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(library: str) -> bool:
+    """Whether a library is there as it was built: beside it lies its digest. A torn one would kill
+    the process that loads it.
+    """
+    digest = library + ".sha256"
+    if not (_os.path.isfile(library) and _os.path.isfile(digest)):
+        return False
+    with open(digest) as file:
+        return file.read() == _file_digest(library)
+
+
+def _load_library() -> None:
+    """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
+    the result, which registers its operators.
 
     Raises RuntimeError with the compiler's output where the build fails.
     """
     with_cuda = _can_build_cuda()
-    parts = [CPU_SOURCE, *_CPU_FLAGS, *_LINK_FLAGS]
+    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
+    parts = [*cpu_flags, *_LINK_FLAGS, torch.__version__]
     if with_cuda:
-        parts += [CUDA_SOURCE, *_CUDA_FLAGS, torch.version.cuda]
-    digest = _hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    name = f"tconv_{_SLUG}_{digest[:12]}"
+        cpu_flags += ["-DTCONV_WITH_CUDA", "-DUSE_CUDA"]
+        parts += [*_CUDA_FLAGS, torch.version.cuda]
+    name = f"{_NAMESPACE}_{_short_digest(*parts)}"
     root = _os.environ.get("TORCH_EXTENSIONS_DIR") or _cpp_extension.get_default_build_root()
     directory = _os.path.join(root, name)
+    library = _os.path.join(directory, f"{name}.so")
+    if _is_whole(library):  # nothing is written: the directory may be read-only
+        torch.ops.load_library(library)
+        return
     _os.makedirs(directory, exist_ok=True)
-    # The kernel drops this lock when its holder dies, so a `lock` file seen while holding it was
-    # left behind by a
-    # build that was killed; PyTorch would wait for it for ever.
+    # The kernel drops this lock when its holder dies, so a build that was killed blocks nobody.
     with open(_os.path.join(directory, "flock"), "w") as guard:
         _fcntl.flock(guard, _fcntl.LOCK_EX)
-        leftover = _os.path.join(directory, "lock")
-        if _os.path.exists(leftover):
-            _os.unlink(leftover)
-        path = _cpp_extension.load_inline(
-            name=name,
-            cpp_sources=[CPU_SOURCE],
-            cuda_sources=[CUDA_SOURCE] if with_cuda else None,
-            extra_cflags=list(_CPU_FLAGS),
-            extra_cuda_cflags=list(_CUDA_FLAGS),
-            extra_ldflags=list(_LINK_FLAGS),
-            build_directory=directory,
-            with_cuda=with_cuda,
-            is_python_module=False,
-            no_implicit_headers=True,
+        if _is_whole(library):
+            torch.ops.load_library(library)
+            return
+        # Built, and loaded, under a name of its own, then renamed when it is whole.
+        with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
+            built = _cpp_extension.load_inline(
+                name=name,
+                cpp_sources=[CPU_SOURCE, OPERATOR_SOURCE],
+                cuda_sources=[CUDA_SOURCE] if with_cuda else None,
+                extra_cflags=cpu_flags,
+                extra_cuda_cflags=list(_CUDA_FLAGS),
+                extra_ldflags=list(_LINK_FLAGS),
+                build_directory=scratch,
+                with_cuda=with_cuda,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+            digest = _os.path.join(scratch, "digest")
+            with open(digest, "w") as file:
+                file.write(_file_digest(built))
+            _os.replace(digest, library + ".sha256")
+            _os.replace(built, library)
+
+
+def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+    """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
+    process, found again by later ones.
+
+    run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
+    compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
+    shapes, setup_context and backward those of torch.library.register_autograd.
+    """
+    namespace = getattr(torch.ops, _NAMESPACE)
+    if "_tconv_registry" not in vars(namespace):
+        _load_library()
+        registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
+        name = schema.partition("(")[0]
+        # flexible_layout: any strides of the input are read in place, so a compiler need not
+        # restore eager's.
+        registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+        implementation = make_traced(make_run(namespace.run.default))
+        for key in ("CPU", "CUDA"):
+            registry.impl(name, implementation, key)
+        qualified = f"{_NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, fake, lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_autograd(
+            qualified, backward, setup_context=setup_context, lib=registry
         )
-    library = _ctypes.CDLL(path)
-    for device in ("cpu", "cuda") if with_cuda else ("cpu",):
-        for suffix in ("workspace_bytes", "run"):
-            function = getattr(library, f"tconv_{device}_{suffix}")
-            function.restype = _ctypes.c_int64
-            function.argtypes = [_ctypes.c_void_p]
-    if with_cuda:
-        library.tconv_cuda_error_string.restype = _ctypes.c_char_p
-        library.tconv_cuda_error_string.argtypes = [_ctypes.c_int64]
-    library.has_cuda = with_cuda
-    return library
+        namespace._tconv_registry = registry  # keeps them alive
+    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+
+
+# Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
+# `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
+# batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
+_SCHEMA = (
+    "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] "
+    "stride, int[] padding, "
+    "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? "
+    "batch_norm_bias, "
+    "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] "
+    "pool_kernel, "
+    "int[] pool_stride, int[] pool_padding, int[] pool_dilation, bool ceil_mode, int num_groups, "
+    "Tensor? norm_weight, Tensor? norm_bias, float norm_eps) -> (Tensor, Tensor, Tensor)"
+)
+_KEEPS_NOTHING = (None, None, None, 0.0, None, None)
+
+
+def _make_run(kernels):
+    def run(x, weight, bias, conv, norm, kept, pool, group_norm):
+        stride, padding, output_padding, dilation, groups = conv
+        norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
+        running = kept[:4] if use_batch_stats else (running_mean, running_var, None, 0.0)
+        with _ALLOCATION:
+            return kernels(
+                x,
+                weight,
+                bias,
+                *stride,
+                *padding,
+                *output_padding,
+                *dilation,
+                groups,
+                _tf32_allowed(),
+                norm_weight,
+                norm_bias,
+                *running,
+                *kept[4:],
+                use_batch_stats,
+                norm_eps,
+                *pool.kernel,
+                *pool.stride,
+                *pool.padding,
+                *pool.dilation,
+                pool.ceil_mode,
+                *group_norm,
+            )
+
+    return run
+
+
+def _split_arguments(args) -> tuple:
+    """(convolution, BatchNorm, pool, GroupNorm) arguments after x, weight and bias."""
+    return args[:5], args[5:11], args[11:16], args[16:20]
+
+
+def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _make_traced(run):
+    def traced(x, weight, bias, *args):
+        conv, norm, pool, group_norm = _split_arguments(args)
+        channels = weight.shape[1] * conv[4] if norm[4] else 0
+        dtype = _statistics_dtype(x.dtype)
+        mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
+        kept = (None, None, None, 0.0, mean, var) if norm[4] else _KEEPS_NOTHING
+        out = run(x, weight, bias, conv, norm, kept, _make_pool(*pool), group_norm)
+        return out, mean, var
+
+    return traced
+
+
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        conv_pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        pool_pairs = zip(args[20:28:2], args[21:28:2], strict=True)
+        norm = args[10], args[11], args[12], args[13], args[18], args[19]
+        return fake(x, weight, bias, *conv_pairs, args[8], *norm, *pool_pairs, *args[28:])[0]
+
+    return fake_run
+
+
+def _fake(x, weight, bias, *args):
+    conv_args, norm, pool_args, _ = _split_arguments(args)
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*conv_args))
+    pooled = _pooled_shape(shape, _make_pool(*pool_args))
+    channels = shape[1] if norm[4] else 0
+    dtype = _statistics_dtype(x.dtype)
+    return x.new_empty(pooled), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+
+
+def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
+    norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
+    ctx.conv, ctx.pool = conv, pool
+    ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
+    ctx.save_for_backward(
+        x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
+    )
+
+
+def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
+    """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
+    saved = ctx.saved_tensors
+    dtype = saved[0].dtype
+    if _is_low_precision_on_cpu(saved[0]):
+        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
+    x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight = saved
+    aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
+    conv_out = _recompute_conv(x, weight, bias, ctx.conv)
+    normed, mean, rstd = aten.native_batch_norm(
+        conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
+    )
+    active = _ACTIVATION.forward(normed, ())
+    pooled, indices = aten.max_pool2d_with_indices(active, *pool)
+    grad, *group_grads = _group_norm_gradients(
+        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, group_needs
+    )
+    grad = aten.max_pool2d_with_indices_backward(grad, active, *pool, indices)
+    grad = _ACTIVATION.backward(grad, normed, active, (), None)
+    grad, *norm_grads = aten.native_batch_norm_backward(
+        grad,
+        conv_out,
+        norm_weight,
+        running_mean,
+        running_var,
+        mean,
+        rstd,
+        training,
+        ctx.norm_eps,
+        [True, *norm_needs],
+    )
+    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
+    groups = conv_grads, norm_grads, group_grads
+    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
+
+
+def _setup_traced(ctx, inputs, output) -> None:
+    x, weight, bias, *args = inputs
+    conv_args, norm, pool_args, group_norm = _split_arguments(args)
+    ctx.mark_non_differentiable(*output[1:])
+    _save(
+        ctx, x, weight, bias, _make_conv(*conv_args), norm, _make_pool(*pool_args), group_norm
+    )
+
+
+def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
+    needs = ctx.needs_input_grad
+    conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[8:10], needs[20:22])
+    return *conv_grads, *[None] * 5, *norm_grads, *[None] * 10, *group_grads, None
+
+
+class _ConvFunction(torch.autograd.Function):
+    """The operator where a gradient is wanted."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, weight, bias, conv, pool, *args):
+        return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, bias, conv, pool, *args = inputs
+        _save(ctx, x, weight, bias, conv, args[:6], pool, args[12:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        needs = ctx.needs_input_grad
+        conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
+        return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
+
+
+def _operator(x, weight, bias, *args):
+    """The output; statistics are read, never kept."""
+    conv_args, norm, pool_args, group_norm = _split_arguments(args)
+    conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
+    return _apply(x, weight, bias, conv, norm, _KEEPS_NOTHING, pool, group_norm)
+
+
+def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
+    if _wants_autograd(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
+        return _ConvFunction.apply(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
+
+
+def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
+    """Runs the operator with the nn.BatchNorm2d `norm`, whose running statistics it updates."""
+    conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
+    _count_batch(norm)
+    keeps = _keeps_statistics(norm)
+    use_batch_stats = norm.training or norm.running_mean is None
+    read = (None, None) if use_batch_stats else (norm.running_mean, norm.running_var)
+    about_norm = norm.weight, norm.bias, *read, use_batch_stats, norm.eps
+    if torch.compiler.is_compiling():
+        out, mean, var = _traced(x, weight, bias, *conv, *about_norm, *pool, *group_norm)
+    else:
+        dtype = _statistics_dtype(x.dtype)
+        if not keeps:
+            return _apply(x, weight, bias, conv, about_norm, _KEEPS_NOTHING, pool, group_norm)
+        if norm.running_mean.dtype == dtype and norm.running_var.dtype == dtype:
+            counted = norm.num_batches_tracked if norm.momentum is None else None
+            kept = norm.running_mean, norm.running_var, counted, norm.momentum or 0.0, None, None
+            return _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
+        channels = weight.shape[1] * conv.groups
+        mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
+        kept = None, None, None, 0.0, mean, var
+        out = _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
+    if keeps:
+        count = x.shape[0]
+        for axis, size in enumerate(x.shape[2:]):
+            taps = weight.shape[2 + axis]
+            count = count * _output_size(size, taps, *(pair[axis] for pair in conv[:4]))
+        _update_running_statistics(norm, mean, var, count)
+    return out
+
+
+_run, _traced = _register(
+    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+)
 
 
 _ACTIVATION = _Tanh()
-_registry, _operator = _register_operator(_load_library())
 
 
 class ModelNew(nn.Module):
@@ -9188,7 +9690,6 @@ class ModelNew(nn.Module):
         pool = self.max_pool
         group_norm = self.group_norm
         return _forward_and_track(
-            _operator,
             batch_norm,
             x,
             conv.weight,

@@ -5,7 +5,8 @@ taps); bias, element-wise operations and the moments that GroupNorm needs are co
 tile is on chip, so the statistics cost no read of the output. Normalisation reads the moments and
 rewrites the output once.
 
-On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE).
+On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -21,18 +22,19 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE: cad4766f0d404714c5330509d311fcf0f3051c80b3c8755c66a4864e50668f93
-sha256 of CPU_SOURCE:  21f59aae4645ade482da82276b246a10f645e57029991d93314aa15430f696c3
+sha256 of CUDA_SOURCE:     b7b6aec3d80c4579cd2962d4ce985b3d68911627a54c6f491e0dd9406e8c73b2
+sha256 of CPU_SOURCE:      b46bc57588bd9f1f3a5dcf9ee8abb9645c9ac8d08fddadd32d06083636a6dba5
+sha256 of OPERATOR_SOURCE: 3c3e7e99b285f4409c10a905ec826dd1c1206dd36fbb952a5321a518a3348ade
 """
 
 from typing import NamedTuple as _NamedTuple
-import ctypes as _ctypes
 import fcntl as _fcntl
-import functools as _functools
 import hashlib as _hashlib
-import itertools as _itertools
 import os as _os
+import re as _re
+import tempfile as _tempfile
 import torch
+import torch.autograd.forward_ad as _forward_ad
 import torch.nn as nn
 import torch.utils.cpp_extension as _cpp_extension
 
@@ -74,8 +76,8 @@ CUDA_SOURCE = r"""
 // name in this folder is the identity, for building kernels on their own.
 
 // ---- kernels_src/call.h
-// Argument blocks of the exported functions. Every field is 8 bytes wide; the generated Python mirrors
-// them with ctypes. All pointers live on the device of the call (CUDA) or on the host (CPU).
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
 // ---- kernels_src/problem.h
@@ -97,8 +99,8 @@ CUDA_SOURCE = r"""
 #define TCONV_HD inline
 #endif
 
-// Symbols called from Python; everything else stays hidden so that two builds can live in one process.
-#define TCONV_EXPORT extern "C" __attribute__((visibility("default")))
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
 
 namespace tconv {
 
@@ -111,7 +113,16 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -125,7 +136,6 @@ enum Status : int64_t {
 
 namespace tconv {
 
-// Every field is 8 bytes wide: the Python side mirrors this struct with ctypes.
 struct ConvTransposeProblem {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;
@@ -220,16 +230,27 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
+// null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
 // BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
   const void* weight;        // [channels] or null
   const void* bias;          // [channels] or null
-  const float* running_mean; // fp32 (fp64 for fp64 calls), read when use_batch_stats == 0
-  const float* running_var;
-  float* batch_mean;  // out, fp32 (fp64 for fp64 calls), written when use_batch_stats == 1
-  float* batch_var;   // out, biased variance
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;  // out or null, written when use_batch_stats == 1
+  void* batch_var;   // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
   int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
@@ -7598,9 +7619,6 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
 namespace tconv {
 namespace cuda {
 
-// A KernelChoice of this pattern alone: slices, by the kernels that the rule chooses.
-constexpr int64_t kInSlices = 7;
-
 inline norm::GroupNormShape shape_of(const ConvGroupNormCall& call) {
   const ConvTransposeProblem& p = call.conv.problem;
   return {p.batch, p.out_channels, p.out_h * p.out_w, call.group_norm.num_groups};
@@ -7757,7 +7775,7 @@ CPU_SOURCE = r"""
 // Pattern 2 on CPU: transposed convolution + element-wise epilogue + GroupNorm, a few samples at a time so that
 // outputs are normalised while they are still in cache.
 // ---- kernels_src/cpu/entry.h
-// The two exported functions of every entry file. A pattern is a class template over the tensor's type:
+// The functions that the operator calls, of every entry file. A pattern is a class template over the tensor's type:
 //   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
 //   int64_t workspace_bytes() const
 //   void run()
@@ -7783,8 +7801,8 @@ CPU_SOURCE = r"""
 #define TCONV_HD inline
 #endif
 
-// Symbols called from Python; everything else stays hidden so that two builds can live in one process.
-#define TCONV_EXPORT extern "C" __attribute__((visibility("default")))
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
 
 namespace tconv {
 
@@ -7797,7 +7815,16 @@ enum MathMode : int64_t {
 };
 
 // Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t { kAuto = 0, kPlain = 1, kPortable = 2, kHopper = 3, kDirect = 4, kHeld = 5 };
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
 
 // Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
 enum Status : int64_t {
@@ -7826,9 +7853,6 @@ enum Status : int64_t {
 
 namespace tconv {
 namespace cpu {
-
-// One more KernelChoice, which only CPUs have.
-constexpr int64_t kAtMostAvx2 = 6;
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
@@ -7943,8 +7967,8 @@ struct ConvOutputs {
 #include <vector>
 
 // ---- kernels_src/call.h
-// Argument blocks of the exported functions. Every field is 8 bytes wide; the generated Python mirrors
-// them with ctypes. All pointers live on the device of the call (CUDA) or on the host (CPU).
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
 // ---- kernels_src/problem.h
@@ -7958,7 +7982,6 @@ struct ConvOutputs {
 
 namespace tconv {
 
-// Every field is 8 bytes wide: the Python side mirrors this struct with ctypes.
 struct ConvTransposeProblem {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;
@@ -8053,16 +8076,27 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
+// null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
 // BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
   const void* weight;        // [channels] or null
   const void* bias;          // [channels] or null
-  const float* running_mean; // fp32 (fp64 for fp64 calls), read when use_batch_stats == 0
-  const float* running_var;
-  float* batch_mean;  // out, fp32 (fp64 for fp64 calls), written when use_batch_stats == 1
-  float* batch_var;   // out, biased variance
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;  // out or null, written when use_batch_stats == 1
+  void* batch_var;   // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
   int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
@@ -9123,6 +9157,11 @@ inline int64_t run_pattern(const Call& call) {
 }  // namespace cpu
 }  // namespace tconv
 
+// fp16 and bf16 are widened before and rounded once behind.
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
+  return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
+}
+
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
     return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
@@ -9304,8 +9343,587 @@ class ConvGroupNorm {
 TCONV_EXPORT_PATTERN(ConvGroupNorm, ConvGroupNormCall)
 """
 
+OPERATOR_SOURCE = r"""
+// ---- kernels_src/binding/operator_conv_group_norm.cpp
+// The operator of pattern 2: transposed convolution, element-wise operations, GroupNorm.
+#define TCONV_MORE_KERNELS {"slices", kInSlices},
+
+// ---- kernels_src/binding/cuda_half.h
+// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the operator in
+// the same file.)
+
+
+#if defined(TCONV_WITH_CUDA)
+#define TCONV_DECLARE_CUDA_HALF(CALL)                                    \
+  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*);   \
+  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);               \
+  TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
+#else
+#define TCONV_DECLARE_CUDA_HALF(CALL)
+#endif
+
+TCONV_DECLARE_CUDA_HALF(ConvGroupNormCall)
+
+// ---- kernels_src/binding/conv_inputs.h
+// What every pattern's operator takes: the convolution's tensors and parameters, and how they become a ConvCall.
+
+// ---- kernels_src/binding/run.h
+// From checked tensors to one call of the kernels: dtype, workspace, device and stream.
+
+#include <cstdlib>
+#include <cstring>
+
+// ---- kernels_src/binding/arguments.h
+// Checks of the transposed convolution's arguments, and the problem that the kernels see.
+
+// ---- kernels_src/binding/tensors.h
+// Tensors through PyTorch's stable ABI. Only the files of this folder see torch.
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+// ---- kernels_src/binding/errors.h
+// What the operator refuses. std::runtime_error arrives in Python as RuntimeError, std::invalid_argument as ValueError.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tconv {
+namespace binding {
+
+inline std::string text_of(const std::string& value) { return value; }
+inline std::string text_of(const char* value) { return value; }
+inline std::string text_of(int64_t value) { return std::to_string(value); }
+
+template <typename... Parts>
+std::string joined(const Parts&... parts) {
+  std::string text;
+  ((text += text_of(parts)), ...);
+  return text;
+}
+
+template <typename... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  throw std::runtime_error(joined("conv_transpose2d: ", parts...));
+}
+
+// Where PyTorch raises ValueError.
+template <typename... Parts>
+[[noreturn]] void refuse_value(const Parts&... parts) {
+  throw std::invalid_argument(joined(parts...));
+}
+
+// "(1, 2)", and "(5,)" as Python writes it.
+inline std::string tuple_text(const int64_t* values, size_t count) {
+  std::string text = "(";
+  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + (count == 1 ? ",)" : ")");
+}
+
+struct Pair {
+  int64_t h, w;
+
+  int64_t smallest() const { return h < w ? h : w; }
+  int64_t operator[](int axis) const { return axis == 0 ? h : w; }
+};
+
+inline std::string text_of(const Pair& pair) {
+  const int64_t values[] = {pair.h, pair.w};
+  return tuple_text(values, 2);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+using Tensor = torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+struct Device {
+  int32_t type, index;
+
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+
+  std::string name() const {
+    if (type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(index);
+    if (is_cpu()) return "cpu";
+    return type == aoti_torch_device_type_meta() ? "meta" : "device type " + std::to_string(type);
+  }
+};
+
+inline Device device_of(const Tensor& tensor) {
+  Device device{};
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
+  return device;
+}
+
+inline int32_t torch_dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+struct TorchDType {
+  int32_t code;
+  const char* name;
+  int64_t kernel_dtype;  // of enum DType, or -1
+};
+
+inline const TorchDType* torch_dtypes(size_t* count) {
+  static const TorchDType known[] = {
+      {aoti_torch_dtype_float32(), "torch.float32", kFloat32},
+      {aoti_torch_dtype_float64(), "torch.float64", kFloat64},
+      {aoti_torch_dtype_float16(), "torch.float16", kFloat16},
+      {aoti_torch_dtype_bfloat16(), "torch.bfloat16", kBFloat16},
+      {aoti_torch_dtype_int64(), "torch.int64", -1},
+      {aoti_torch_dtype_int32(), "torch.int32", -1},
+      {aoti_torch_dtype_int16(), "torch.int16", -1},
+      {aoti_torch_dtype_int8(), "torch.int8", -1},
+      {aoti_torch_dtype_uint8(), "torch.uint8", -1},
+      {aoti_torch_dtype_bool(), "torch.bool", -1},
+      {aoti_torch_dtype_complex64(), "torch.complex64", -1},
+      {aoti_torch_dtype_complex128(), "torch.complex128", -1},
+  };
+  *count = sizeof(known) / sizeof(known[0]);
+  return known;
+}
+
+inline const TorchDType* find_dtype(int32_t code) {
+  size_t count = 0;
+  const TorchDType* known = torch_dtypes(&count);
+  for (size_t i = 0; i < count; ++i)
+    if (known[i].code == code) return known + i;
+  return nullptr;
+}
+
+// The enum DType of a torch dtype, or -1.
+inline int64_t kernel_dtype(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? -1 : found->kernel_dtype;
+}
+
+inline int32_t torch_dtype(int64_t dtype) {
+  size_t count = 0;
+  return torch_dtypes(&count)[dtype].code;  // the first four are those of enum DType, in its order
+}
+
+inline std::string dtype_name(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? "dtype " + std::to_string(code) : found->name;
+}
+
+// "(2, 64, 5, 5)"
+inline std::string shape_text(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return tuple_text(sizes.data(), sizes.size());
+}
+
+// Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
+// (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
+inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
+  constexpr size_t kMostDims = 4;
+  int64_t strides[kMostDims], elements = 1;
+  for (size_t axis = dim; axis-- > 0;) {
+    strides[axis] = elements;
+    elements *= sizes[axis] > 1 ? sizes[axis] : 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(static_cast<int64_t>(dim), sizes, strides, dtype, device.type, device.index, &handle))
+    refuse("cannot allocate ", elements * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)), " bytes on ",
+           device.name());
+  return Tensor(handle);
+}
+
+inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+
+inline OptionalTensor dense(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
+}
+
+inline Tensor converted(const Tensor& tensor, int64_t dtype) {
+  if (kernel_dtype(torch_dtype_of(tensor)) == dtype) return tensor;
+  const torch::headeronly::ScalarType types[] = {
+      torch::headeronly::ScalarType::Float, torch::headeronly::ScalarType::Double, torch::headeronly::ScalarType::Half,
+      torch::headeronly::ScalarType::BFloat16};
+  return torch::stable::to(tensor, types[dtype]);
+}
+
+inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
+  return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
+}
+
+inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
+inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Parameters of nn.ConvTranspose2d.
+struct Geometry {
+  Pair stride, padding, output_padding, dilation;
+  int64_t groups;
+};
+
+inline void check_geometry(const Geometry& g) {
+  if (g.stride.smallest() <= 0) refuse("stride must be positive, got ", g.stride);
+  if (g.padding.smallest() < 0) refuse("padding must be non-negative, got ", g.padding);
+  if (g.dilation.smallest() <= 0) refuse("dilation must be positive, got ", g.dilation);
+  if (g.groups <= 0) refuse("groups must be positive, got ", g.groups);
+  if (g.output_padding.smallest() < 0) refuse("output_padding must be non-negative, got ", g.output_padding);
+  for (int axis = 0; axis < 2; ++axis)
+    if (g.output_padding[axis] >= g.stride[axis] && g.output_padding[axis] >= g.dilation[axis])
+      refuse("output_padding must be smaller than stride or dilation on each axis, got output_padding ",
+             g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
+}
+
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x) {
+  if (torch_dtype_of(value) != torch_dtype_of(x))
+    refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
+           dtype_name(torch_dtype_of(x)));
+  if (!(device_of(value) == device_of(x)))
+    refuse(name, " must be on the input's device, got ", name, " on ", device_of(value).name(), " and input on ",
+           device_of(x).name());
+}
+
+// An optional tensor of one value per channel.
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+  if (!value) return;
+  if (value->dim() != 1 || value->size(0) != channels)
+    refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
+  check_same_kind(name, *value, x);
+}
+
+// One axis of the output. Source: PyTorch ConvTranspose2d documentation.
+inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
+}
+
+// The problem of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
+// [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
+inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+  check_geometry(g);
+  const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
+  if (sizes.size() != 3 && sizes.size() != 4)
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ", shape_text(x));
+  if (kernel.size() != 4)
+    refuse("weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+           shape_text(weight));
+  if (kernel_dtype(torch_dtype_of(x)) < 0)
+    refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
+  check_same_kind("weight", weight, x);
+  const bool batched = sizes.size() == 4;
+  const size_t first = batched ? 1 : 0;
+  const int64_t channels = sizes[first], height = sizes[first + 1], width = sizes[first + 2];
+  if (kernel[0] != channels)
+    refuse("input must have ", kernel[0], " channels, the first dimension of weight ", shape_text(weight), ", got ",
+           channels, " in an input of shape ", shape_text(x));
+  if (channels % g.groups != 0)
+    refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
+  if (channels <= 0 || height <= 0 || width <= 0)
+    refuse("only the batch may be empty, got an input of shape ", shape_text(x));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0) refuse("weight must not be empty, got shape ", shape_text(weight));
+  const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
+  check_channel_vector("bias", bias, kernel[1] * g.groups, x);
+  if (out.smallest() <= 0)
+    refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
+           ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
+
+  ConvTransposeProblem p{};
+  p.batch = batched ? sizes[0] : 1;
+  p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
+  p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;
+  p.kernel_h = kernel[2], p.kernel_w = kernel[3];
+  p.stride_h = g.stride.h, p.stride_w = g.stride.w;
+  p.padding_h = g.padding.h, p.padding_w = g.padding.w;
+  p.dilation_h = g.dilation.h, p.dilation_w = g.dilation.w;
+  p.x_stride_n = batched ? strides[0] : 0;
+  p.x_stride_c = strides[first], p.x_stride_h = strides[first + 1], p.x_stride_w = strides[first + 2];
+  return p;
+}
+
+// GroupNorm over `shape` [batch, channels, h, w], as PyTorch checks it.
+inline void check_group_norm(const int64_t* shape, size_t dim, int64_t num_groups, const OptionalTensor& weight,
+                             const OptionalTensor& bias, const Tensor& x) {
+  if (dim != 4)
+    refuse("an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension");
+  const int64_t channels = shape[1];
+  if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
+  if (channels % num_groups != 0)
+    refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
+  check_channel_vector("the GroupNorm weight", weight, channels, x);
+  check_channel_vector("the GroupNorm bias", bias, channels, x);
+  if (shape[0] * channels / num_groups * shape[2] * shape[3] == 1)
+    refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
+                 " and num_groups ", num_groups);
+}
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/kernel_names.h
+// TCONV_KERNEL: the names of the kernels that can be forced.
+
+#include <cstring>
+
+
+// A pattern's own names, each {name, KernelChoice}.
+#ifndef TCONV_MORE_KERNELS
+#define TCONV_MORE_KERNELS
+#endif
+
+namespace tconv {
+namespace binding {
+
+struct KernelName {
+  const char* name;
+  int64_t choice;
+};
+
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},     {"plain", kPlain}, {"portable", kPortable}, {"hopper", kHopper},
+                                       {"direct", kDirect}, {"held", kHeld},   {"avx2", kAtMostAvx2},   TCONV_MORE_KERNELS};
+
+// null: auto.
+inline int64_t kernel_choice(const char* name) {
+  if (name == nullptr) return kAuto;
+  std::string allowed;
+  for (const KernelName& known : kKernelNames) {
+    if (std::strcmp(name, known.name) == 0) return known.choice;
+    allowed += joined(allowed.empty() ? "" : ", ", known.name);
+  }
+  refuse_value("TCONV_KERNEL must be one of ", allowed, ", got '", name, "'");
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+// How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
+inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
+  ConvCall call{};
+  call.problem = problem;
+  call.dtype = dtype;
+  call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
+  call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
+  return call;
+}
+
+[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+  switch (status) {
+    case kUnsupportedDType: refuse("the kernel does not support this dtype");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
+    case kWorkspaceTooSmall: refuse("the workspace is too small");
+    default: break;
+  }
+  if (status < 0) refuse("status ", status);
+  refuse("CUDA error ", status, ": ", cuda_error);
+}
+
+// What a half of the library has for a pattern's argument block.
+template <typename Call>
+struct Half {
+  int64_t (*workspace_bytes)(const Call*);
+  int64_t (*run)(const Call*);
+  const char* (*error_string)(int64_t);
+};
+
+// call: filled but for workspace, threads and stream.
+template <typename Call>
+void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  const int64_t needed = half.workspace_bytes(&call);
+  if (needed < 0) raise_failure(needed, "");
+  OptionalTensor workspace;
+  if (needed > 0) {
+    const int64_t bytes = needed + kWorkspaceAlignment;
+    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace_bytes = needed;
+  }
+  const int64_t status = half.run(&call);
+  if (status != kOk) raise_failure(status, half.error_string(status));
+}
+
+#if defined(TCONV_WITH_CUDA)
+// The input's device is current while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Device& device) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device.index, &guard_));
+  }
+  ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+#endif
+
+// Runs on the host, or on the current stream of the input's device.
+template <typename Call>
+void launch(Call& call, const Device& device) {
+  if (device.is_cpu()) {
+    call.conv.num_threads = torch::stable::get_num_threads();
+    const auto no_text = [](int64_t) { return ""; };
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+  }
+#if defined(TCONV_WITH_CUDA)
+  const CurrentDevice current(device);
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
+#else
+  refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
+#endif
+}
+
+// The dtype in which tensors on `device` are computed.
+inline int64_t computed_dtype(int64_t dtype, const Device& device) {
+  return device.is_cpu() ? tconv_cpu_computes_in(dtype) : dtype;
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+// STABLE_TORCH_LIBRARY pastes its argument: this one expands it first.
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+
+namespace tconv {
+namespace binding {
+
+struct ConvInputs {
+  Tensor x, weight;
+  OptionalTensor bias;
+  OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
+  ConvTransposeProblem problem;
+  Device device;
+  int32_t dtype;           // torch's, of x and of the output
+  int64_t computed_dtype;  // enum DType
+
+  // Checked. Raises where PyTorch does.
+  ConvInputs(const Tensor& x_, const Tensor& weight_, const OptionalTensor& bias_, const Geometry& geometry)
+      : x(x_), weight(weight_), bias(bias_), problem(make_problem(x_, weight_, bias_, geometry)), device(device_of(x_)),
+        dtype(torch_dtype_of(x_)),
+        computed_dtype(binding::computed_dtype(kernel_dtype(dtype), device)) {}
+
+  void take_vectors(std::initializer_list<const OptionalTensor*> given) {
+    size_t count = 0;
+    for (const OptionalTensor* vector : given) {
+      check_channel_vector("a per-channel operand", *vector, problem.out_channels, x);
+      vectors[count++] = *vector;
+    }
+  }
+
+  bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
+
+  // An affine parameter or a running statistic as the kernels read it.
+  OptionalTensor readable(const OptionalTensor& tensor) const { return dense(converted(tensor, computed_dtype)); }
+
+  // Output shape [batch,] channels, h, w.
+  void shape(int64_t out_h, int64_t out_w, int64_t (&sizes)[4], size_t* dim) const {
+    *dim = static_cast<size_t>(x.dim());
+    int64_t* size = sizes;
+    if (*dim == 4) *size++ = problem.batch;
+    size[0] = problem.out_channels, size[1] = out_h, size[2] = out_w;
+  }
+
+  // Where the kernels write; `finished` turns it into what the operator returns.
+  Tensor allocate_output(int64_t out_h, int64_t out_w) const {
+    int64_t sizes[4];
+    size_t dim = 0;
+    shape(out_h, out_w, sizes, &dim);
+    return allocate(sizes, dim, torch_dtype(computed_dtype), device);
+  }
+
+  Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
+
+  // Makes the tensors what the kernels read, and the call of them.
+  ConvCall prepare(const Tensor& out, bool tf32) {
+    if (widened()) {
+      x = converted(x, computed_dtype);
+      const auto strides = x.strides();  // of the copy
+      const size_t first = x.dim() == 4 ? 1 : 0;
+      if (first == 1) problem.x_stride_n = strides[0];
+      problem.x_stride_c = strides[first], problem.x_stride_h = strides[first + 1], problem.x_stride_w = strides[first + 2];
+    }
+    weight = dense(converted(weight, computed_dtype));
+    bias = readable(bias);
+    ConvCall call = make_call(problem, computed_dtype, tf32);
+    call.x = pointer_of(x);
+    call.weight = pointer_of(weight);
+    call.bias = pointer_of(bias);
+    for (int i = 0; i < kMaxChannelVectors; ++i) {
+      vectors[i] = readable(vectors[i]);
+      call.channel_vectors[i] = pointer_of(vectors[i]);
+    }
+    call.out = pointer_of(out);
+    return call;
+  }
+};
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+Tensor run(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t stride_h, int64_t stride_w,
+           int64_t padding_h, int64_t padding_w, int64_t output_padding_h, int64_t output_padding_w, int64_t dilation_h,
+           int64_t dilation_w, int64_t groups, bool tf32, int64_t num_groups, const OptionalTensor& norm_weight,
+           const OptionalTensor& norm_bias, double norm_eps, const OptionalTensor& vector0, const OptionalTensor& vector1,
+           const OptionalTensor& vector2, const OptionalTensor& vector3) {
+  ConvInputs inputs(x, weight, bias,
+                    {{stride_h, stride_w}, {padding_h, padding_w}, {output_padding_h, output_padding_w},
+                     {dilation_h, dilation_w}, groups});
+  inputs.take_vectors({&vector0, &vector1, &vector2, &vector3});
+  int64_t sizes[4];
+  size_t dim = 0;
+  inputs.shape(inputs.problem.out_h, inputs.problem.out_w, sizes, &dim);
+  check_group_norm(sizes, dim, num_groups, norm_weight, norm_bias, x);
+  const Tensor out = inputs.allocate_output(inputs.problem.out_h, inputs.problem.out_w);
+  if (inputs.problem.batch > 0) {
+    const OptionalTensor scale = inputs.readable(norm_weight), shift = inputs.readable(norm_bias);
+    ConvGroupNormCall call{inputs.prepare(out, tf32), {num_groups, norm_eps, pointer_of(scale), pointer_of(shift)}};
+    launch(call, inputs.device);
+  }
+  return inputs.finished(out);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+TCONV_LIBRARY(TCONV_NAMESPACE, library) {
+  library.def(
+      "run(Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "
+      "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, int num_groups, "
+      "Tensor? norm_weight, Tensor? norm_bias, float norm_eps, Tensor? vector0=None, Tensor? vector1=None, "
+      "Tensor? vector2=None, Tensor? vector3=None) -> Tensor");
+}
+
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
+"""
+
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _NUM_VECTORS = 0
+_DIGEST = 'd86ffc677523c03e6d29e4d3cd6215adebc20d87bab664f6c0103820c6e5d7ea'
 
 
 class _Gelu:
@@ -9321,67 +9939,23 @@ class _Gelu:
         return torch.ops.aten.gelu_backward(grad, before, approximate=self.approximate)
 
 
-_KERNEL_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-_MATH_TF32, _MATH_STRICT = 0, 1
-_KERNEL_CHOICES = {
-    "auto": 0,
-    "plain": 1,
-    "portable": 2,
-    "hopper": 3,
-    "direct": 4,
-    "held": 5,
-    "avx2": 6,
-}
-_STATUS_MESSAGES = {
-    -1: "the kernel does not support this dtype",
-    -2: "the kernel forced by TCONV_KERNEL cannot run this problem",
-    -3: "the workspace is too small",
-}
-_MAX_CHANNEL_VECTORS = 4
-_int64 = _ctypes.c_int64
-_pointer = _ctypes.c_void_p
+class _Allocation:
+    """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
+    what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is RuntimeError:
+            failed = _re.search(r"cannot allocate (\d+) bytes on (\S+)", str(error))
+            if failed:
+                torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
+        return False
 
 
-class _Problem(_ctypes.Structure):
-    _fields_ = [
-        (name, _int64)
-        for name in (
-            "batch in_channels out_channels groups in_h in_w out_h out_w kernel_h kernel_w "
-            "stride_h stride_w padding_h padding_w dilation_h dilation_w "
-            "x_stride_n x_stride_c x_stride_h x_stride_w"
-        ).split()
-    ]
-
-
-class _ConvCall(_ctypes.Structure):
-    _fields_ = [
-        ("problem", _Problem),
-        ("dtype", _int64),
-        ("math", _int64),
-        ("kernel_choice", _int64),
-        ("num_threads", _int64),
-        ("x", _pointer),
-        ("weight", _pointer),
-        ("bias", _pointer),
-        ("channel_vectors", _pointer * _MAX_CHANNEL_VECTORS),
-        ("out", _pointer),
-        ("workspace", _pointer),
-        ("workspace_bytes", _int64),
-        ("stream", _pointer),
-    ]
-
-
-class _GroupNormArgs(_ctypes.Structure):
-    _fields_ = [
-        ("num_groups", _int64),
-        ("eps", _ctypes.c_double),
-        ("weight", _pointer),
-        ("bias", _pointer),
-    ]
-
-
-class _ConvGroupNormCall(_ctypes.Structure):
-    _fields_ = [("conv", _ConvCall), ("group_norm", _GroupNormArgs)]
+_ALLOCATION = _Allocation()
 
 
 class _Conv(_NamedTuple):
@@ -9394,68 +9968,26 @@ class _Conv(_NamedTuple):
     groups: int
 
 
-def _require(condition, message: str) -> None:
-    if not condition:
-        raise RuntimeError(f"conv_transpose2d: {message}")
-
-
 def _as_pair(name: str, values) -> tuple:
-    _require(
-        len(values) == 2,
-        f"{name} must be an int or a pair (height, width), got {len(values)} values: "
-        f"{tuple(values)}",
-    )
+    """An int for both axes, or a pair. Raises RuntimeError, as PyTorch does, for other lengths."""
+    if isinstance(values, int):
+        return (values, values)
+    if len(values) != 2:
+        raise RuntimeError(
+            f"conv_transpose2d: {name} must be an int or a pair (height, width), got {len(values)} "
+            f"values: {tuple(values)}"
+        )
     return tuple(values)
 
 
 def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
-    """Pairs of the right length and range; RuntimeError names the argument that is not."""
-    conv = _Conv(
+    return _Conv(
         _as_pair("stride", stride),
         _as_pair("padding", padding),
         _as_pair("output_padding", output_padding),
         _as_pair("dilation", dilation),
         groups,
     )
-    _require(min(conv.stride) > 0, f"stride must be positive, got {conv.stride}")
-    _require(min(conv.padding) >= 0, f"padding must be non-negative, got {conv.padding}")
-    _require(min(conv.dilation) > 0, f"dilation must be positive, got {conv.dilation}")
-    _require(groups > 0, f"groups must be positive, got {groups}")
-    for axis, added in enumerate(conv.output_padding):
-        _require(added >= 0, f"output_padding must be non-negative, got {conv.output_padding}")
-        limit = max(conv.stride[axis], conv.dilation[axis])
-        _require(
-            added < limit,
-            "output_padding must be smaller than stride or dilation on each axis, got "
-            "output_padding "
-            f"{conv.output_padding}, stride {conv.stride}, dilation {conv.dilation}",
-        )
-    return conv
-
-
-def _same_kind(name: str, value, x) -> None:
-    """`value` is (shape, dtype, device) of a tensor, or None; so is `x`."""
-    if value is None:
-        return
-    _require(
-        value[1] == x[1],
-        f"{name} must have the input's dtype, got {name} {value[1]} and input {x[1]}",
-    )
-    _require(
-        value[2] == x[2],
-        f"{name} must be on the input's device, got {name} on {value[2]} and input on {x[2]}",
-    )
-
-
-def _channel_vector_ok(name: str, value, channels, x) -> None:
-    """Checks an optional tensor of one value per channel, given as (shape, dtype, device)."""
-    if value is None:
-        return
-    _require(
-        len(value[0]) == 1 and value[0][0] == channels,
-        f"{name} must have shape ({channels},), one value per channel, got {tuple(value[0])}",
-    )
-    _same_kind(name, value, x)
 
 
 def _output_size(size, kernel, stride, padding, output_padding, dilation):
@@ -9463,111 +9995,39 @@ def _output_size(size, kernel, stride, padding, output_padding, dilation):
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
 
 
-def _conv_output_shape(x, weight, bias, vectors, conv: _Conv) -> tuple:
-    """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w].
+def _same_kind(name: str, tensor, x) -> None:
+    if tensor is not None and (tensor.dtype, tensor.device) != (x.dtype, x.device):
+        raise RuntimeError(
+            f"conv_transpose2d: {name} must have the input's dtype and device, got {tensor.dtype} "
+            f"on {tensor.device} and an input in {x.dtype} on {x.device}"
+        )
 
-    x, weight, bias, vectors: (shape, dtype, device) of each tensor, or None. Raises RuntimeError,
-    as PyTorch does, for every combination that nn.ConvTranspose2d refuses.
+
+def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
+    """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w] without data.
+    Sizes may be symbolic, so only what does not depend on them much is checked here.
     """
-    x_shape, x_dtype, _ = x
-    weight_shape = weight[0]
-    _require(
-        len(x_shape) in (3, 4),
-        "input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), "
-        f"got shape {tuple(x_shape)}",
-    )
-    _require(
-        len(weight_shape) == 4,
-        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel "
-        "width), "
-        f"got shape {tuple(weight_shape)}",
-    )
-    _require(
-        x_dtype in _KERNEL_DTYPES,
-        f"input must be float32, float64, float16 or bfloat16, got {x_dtype}",
-    )
     _same_kind("weight", weight, x)
-    channels, height, width = x_shape[-3:]
-    _require(
-        weight_shape[0] == channels,
-        f"input must have {weight_shape[0]} channels, the first dimension of weight "
-        f"{tuple(weight_shape)}, "
-        f"got {channels} in an input of shape {tuple(x_shape)}",
-    )
-    _require(
-        channels % conv.groups == 0,
-        f"input channels must be divisible by groups, got {channels} channels and groups "
-        f"{conv.groups}",
-    )
-    _require(
-        channels > 0 and height > 0 and width > 0,
-        f"only the batch may be empty, got an input of shape {tuple(x_shape)}",
-    )
-    out_channels = weight_shape[1] * conv.groups
-    _require(
-        weight_shape[1] > 0 and weight_shape[2] > 0 and weight_shape[3] > 0,
-        f"weight must not be empty, got shape {tuple(weight_shape)}",
-    )
-    _channel_vector_ok("bias", bias, out_channels, x)
-    _require(
-        len(vectors) <= _MAX_CHANNEL_VECTORS,
-        f"at most {_MAX_CHANNEL_VECTORS} per-channel operands are allowed, got {len(vectors)}",
-    )
-    for vector in vectors:
-        _channel_vector_ok("a per-channel operand", vector, out_channels, x)
+    _same_kind("bias", bias, x)
+    if x.dim() not in (3, 4) or x.shape[-3] != weight.shape[0]:
+        raise RuntimeError(
+            f"conv_transpose2d: input must have {weight.shape[0]} channels, the first dimension of "
+            f"weight, got an input of shape {tuple(x.shape)}"
+        )
     sizes = [
-        _output_size(*axis)
-        for axis in zip(
-            (height, width),
-            weight_shape[2:],
-            conv.stride,
-            conv.padding,
-            conv.output_padding,
-            conv.dilation,
-            strict=True,
-        )
+        _output_size(x.shape[axis - 2], weight.shape[axis + 2], *(pair[axis] for pair in conv[:4]))
+        for axis in range(2)
     ]
-    _require(
-        sizes[0] > 0 and sizes[1] > 0,
-        f"the output must have a positive size, got {sizes[0]} x {sizes[1]} for an input of shape "
-        f"{tuple(x_shape)}, "
-        f"a kernel of {tuple(weight_shape[2:])}, stride {conv.stride}, padding {conv.padding}",
-    )
-    return (*x_shape[:-3], out_channels, *sizes)
+    return (*x.shape[:-3], weight.shape[1] * conv.groups, *sizes)
 
 
-def _group_norm_ok(shape, num_groups, weight, bias, x) -> None:
-    """Checks GroupNorm over an output of `shape` [batch, channels, h, w], as PyTorch does."""
-    _require(
-        len(shape) == 4,
-        "an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension",
-    )
-    batch, channels, height, width = shape
-    _require(num_groups > 0, f"num_groups must be positive, got {num_groups}")
-    _require(
-        channels % num_groups == 0,
-        f"channels must be divisible by num_groups, got {channels} channels and num_groups "
-        f"{num_groups}",
-    )
-    _channel_vector_ok("the GroupNorm weight", weight, channels, x)
-    _channel_vector_ok("the GroupNorm bias", bias, channels, x)
-    if batch * channels // num_groups * height * width == 1:
-        raise ValueError(
-            "group_norm: expected more than 1 value per group, got an input of shape "
-            f"{tuple(shape)} "
-            f"and num_groups {num_groups}"
-        )
-
-
-def _plan_conv(x, weight, bias, vectors, *conv_args) -> tuple:
-    """(parameters, output shape), checked; tensors are given as (shape, dtype, device)."""
-    conv = _make_conv(*conv_args)
-    return conv, _conv_output_shape(x, weight, bias, vectors, conv)
-
-
-def _about(tensor):
-    """What the checks need of a tensor; hashable where its shape is."""
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+def _wants_autograd(*tensors) -> bool:
+    """Whether a gradient or a transform of torch.func looks on."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
@@ -9658,131 +10118,6 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
 
 
-_WORKSPACE_ALIGNMENT = 256
-
-
-def _kernel_choice() -> int:
-    """TCONV_KERNEL = auto | plain | direct | portable | hopper | held | avx2 forces one; unset:
-    auto.
-    """
-    name = _os.environ.get("TCONV_KERNEL", "auto")
-    if name not in _KERNEL_CHOICES:
-        raise ValueError(f"TCONV_KERNEL must be one of {', '.join(_KERNEL_CHOICES)}, got {name!r}")
-    return _KERNEL_CHOICES[name]
-
-
-def _math_mode(dtype: torch.dtype) -> int:
-    """How fp32 products are formed, read at every call.
-
-    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
-    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
-    they were set.
-    """
-    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
-        return _MATH_TF32
-    return _MATH_STRICT
-
-
-def _pointer_of(tensor) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _dense(tensor):
-    """The kernels read everything but the input as contiguous memory."""
-    return None if tensor is None else tensor.contiguous()
-
-
-@_functools.lru_cache(maxsize=1024)
-def _plan_call(x, x_stride, weight, bias, vectors, *conv_args) -> tuple:
-    """(output shape, the bytes of a ConvCall without its pointers), checked once per combination of
-    arguments.
-
-    x, weight, bias, vectors: what `_about` says of each tensor.
-    """
-    conv, shape = _plan_conv(x, weight, bias, vectors, *conv_args)
-    problem = _Problem(
-        x[0][0] if len(x[0]) == 4 else 1,
-        x[0][-3],
-        shape[-3],
-        conv.groups,
-        *x[0][-2:],
-        *shape[-2:],
-        *weight[0][2:],
-        *conv.stride,
-        *conv.padding,
-        *conv.dilation,
-        x_stride[0] if len(x[0]) == 4 else 0,
-        *x_stride[-3:],
-    )
-    return shape, bytes(_ConvCall(problem=problem, dtype=_KERNEL_DTYPES[x[1]]))
-
-
-def _fill_conv(call, template: bytes, x, weight, bias, vectors, out) -> None:
-    """Fills the ConvCall at the head of `call`; weight, bias and vectors must be contiguous."""
-    _ctypes.memmove(_ctypes.addressof(call), template, len(template))
-    conv = call.conv
-    conv.math = _math_mode(x.dtype)
-    conv.kernel_choice = _kernel_choice()
-    conv.x = x.data_ptr()
-    conv.weight = weight.data_ptr()
-    conv.bias = _pointer_of(bias)
-    for index, vector in enumerate(vectors):
-        conv.channel_vectors[index] = vector.data_ptr()
-    conv.out = out.data_ptr()
-
-
-def _fill_group_norm(args, num_groups: int, weight, bias, eps: float) -> None:
-    args.num_groups = num_groups
-    args.eps = eps
-    args.weight = _pointer_of(weight)
-    args.bias = _pointer_of(bias)
-
-
-def _raise_failure(library, status: int) -> None:
-    if status < 0:
-        raise RuntimeError(f"conv_transpose2d: {_STATUS_MESSAGES.get(status, f'status {status}')}")
-    text = library.tconv_cuda_error_string(status).decode()
-    raise RuntimeError(f"conv_transpose2d: CUDA error {status}: {text}")
-
-
-def _call_kernel(library, call, workspace_bytes, run, device: torch.device) -> None:
-    address = _ctypes.addressof(call)
-    needed = workspace_bytes(address)
-    if needed < 0:
-        _raise_failure(library, needed)
-    if needed:
-        workspace = torch.empty(needed + _WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device)
-        start = workspace.data_ptr()
-        call.conv.workspace = start + -start % _WORKSPACE_ALIGNMENT
-        call.conv.workspace_bytes = needed
-    status = run(address)
-    if status:
-        _raise_failure(library, status)
-
-
-def _launch(library, call, device: torch.device) -> None:
-    """Runs a filled argument block: on the host, or on the device's current stream. Raises
-    RuntimeError on failure.
-    """
-    if device.type == "cpu":
-        call.conv.num_threads = torch.get_num_threads()
-        _call_kernel(
-            library, call, library.tconv_cpu_workspace_bytes, library.tconv_cpu_run, device
-        )
-        return
-    if not library.has_cuda:
-        raise RuntimeError(
-            "conv_transpose2d: the CUDA kernels were not built: this needs a CUDA build of "
-            "PyTorch and nvcc "
-            "(CUDA_HOME) when the file is loaded"
-        )
-    with torch.cuda.device(device):
-        call.conv.stream = torch.cuda.current_stream().cuda_stream
-        _call_kernel(
-            library, call, library.tconv_cuda_workspace_bytes, library.tconv_cuda_run, device
-        )
-
-
 def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
 
@@ -9795,130 +10130,17 @@ def _narrow(tensor, dtype: torch.dtype):
     return None if tensor is None else tensor.to(dtype)
 
 
-def _unused_namespace() -> str:
-    """A namespace that no earlier load in this process has used: the same source may be loaded many
-    times.
+_SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
 
-    Counted rather than random, so that compile caches of other processes still fit.
+
+def _tf32_allowed() -> bool:
+    """Whether fp32 convolutions may round operands to TF32, read at every call.
+
+    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
+    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
+    they were set.
     """
-    taken = vars(torch.ops)
-    return next(name for n in _itertools.count() if (name := f"tconv_{_SLUG}_{n}") not in taken)
-
-
-def _vector_arguments(count: int) -> str:
-    """The schema's text for `count` per-channel operands. (Single arguments: autograd handles lists
-    slowly.)
-    """
-    return "".join(f", Tensor vector{index}" for index in range(count))
-
-
-def _register(library, schema: str, run, fake, setup_context, backward):
-    """Defines the operator and returns it with the torch.library.Library that keeps it alive.
-
-    run(library, *args) computes on CPU and CUDA tensors, fake(*args) makes outputs without data,
-    setup_context and backward are those of torch.library.register_autograd.
-    """
-    namespace = _unused_namespace()
-    name = schema.partition("(")[0]
-    qualified = f"{namespace}::{name}"
-    registry = torch.library.Library(namespace, "FRAGMENT")
-    # flexible_layout: any strides of the input are read in place, so a compiler need not restore
-    # eager's.
-    registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for key in ("CPU", "CUDA"):
-        registry.impl(name, _functools.partial(run, library), key)
-    torch.library.register_fake(qualified, fake, lib=registry)
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=registry)
-    return registry, getattr(getattr(torch.ops, namespace), name).default
-
-
-# `vectors` below are the per-channel operands of the element-wise steps, one argument each.
-_SCHEMA = (
-    "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
-    "padding, "
-    "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
-    f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
-)
-# A way of this pattern alone: kernels_src/cuda/conv_group_norm_passes.cuh.
-_KERNEL_CHOICES |= {"slices": 7}
-
-
-def _run_conv_group_norm(library, x, weight, bias, *args):
-    pairs, groups = tuple(map(tuple, args[:4])), args[4]
-    num_groups, norm_weight, norm_bias, norm_eps, *vectors = args[5:]
-    about_x = _about(x)
-    shape, template = _plan_call(
-        about_x,
-        x.stride(),
-        _about(weight),
-        _about(bias),
-        tuple(map(_about, vectors)),
-        *pairs,
-        groups,
-    )
-    _group_norm_ok(shape, num_groups, _about(norm_weight), _about(norm_bias), about_x)
-    if _is_low_precision_on_cpu(x):
-        norm = num_groups, _widen(norm_weight), _widen(norm_bias), norm_eps
-        operands = _widen(x), _widen(weight), _widen(bias)
-        wide = _run_conv_group_norm(
-            library, *operands, *pairs, groups, *norm, *map(_widen, vectors)
-        )
-        return wide.to(x.dtype)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.numel():
-        weight, bias, norm_weight, norm_bias, *vectors = map(
-            _dense, (weight, bias, norm_weight, norm_bias, *vectors)
-        )
-        call = _ConvGroupNormCall()
-        _fill_conv(call, template, x, weight, bias, vectors, out)
-        _fill_group_norm(call.group_norm, num_groups, norm_weight, norm_bias, norm_eps)
-        _launch(library, call, x.device)
-    return out
-
-
-def _fake_conv_group_norm(x, weight, bias, *args):
-    num_groups, norm_weight, norm_bias, _, *vectors = args[5:]
-    _, shape = _plan_conv(
-        _about(x), _about(weight), _about(bias), tuple(map(_about, vectors)), *args[:5]
-    )
-    _group_norm_ok(shape, num_groups, _about(norm_weight), _about(norm_bias), _about(x))
-    return x.new_empty(shape)
-
-
-def _setup_conv_group_norm(ctx, inputs, output):
-    x, weight, bias, *args = inputs
-    num_groups, norm_weight, _, norm_eps, *vectors = args[5:]
-    ctx.conv = _make_conv(*args[:5])
-    ctx.num_groups, ctx.norm_eps = num_groups, norm_eps
-    ctx.save_for_backward(x, weight, bias, norm_weight, *vectors)
-
-
-def _backward_conv_group_norm(ctx, grad):
-    saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, norm_weight, *vectors = saved
-    needs = ctx.needs_input_grad
-    values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
-    grad, grad_norm_weight, grad_norm_bias = _group_norm_gradients(
-        grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, needs[9:11]
-    )
-    grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, needs[:3])
-    grads = *conv_grads, *[None] * 6, grad_norm_weight, grad_norm_bias, None, *vector_grads
-    return tuple(_narrow(gradient, dtype) for gradient in grads)
-
-
-def _register_operator(library):
-    return _register(
-        library,
-        _SCHEMA,
-        _run_conv_group_norm,
-        _fake_conv_group_norm,
-        _setup_conv_group_norm,
-        _backward_conv_group_norm,
-    )
+    return _SWITCHES.fp32_precision == "tf32"
 
 
 _CPU_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique")
@@ -9941,6 +10163,14 @@ _CUDA_FLAGS = (
 _LINK_FLAGS = ("-fopenmp",)
 
 
+def _short_digest(*parts: str) -> str:
+    return _hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# Of all that the operator does, so that two texts share a name only where they do the same.
+_NAMESPACE = f"tconv_{_SLUG}_{_short_digest(_DIGEST, CUDA_SOURCE, CPU_SOURCE, OPERATOR_SOURCE)}"
+
+
 def _can_build_cuda() -> bool:
     home = _cpp_extension.CUDA_HOME
     if torch.version.cuda is None or home is None:
@@ -9948,55 +10178,220 @@ def _can_build_cuda() -> bool:
     return _os.path.isfile(_os.path.join(home, "bin", "nvcc"))
 
 
-def _load_library():
-    """Builds once per source and build directory (TORCH_EXTENSIONS_DIR), and loads the result.
+def _file_digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return _hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(library: str) -> bool:
+    """Whether a library is there as it was built: beside it lies its digest. A torn one would kill
+    the process that loads it.
+    """
+    digest = library + ".sha256"
+    if not (_os.path.isfile(library) and _os.path.isfile(digest)):
+        return False
+    with open(digest) as file:
+        return file.read() == _file_digest(library)
+
+
+def _load_library() -> None:
+    """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
+    the result, which registers its operators.
 
     Raises RuntimeError with the compiler's output where the build fails.
     """
     with_cuda = _can_build_cuda()
-    parts = [CPU_SOURCE, *_CPU_FLAGS, *_LINK_FLAGS]
+    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
+    parts = [*cpu_flags, *_LINK_FLAGS, torch.__version__]
     if with_cuda:
-        parts += [CUDA_SOURCE, *_CUDA_FLAGS, torch.version.cuda]
-    digest = _hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    name = f"tconv_{_SLUG}_{digest[:12]}"
+        cpu_flags += ["-DTCONV_WITH_CUDA", "-DUSE_CUDA"]
+        parts += [*_CUDA_FLAGS, torch.version.cuda]
+    name = f"{_NAMESPACE}_{_short_digest(*parts)}"
     root = _os.environ.get("TORCH_EXTENSIONS_DIR") or _cpp_extension.get_default_build_root()
     directory = _os.path.join(root, name)
+    library = _os.path.join(directory, f"{name}.so")
+    if _is_whole(library):  # nothing is written: the directory may be read-only
+        torch.ops.load_library(library)
+        return
     _os.makedirs(directory, exist_ok=True)
-    # The kernel drops this lock when its holder dies, so a `lock` file seen while holding it was
-    # left behind by a
-    # build that was killed; PyTorch would wait for it for ever.
+    # The kernel drops this lock when its holder dies, so a build that was killed blocks nobody.
     with open(_os.path.join(directory, "flock"), "w") as guard:
         _fcntl.flock(guard, _fcntl.LOCK_EX)
-        leftover = _os.path.join(directory, "lock")
-        if _os.path.exists(leftover):
-            _os.unlink(leftover)
-        path = _cpp_extension.load_inline(
-            name=name,
-            cpp_sources=[CPU_SOURCE],
-            cuda_sources=[CUDA_SOURCE] if with_cuda else None,
-            extra_cflags=list(_CPU_FLAGS),
-            extra_cuda_cflags=list(_CUDA_FLAGS),
-            extra_ldflags=list(_LINK_FLAGS),
-            build_directory=directory,
-            with_cuda=with_cuda,
-            is_python_module=False,
-            no_implicit_headers=True,
+        if _is_whole(library):
+            torch.ops.load_library(library)
+            return
+        # Built, and loaded, under a name of its own, then renamed when it is whole.
+        with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
+            built = _cpp_extension.load_inline(
+                name=name,
+                cpp_sources=[CPU_SOURCE, OPERATOR_SOURCE],
+                cuda_sources=[CUDA_SOURCE] if with_cuda else None,
+                extra_cflags=cpu_flags,
+                extra_cuda_cflags=list(_CUDA_FLAGS),
+                extra_ldflags=list(_LINK_FLAGS),
+                build_directory=scratch,
+                with_cuda=with_cuda,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+            digest = _os.path.join(scratch, "digest")
+            with open(digest, "w") as file:
+                file.write(_file_digest(built))
+            _os.replace(digest, library + ".sha256")
+            _os.replace(built, library)
+
+
+def _vector_arguments(count: int) -> str:
+    """The schema's text for `count` per-channel operands. (Single arguments: autograd handles lists
+    slowly.)
+    """
+    return "".join(f", Tensor vector{index}" for index in range(count))
+
+
+def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+    """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
+    process, found again by later ones.
+
+    run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
+    compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
+    shapes, setup_context and backward those of torch.library.register_autograd.
+    """
+    namespace = getattr(torch.ops, _NAMESPACE)
+    if "_tconv_registry" not in vars(namespace):
+        _load_library()
+        registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
+        name = schema.partition("(")[0]
+        # flexible_layout: any strides of the input are read in place, so a compiler need not
+        # restore eager's.
+        registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+        implementation = make_traced(make_run(namespace.run.default))
+        for key in ("CPU", "CUDA"):
+            registry.impl(name, implementation, key)
+        qualified = f"{_NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, fake, lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_autograd(
+            qualified, backward, setup_context=setup_context, lib=registry
         )
-    library = _ctypes.CDLL(path)
-    for device in ("cpu", "cuda") if with_cuda else ("cpu",):
-        for suffix in ("workspace_bytes", "run"):
-            function = getattr(library, f"tconv_{device}_{suffix}")
-            function.restype = _ctypes.c_int64
-            function.argtypes = [_ctypes.c_void_p]
-    if with_cuda:
-        library.tconv_cuda_error_string.restype = _ctypes.c_char_p
-        library.tconv_cuda_error_string.argtypes = [_ctypes.c_int64]
-    library.has_cuda = with_cuda
-    return library
+        namespace._tconv_registry = registry  # keeps them alive
+    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+
+
+# `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
+# is GroupNorm's (num_groups, weight, bias, eps).
+_SCHEMA = (
+    "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
+    "padding, "
+    "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
+    f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
+)
+
+
+def _make_run(kernels):
+    def run(x, weight, bias, conv, *norm_and_vectors):
+        stride, padding, output_padding, dilation, groups = conv
+        with _ALLOCATION:
+            return kernels(
+                x,
+                weight,
+                bias,
+                *stride,
+                *padding,
+                *output_padding,
+                *dilation,
+                groups,
+                _tf32_allowed(),
+                *norm_and_vectors,
+            )
+
+    return run
+
+
+def _make_traced(run):
+    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
+
+
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        return fake(x, weight, bias, *pairs, args[8], *args[10:])
+
+    return fake_run
+
+
+def _fake(x, weight, bias, *args):
+    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+
+
+def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
+    ctx.conv = conv
+    ctx.num_groups, norm_weight, _, ctx.norm_eps = norm
+    ctx.save_for_backward(x, weight, bias, norm_weight, *vectors)
+
+
+def _gradients(ctx, grad, norm_needs) -> tuple:
+    """(gradients of x, weight and bias, of GroupNorm's weight and bias, of the vectors)"""
+    saved = ctx.saved_tensors
+    dtype = saved[0].dtype
+    if _is_low_precision_on_cpu(saved[0]):
+        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
+    x, weight, bias, norm_weight, *vectors = saved
+    values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
+    grad, *norm_grads = _group_norm_gradients(
+        grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, norm_needs
+    )
+    grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
+    groups = conv_grads, norm_grads, vector_grads
+    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
+
+
+def _setup_traced(ctx, inputs, output) -> None:
+    x, weight, bias, *args = inputs
+    _save(ctx, x, weight, bias, _make_conv(*args[:5]), args[5:9], args[9:])
+
+
+def _backward_traced(ctx, grad) -> tuple:
+    conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[9:11])
+    return *conv_grads, *[None] * 6, *norm_grads, None, *vector_grads
+
+
+class _ConvFunction(torch.autograd.Function):
+    """The operator where a gradient is wanted."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, weight, bias, conv, *norm_and_vectors):
+        return _run(x, weight, bias, conv, *norm_and_vectors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, bias, conv, *rest = inputs
+        _save(ctx, x, weight, bias, conv, rest[:4], rest[4:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[5:7])
+        return *conv_grads, None, None, *norm_grads, None, *vector_grads
+
+
+def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *rest):
+    conv = _make_conv(stride, padding, output_padding, dilation, groups)
+    if torch.compiler.is_compiling():
+        return _traced(x, weight, bias, *conv, *rest)
+    _, norm_weight, norm_bias, _, *vectors = rest
+    if _wants_autograd(x, weight, bias, norm_weight, norm_bias, *vectors):
+        return _ConvFunction.apply(x, weight, bias, conv, *rest)
+    return _run(x, weight, bias, conv, *rest)
+
+
+_run, _traced = _register(
+    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+)
 
 
 _CHAIN = (_Gelu("none"),)
-_registry, _operator = _register_operator(_load_library())
 
 
 class ModelNew(nn.Module):

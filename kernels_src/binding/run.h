@@ -1,0 +1,104 @@
+// From checked tensors to one call of the kernels: dtype, workspace, device and stream.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+#include "arguments.h"
+#include "kernel_names.h"
+
+namespace tconv {
+namespace binding {
+
+constexpr int64_t kWorkspaceAlignment = 256;
+
+// How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
+inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
+  ConvCall call{};
+  call.problem = problem;
+  call.dtype = dtype;
+  call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
+  call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
+  return call;
+}
+
+[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+  switch (status) {
+    case kUnsupportedDType: refuse("the kernel does not support this dtype");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
+    case kWorkspaceTooSmall: refuse("the workspace is too small");
+    default: break;
+  }
+  if (status < 0) refuse("status ", status);
+  refuse("CUDA error ", status, ": ", cuda_error);
+}
+
+// What a half of the library has for a pattern's argument block.
+template <typename Call>
+struct Half {
+  int64_t (*workspace_bytes)(const Call*);
+  int64_t (*run)(const Call*);
+  const char* (*error_string)(int64_t);
+};
+
+// call: filled but for workspace, threads and stream.
+template <typename Call>
+void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  const int64_t needed = half.workspace_bytes(&call);
+  if (needed < 0) raise_failure(needed, "");
+  OptionalTensor workspace;
+  if (needed > 0) {
+    const int64_t bytes = needed + kWorkspaceAlignment;
+    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace_bytes = needed;
+  }
+  const int64_t status = half.run(&call);
+  if (status != kOk) raise_failure(status, half.error_string(status));
+}
+
+#if defined(TCONV_WITH_CUDA)
+// The input's device is current while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Device& device) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device.index, &guard_));
+  }
+  ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+#endif
+
+// Runs on the host, or on the current stream of the input's device.
+template <typename Call>
+void launch(Call& call, const Device& device) {
+  if (device.is_cpu()) {
+    call.conv.num_threads = torch::stable::get_num_threads();
+    const auto no_text = [](int64_t) { return ""; };
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+  }
+#if defined(TCONV_WITH_CUDA)
+  const CurrentDevice current(device);
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
+#else
+  refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
+#endif
+}
+
+// The dtype in which tensors on `device` are computed.
+inline int64_t computed_dtype(int64_t dtype, const Device& device) {
+  return device.is_cpu() ? tconv_cpu_computes_in(dtype) : dtype;
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+// STABLE_TORCH_LIBRARY pastes its argument: this one expands it first.
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
