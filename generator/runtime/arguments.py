@@ -37,12 +37,17 @@ def _as_pair(name: str, values) -> tuple:
     return tuple(values)
 
 
-def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
-    return _Conv(
-        _as_pair("stride", stride),
-        _as_pair("padding", padding),
-        _as_pair("output_padding", output_padding),
-        _as_pair("dilation", dilation),
+def _make_conv(stride, padding, output_padding, dilation, groups) -> tuple:
+    """The fields of a _Conv, in its order; a plain tuple, because it is made at every call."""
+    return (
+        stride if type(stride) is tuple and len(stride) == 2 else _as_pair("stride", stride),
+        padding if type(padding) is tuple and len(padding) == 2 else _as_pair("padding", padding),
+        output_padding
+        if type(output_padding) is tuple and len(output_padding) == 2
+        else _as_pair("output_padding", output_padding),
+        dilation
+        if type(dilation) is tuple and len(dilation) == 2
+        else _as_pair("dilation", dilation),
         groups,
     )
 
@@ -70,7 +75,7 @@ def _same_kind(name: str, tensor, x) -> None:
         )
 
 
-def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
+def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w] without data.
     Sizes may be symbolic, so only what does not depend on them much is checked here.
     """
@@ -85,7 +90,7 @@ def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
         _output_size(x.shape[axis - 2], weight.shape[axis + 2], *(pair[axis] for pair in conv[:4]))
         for axis in range(2)
     ]
-    return (*x.shape[:-3], weight.shape[1] * conv.groups, *sizes)
+    return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
 def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):

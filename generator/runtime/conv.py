@@ -3,8 +3,8 @@
 import torch
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _conv_output_shape, _make_conv
-from generator.runtime.dispatch import _wants_autograd
+from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv
+from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _batched,
     _chain_backward,
@@ -62,7 +62,7 @@ def _fake(x, weight, bias, *args):
 
 
 def _save(ctx, x, weight, bias, conv, vectors) -> None:
-    ctx.conv = conv
+    ctx.conv = _Conv(*conv)
     ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *vectors)
 
 
@@ -92,35 +92,28 @@ def _backward_traced(ctx, grad) -> tuple:
     return *conv_grads, *[None] * 5, *vector_grads
 
 
-class _ConvFunction(torch.autograd.Function):
-    """The operator where a gradient is wanted."""
+def _save_eager(ctx, args) -> None:
+    x, weight, bias, conv, *vectors = args
+    _save(ctx, x, weight, bias, conv, vectors)
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x, weight, bias, conv, *vectors):
-        return _run(x, weight, bias, conv, *vectors)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, bias, conv, *vectors = inputs
-        _save(ctx, x, weight, bias, conv, vectors)
-
-    @staticmethod
-    def backward(ctx, grad):
-        conv_grads, vector_grads = _gradients(ctx, grad)
-        return *conv_grads, None, *vector_grads
+def _backward_eager(ctx, grad) -> tuple:
+    conv_grads, vector_grads = _gradients(ctx, grad)
+    return *conv_grads, None, *vector_grads
 
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, *conv, *vectors)
-    if _wants_autograd(x, weight, bias, *vectors):
-        return _ConvFunction.apply(x, weight, bias, conv, *vectors)
+    if _transformed():
+        return _transformed_run(x, weight, bias, conv, *vectors)
+    if _wants_gradient(x, weight, bias, *vectors):
+        return _run_with_gradient(x, weight, bias, conv, *vectors)
     return _run(x, weight, bias, conv, *vectors)
 
 
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
+_run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)

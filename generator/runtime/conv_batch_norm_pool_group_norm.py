@@ -4,6 +4,7 @@ import torch
 
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import (
+    _Conv,
     _conv_output_shape,
     _make_conv,
     _make_pool,
@@ -15,7 +16,7 @@ from generator.runtime.batch_norm import (
     _keeps_statistics,
     _update_running_statistics,
 )
-from generator.runtime.dispatch import _wants_autograd
+from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
@@ -118,7 +119,7 @@ def _fake(x, weight, bias, *args):
 
 def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
-    ctx.conv, ctx.pool = conv, pool
+    ctx.conv, ctx.pool = _Conv(*conv), pool
     ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
     ctx.save_for_backward(
         x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
@@ -176,25 +177,19 @@ def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
     return *conv_grads, *[None] * 5, *norm_grads, *[None] * 10, *group_grads, None
 
 
-class _ConvFunction(torch.autograd.Function):
-    """The operator where a gradient is wanted."""
+def _flat_run(x, weight, bias, conv, pool, *args):
+    return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x, weight, bias, conv, pool, *args):
-        return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
+def _save_eager(ctx, args) -> None:
+    x, weight, bias, conv, pool, *rest = args
+    _save(ctx, x, weight, bias, conv, rest[:6], pool, rest[12:])
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, bias, conv, pool, *args = inputs
-        _save(ctx, x, weight, bias, conv, args[:6], pool, args[12:])
 
-    @staticmethod
-    def backward(ctx, grad):
-        needs = ctx.needs_input_grad
-        conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
-        return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
+def _backward_eager(ctx, grad) -> tuple:
+    needs = ctx.needs_input_grad
+    conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
+    return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
 
 
 def _operator(x, weight, bias, *args):
@@ -207,8 +202,10 @@ def _operator(x, weight, bias, *args):
 
 
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
-    if _wants_autograd(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
-        return _ConvFunction.apply(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    if _transformed():
+        return _transformed_run(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
+        return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
 
 
@@ -230,7 +227,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
             counted = norm.num_batches_tracked if norm.momentum is None else None
             kept = norm.running_mean, norm.running_var, counted, norm.momentum or 0.0, None, None
             return _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
-        channels = weight.shape[1] * conv.groups
+        channels = weight.shape[1] * conv[4]
         mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
         kept = None, None, None, 0.0, mean, var
         out = _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
@@ -246,3 +243,4 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
+_run_with_gradient, _transformed_run = _make_functions(_flat_run, _save_eager, _backward_eager)

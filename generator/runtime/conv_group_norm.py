@@ -3,8 +3,8 @@
 import torch
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _conv_output_shape, _make_conv
-from generator.runtime.dispatch import _wants_autograd
+from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv
+from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
@@ -64,7 +64,7 @@ def _fake(x, weight, bias, *args):
 
 
 def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
-    ctx.conv = conv
+    ctx.conv = _Conv(*conv)
     ctx.num_groups, norm_weight, _, ctx.norm_eps = norm
     ctx.save_for_backward(x, weight, bias, norm_weight, *vectors)
 
@@ -96,36 +96,29 @@ def _backward_traced(ctx, grad) -> tuple:
     return *conv_grads, *[None] * 6, *norm_grads, None, *vector_grads
 
 
-class _ConvFunction(torch.autograd.Function):
-    """The operator where a gradient is wanted."""
+def _save_eager(ctx, args) -> None:
+    x, weight, bias, conv, *rest = args
+    _save(ctx, x, weight, bias, conv, rest[:4], rest[4:])
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x, weight, bias, conv, *norm_and_vectors):
-        return _run(x, weight, bias, conv, *norm_and_vectors)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, bias, conv, *rest = inputs
-        _save(ctx, x, weight, bias, conv, rest[:4], rest[4:])
-
-    @staticmethod
-    def backward(ctx, grad):
-        conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[5:7])
-        return *conv_grads, None, None, *norm_grads, None, *vector_grads
+def _backward_eager(ctx, grad) -> tuple:
+    conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[5:7])
+    return *conv_grads, None, None, *norm_grads, None, *vector_grads
 
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *rest):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, *conv, *rest)
+    if _transformed():
+        return _transformed_run(x, weight, bias, conv, *rest)
     _, norm_weight, norm_bias, _, *vectors = rest
-    if _wants_autograd(x, weight, bias, norm_weight, norm_bias, *vectors):
-        return _ConvFunction.apply(x, weight, bias, conv, *rest)
+    if _wants_gradient(x, weight, bias, norm_weight, norm_bias, *vectors):
+        return _run_with_gradient(x, weight, bias, conv, *rest)
     return _run(x, weight, bias, conv, *rest)
 
 
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
+_run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)

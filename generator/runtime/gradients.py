@@ -10,7 +10,7 @@ def _batched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.ops.aten.convolution(
+    return torch.ops.aten.convolution.default(
         _batched(x),
         weight,
         bias,
@@ -27,22 +27,23 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
     out_h, out_w].
     """
-    if not any(needs):
+    if True not in needs:
         return None, None, None
-    grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    grads = torch.ops.aten.convolution_backward.default(
         grad,
-        _batched(x),
+        batched,
         weight,
-        [weight.shape[1] * conv.groups],
+        [grad.shape[1]],
         conv.stride,
         conv.padding,
         conv.dilation,
         True,
         conv.output_padding,
         conv.groups,
-        list(needs),
+        needs,
     )
-    return (grad_x.view(x.shape) if needs[0] else None), grad_weight, grad_bias
+    return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
 def _chain_needs_values(chain) -> bool:

@@ -4,7 +4,7 @@ import torch
 
 
 def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
 
 
 def _widen(tensor):
@@ -12,4 +12,4 @@ def _widen(tensor):
 
 
 def _narrow(tensor, dtype: torch.dtype):
-    return None if tensor is None else tensor.to(dtype)
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)

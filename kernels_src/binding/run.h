@@ -22,7 +22,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
     case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
@@ -30,7 +30,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
     default: break;
   }
   if (status < 0) refuse("status ", status);
-  refuse("CUDA error ", status, ": ", cuda_error);
+  refuse("CUDA error ", status, ": ", error);
 }
 
 // What a half of the library has for a pattern's argument block.
@@ -79,8 +79,7 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = torch::stable::get_num_threads();
-    const auto no_text = [](int64_t) { return ""; };
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);

@@ -40,6 +40,9 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
   return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
 }
 
+// Of a positive status, which CUDA alone has.
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
     return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \

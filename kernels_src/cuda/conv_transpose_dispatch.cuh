@@ -1,14 +1,13 @@
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 #pragma once
 
-#include <cstring>
-
 #include "conv_transpose.cuh"
 #include "conv_transpose_direct_launch.cuh"
 #include "conv_transpose_mma_launch.cuh"
 #include "conv_transpose_plain.cuh"
 #include "conv_transpose_sm90_launch.cuh"
 #include "moments_merge.cuh"
+#include "plan_cache.h"
 
 namespace tconv {
 namespace cuda {
@@ -174,30 +173,6 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
-}
-
-// What plan_anew(call) says, which depends on the call's problem, dtype, math and forced choice, and on the current device.
-// The search for tiles takes tens of microseconds, so the last answer of each function is kept.
-template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
-const Plan& remembered_plan(const ConvCall& call) {
-  struct Key {
-    ConvTransposeProblem problem;
-    int64_t dtype, math, kernel_choice, device;
-  };
-  thread_local Key last_key{};
-  thread_local Plan last_plan{};
-  thread_local bool known = false;
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  Key key{};
-  key.problem = call.problem;
-  key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
-  if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
-    last_plan = plan_anew(call);
-    last_key = key;
-    known = error == cudaSuccess && last_plan.status == kOk;
-  }
-  return last_plan;
 }
 
 // Which kernel a call gets, why, and what it needs.

@@ -21,9 +21,9 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     1a520503e47cf2d4efa91a7aee2076454c5e2ed14da4b95662a2d5a54fae9303
-sha256 of CPU_SOURCE:      681708ba051c468b43cf48eeb4388ae39f17af022460798abe74a372d9085d22
-sha256 of OPERATOR_SOURCE: 2fe89516ac58968ccad61717a60bd094fdc36ebba3f2746bfae2c890fc573a23
+sha256 of CUDA_SOURCE:     6ecdf26e8459abce95a875d86af05a639f4146419200b46a07aee69e7bb57a37
+sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
+sha256 of OPERATOR_SOURCE: afdc52f22ed5fd483a8318fcf9449ef2a0102911c3133c4faa33a1be42b5451f
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -614,8 +614,6 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
-
-#include <cstring>
 
 // ---- kernels_src/cuda/conv_transpose_direct_launch.cuh
 // Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
@@ -4920,6 +4918,53 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/plan_cache.h
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
+// call by turns.
+
+#include <cstring>
+#include <unordered_map>
+
+
+namespace tconv {
+namespace cuda {
+
+// What a plan depends on, beside the code: the call's problem, dtype, math and forced choice, and the current device.
+struct PlanKey {
+  ConvTransposeProblem problem;
+  int64_t dtype, math, kernel_choice, device;
+
+  bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
+};
+
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const {
+    const auto* words = reinterpret_cast<const uint64_t*>(&key);
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    return static_cast<size_t>(hash);
+  }
+};
+
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
+const Plan& remembered_plan(const ConvCall& call) {
+  constexpr size_t kMostPlans = 1024;  // sizes may change with every call
+  thread_local std::unordered_map<PlanKey, Plan, PlanKeyHash> known;
+  thread_local Plan unknown;
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  const PlanKey key = {call.problem, call.dtype, call.math, call.kernel_choice, device};
+  const auto found = known.find(key);
+  if (error == cudaSuccess && found != known.end()) return found->second;
+  unknown = plan_anew(call);
+  if (error != cudaSuccess || unknown.status > 0) return unknown;  // the device's fault, which may pass
+  if (known.size() >= kMostPlans) known.clear();
+  return known[key] = unknown;
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -5085,30 +5130,6 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
-}
-
-// What plan_anew(call) says, which depends on the call's problem, dtype, math and forced choice, and on the current device.
-// The search for tiles takes tens of microseconds, so the last answer of each function is kept.
-template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
-const Plan& remembered_plan(const ConvCall& call) {
-  struct Key {
-    ConvTransposeProblem problem;
-    int64_t dtype, math, kernel_choice, device;
-  };
-  thread_local Key last_key{};
-  thread_local Plan last_plan{};
-  thread_local bool known = false;
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  Key key{};
-  key.problem = call.problem;
-  key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
-  if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
-    last_plan = plan_anew(call);
-    last_key = key;
-    known = error == cudaSuccess && last_plan.status == kOk;
-  }
-  return last_plan;
 }
 
 // Which kernel a call gets, why, and what it needs.
@@ -6588,6 +6609,9 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
   return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
 }
 
+// Of a positive status, which CUDA alone has.
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
     return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
@@ -7032,7 +7056,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
     case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
@@ -7040,7 +7064,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
     default: break;
   }
   if (status < 0) refuse("status ", status);
-  refuse("CUDA error ", status, ": ", cuda_error);
+  refuse("CUDA error ", status, ": ", error);
 }
 
 // What a half of the library has for a pattern's argument block.
@@ -7089,8 +7113,7 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = torch::stable::get_num_threads();
-    const auto no_text = [](int64_t) { return ""; };
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
@@ -7224,7 +7247,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_B
 
 _SLUG = '69_conv_transpose_3x5'
 _NUM_VECTORS = 0
-_DIGEST = '55b7ed501c6d9f055641b5b5b92963578525ef34f8a9b3e1700c1a1dde587cc1'
+_DIGEST = '5aae08619d21bbc07952e08a831f4c393c696656b1edfaa7d32eea840df74427'
 
 
 class _Allocation:
@@ -7268,12 +7291,17 @@ def _as_pair(name: str, values) -> tuple:
     return tuple(values)
 
 
-def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
-    return _Conv(
-        _as_pair("stride", stride),
-        _as_pair("padding", padding),
-        _as_pair("output_padding", output_padding),
-        _as_pair("dilation", dilation),
+def _make_conv(stride, padding, output_padding, dilation, groups) -> tuple:
+    """The fields of a _Conv, in its order; a plain tuple, because it is made at every call."""
+    return (
+        stride if type(stride) is tuple and len(stride) == 2 else _as_pair("stride", stride),
+        padding if type(padding) is tuple and len(padding) == 2 else _as_pair("padding", padding),
+        output_padding
+        if type(output_padding) is tuple and len(output_padding) == 2
+        else _as_pair("output_padding", output_padding),
+        dilation
+        if type(dilation) is tuple and len(dilation) == 2
+        else _as_pair("dilation", dilation),
         groups,
     )
 
@@ -7291,7 +7319,7 @@ def _same_kind(name: str, tensor, x) -> None:
         )
 
 
-def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
+def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w] without data.
     Sizes may be symbolic, so only what does not depend on them much is checked here.
     """
@@ -7306,15 +7334,54 @@ def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
         _output_size(x.shape[axis - 2], weight.shape[axis + 2], *(pair[axis] for pair in conv[:4]))
         for axis in range(2)
     ]
-    return (*x.shape[:-3], weight.shape[1] * conv.groups, *sizes)
+    return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
-def _wants_autograd(*tensors) -> bool:
-    """Whether a gradient or a transform of torch.func looks on."""
+def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 return True
+    return False
+
+
+def _make_functions(run, save, gradients) -> tuple:
+    """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
+    form that these need costs fifty microseconds a call.
+
+    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    """
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            save(ctx, args)
+            return run(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradients(ctx, grad)
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args):
+            return run(*args)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            save(ctx, inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradients(ctx, grad)
+
+    # Past Function.apply, which looks for the transforms that are known not to be there.
+    return super(torch.autograd.Function, Eager).apply, Transformed.apply
+
+
+def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
@@ -7323,7 +7390,7 @@ def _batched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.ops.aten.convolution(
+    return torch.ops.aten.convolution.default(
         _batched(x),
         weight,
         bias,
@@ -7340,22 +7407,23 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
     out_h, out_w].
     """
-    if not any(needs):
+    if True not in needs:
         return None, None, None
-    grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    grads = torch.ops.aten.convolution_backward.default(
         grad,
-        _batched(x),
+        batched,
         weight,
-        [weight.shape[1] * conv.groups],
+        [grad.shape[1]],
         conv.stride,
         conv.padding,
         conv.dilation,
         True,
         conv.output_padding,
         conv.groups,
-        list(needs),
+        needs,
     )
-    return (grad_x.view(x.shape) if needs[0] else None), grad_weight, grad_bias
+    return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
 def _chain_needs_values(chain) -> bool:
@@ -7382,7 +7450,7 @@ def _chain_backward(chain, grad, values, vectors) -> tuple:
 
 
 def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
 
 
 def _widen(tensor):
@@ -7390,7 +7458,7 @@ def _widen(tensor):
 
 
 def _narrow(tensor, dtype: torch.dtype):
-    return None if tensor is None else tensor.to(dtype)
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
@@ -7584,7 +7652,7 @@ def _fake(x, weight, bias, *args):
 
 
 def _save(ctx, x, weight, bias, conv, vectors) -> None:
-    ctx.conv = conv
+    ctx.conv = _Conv(*conv)
     ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *vectors)
 
 
@@ -7614,38 +7682,31 @@ def _backward_traced(ctx, grad) -> tuple:
     return *conv_grads, *[None] * 5, *vector_grads
 
 
-class _ConvFunction(torch.autograd.Function):
-    """The operator where a gradient is wanted."""
+def _save_eager(ctx, args) -> None:
+    x, weight, bias, conv, *vectors = args
+    _save(ctx, x, weight, bias, conv, vectors)
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x, weight, bias, conv, *vectors):
-        return _run(x, weight, bias, conv, *vectors)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, bias, conv, *vectors = inputs
-        _save(ctx, x, weight, bias, conv, vectors)
-
-    @staticmethod
-    def backward(ctx, grad):
-        conv_grads, vector_grads = _gradients(ctx, grad)
-        return *conv_grads, None, *vector_grads
+def _backward_eager(ctx, grad) -> tuple:
+    conv_grads, vector_grads = _gradients(ctx, grad)
+    return *conv_grads, None, *vector_grads
 
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, *conv, *vectors)
-    if _wants_autograd(x, weight, bias, *vectors):
-        return _ConvFunction.apply(x, weight, bias, conv, *vectors)
+    if _transformed():
+        return _transformed_run(x, weight, bias, conv, *vectors)
+    if _wants_gradient(x, weight, bias, *vectors):
+        return _run_with_gradient(x, weight, bias, conv, *vectors)
     return _run(x, weight, bias, conv, *vectors)
 
 
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
+_run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
 
 _CHAIN = ()

@@ -22,9 +22,9 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     f3cc53315c96a05d987517f618675167468771f075157b7d81d5ef3c0c1948c4
-sha256 of CPU_SOURCE:      b8720e7d9560c3f680ade708a4807cd649344bbb0426de42bcfb69644d611ff3
-sha256 of OPERATOR_SOURCE: 533926de80a5ea0482b2ba7819054d148aa17e7fa3866695e073d8b50ea9afaa
+sha256 of CUDA_SOURCE:     eabbcf61dd5d10e13d488c0d4c0b2f21857873cde59724de14196c9f66fbc9dc
+sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
+sha256 of OPERATOR_SOURCE: c105b721a2d3320b772f4a3ed32ea3b3a92fee39188ed5bcdca1b59a4aef8fe2
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -1422,8 +1422,6 @@ class BatchNormPlan {
 
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
-
-#include <cstring>
 
 // ---- kernels_src/cuda/conv_transpose.cuh
 // The one door to the transposed convolution on CUDA: picks a kernel and launches it.
@@ -5822,6 +5820,53 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/plan_cache.h
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
+// call by turns.
+
+#include <cstring>
+#include <unordered_map>
+
+
+namespace tconv {
+namespace cuda {
+
+// What a plan depends on, beside the code: the call's problem, dtype, math and forced choice, and the current device.
+struct PlanKey {
+  ConvTransposeProblem problem;
+  int64_t dtype, math, kernel_choice, device;
+
+  bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
+};
+
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const {
+    const auto* words = reinterpret_cast<const uint64_t*>(&key);
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    return static_cast<size_t>(hash);
+  }
+};
+
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
+const Plan& remembered_plan(const ConvCall& call) {
+  constexpr size_t kMostPlans = 1024;  // sizes may change with every call
+  thread_local std::unordered_map<PlanKey, Plan, PlanKeyHash> known;
+  thread_local Plan unknown;
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  const PlanKey key = {call.problem, call.dtype, call.math, call.kernel_choice, device};
+  const auto found = known.find(key);
+  if (error == cudaSuccess && found != known.end()) return found->second;
+  unknown = plan_anew(call);
+  if (error != cudaSuccess || unknown.status > 0) return unknown;  // the device's fault, which may pass
+  if (known.size() >= kMostPlans) known.clear();
+  return known[key] = unknown;
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -5987,30 +6032,6 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
-}
-
-// What plan_anew(call) says, which depends on the call's problem, dtype, math and forced choice, and on the current device.
-// The search for tiles takes tens of microseconds, so the last answer of each function is kept.
-template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
-const Plan& remembered_plan(const ConvCall& call) {
-  struct Key {
-    ConvTransposeProblem problem;
-    int64_t dtype, math, kernel_choice, device;
-  };
-  thread_local Key last_key{};
-  thread_local Plan last_plan{};
-  thread_local bool known = false;
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  Key key{};
-  key.problem = call.problem;
-  key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
-  if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
-    last_plan = plan_anew(call);
-    last_key = key;
-    known = error == cudaSuccess && last_plan.status == kOk;
-  }
-  return last_plan;
 }
 
 // Which kernel a call gets, why, and what it needs.
@@ -8036,6 +8057,9 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
   return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
 }
 
+// Of a positive status, which CUDA alone has.
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
     return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
@@ -8734,7 +8758,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
     case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
@@ -8742,7 +8766,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
     default: break;
   }
   if (status < 0) refuse("status ", status);
-  refuse("CUDA error ", status, ": ", cuda_error);
+  refuse("CUDA error ", status, ": ", error);
 }
 
 // What a half of the library has for a pattern's argument block.
@@ -8791,8 +8815,7 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = torch::stable::get_num_threads();
-    const auto no_text = [](int64_t) { return ""; };
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
@@ -9050,7 +9073,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_B
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_DIGEST = '4a3ac9e1c1e07d2881ac98763b6f0b21d57887d21d9062728dba885ede633350'
+_DIGEST = '60bf334da8360cab03c2cbe960739adf506d4ab1870e0f4a40769199f1453e72'
 
 
 class _Tanh:
@@ -9119,12 +9142,17 @@ def _as_pair(name: str, values) -> tuple:
     return tuple(values)
 
 
-def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
-    return _Conv(
-        _as_pair("stride", stride),
-        _as_pair("padding", padding),
-        _as_pair("output_padding", output_padding),
-        _as_pair("dilation", dilation),
+def _make_conv(stride, padding, output_padding, dilation, groups) -> tuple:
+    """The fields of a _Conv, in its order; a plain tuple, because it is made at every call."""
+    return (
+        stride if type(stride) is tuple and len(stride) == 2 else _as_pair("stride", stride),
+        padding if type(padding) is tuple and len(padding) == 2 else _as_pair("padding", padding),
+        output_padding
+        if type(output_padding) is tuple and len(output_padding) == 2
+        else _as_pair("output_padding", output_padding),
+        dilation
+        if type(dilation) is tuple and len(dilation) == 2
+        else _as_pair("dilation", dilation),
         groups,
     )
 
@@ -9152,7 +9180,7 @@ def _same_kind(name: str, tensor, x) -> None:
         )
 
 
-def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
+def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w] without data.
     Sizes may be symbolic, so only what does not depend on them much is checked here.
     """
@@ -9167,7 +9195,7 @@ def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
         _output_size(x.shape[axis - 2], weight.shape[axis + 2], *(pair[axis] for pair in conv[:4]))
         for axis in range(2)
     ]
-    return (*x.shape[:-3], weight.shape[1] * conv.groups, *sizes)
+    return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
 def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
@@ -9215,12 +9243,51 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
             old.lerp_(new, 1.0 / norm.num_batches_tracked.to(old.dtype))
 
 
-def _wants_autograd(*tensors) -> bool:
-    """Whether a gradient or a transform of torch.func looks on."""
+def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 return True
+    return False
+
+
+def _make_functions(run, save, gradients) -> tuple:
+    """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
+    form that these need costs fifty microseconds a call.
+
+    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    """
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            save(ctx, args)
+            return run(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradients(ctx, grad)
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args):
+            return run(*args)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            save(ctx, inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradients(ctx, grad)
+
+    # Past Function.apply, which looks for the transforms that are known not to be there.
+    return super(torch.autograd.Function, Eager).apply, Transformed.apply
+
+
+def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
@@ -9229,7 +9296,7 @@ def _batched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.ops.aten.convolution(
+    return torch.ops.aten.convolution.default(
         _batched(x),
         weight,
         bias,
@@ -9246,22 +9313,23 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
     out_h, out_w].
     """
-    if not any(needs):
+    if True not in needs:
         return None, None, None
-    grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    grads = torch.ops.aten.convolution_backward.default(
         grad,
-        _batched(x),
+        batched,
         weight,
-        [weight.shape[1] * conv.groups],
+        [grad.shape[1]],
         conv.stride,
         conv.padding,
         conv.dilation,
         True,
         conv.output_padding,
         conv.groups,
-        list(needs),
+        needs,
     )
-    return (grad_x.view(x.shape) if needs[0] else None), grad_weight, grad_bias
+    return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
 def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
@@ -9294,7 +9362,7 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
 
 
 def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
 
 
 def _widen(tensor):
@@ -9302,7 +9370,7 @@ def _widen(tensor):
 
 
 def _narrow(tensor, dtype: torch.dtype):
-    return None if tensor is None else tensor.to(dtype)
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
@@ -9537,7 +9605,7 @@ def _fake(x, weight, bias, *args):
 
 def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
-    ctx.conv, ctx.pool = conv, pool
+    ctx.conv, ctx.pool = _Conv(*conv), pool
     ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
     ctx.save_for_backward(
         x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
@@ -9595,25 +9663,19 @@ def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
     return *conv_grads, *[None] * 5, *norm_grads, *[None] * 10, *group_grads, None
 
 
-class _ConvFunction(torch.autograd.Function):
-    """The operator where a gradient is wanted."""
+def _flat_run(x, weight, bias, conv, pool, *args):
+    return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x, weight, bias, conv, pool, *args):
-        return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
+def _save_eager(ctx, args) -> None:
+    x, weight, bias, conv, pool, *rest = args
+    _save(ctx, x, weight, bias, conv, rest[:6], pool, rest[12:])
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, bias, conv, pool, *args = inputs
-        _save(ctx, x, weight, bias, conv, args[:6], pool, args[12:])
 
-    @staticmethod
-    def backward(ctx, grad):
-        needs = ctx.needs_input_grad
-        conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
-        return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
+def _backward_eager(ctx, grad) -> tuple:
+    needs = ctx.needs_input_grad
+    conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
+    return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
 
 
 def _operator(x, weight, bias, *args):
@@ -9626,8 +9688,10 @@ def _operator(x, weight, bias, *args):
 
 
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
-    if _wants_autograd(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
-        return _ConvFunction.apply(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    if _transformed():
+        return _transformed_run(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
+        return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
 
 
@@ -9649,7 +9713,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
             counted = norm.num_batches_tracked if norm.momentum is None else None
             kept = norm.running_mean, norm.running_var, counted, norm.momentum or 0.0, None, None
             return _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
-        channels = weight.shape[1] * conv.groups
+        channels = weight.shape[1] * conv[4]
         mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
         kept = None, None, None, 0.0, mean, var
         out = _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
@@ -9665,6 +9729,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
+_run_with_gradient, _transformed_run = _make_functions(_flat_run, _save_eager, _backward_eager)
 
 
 _ACTIVATION = _Tanh()

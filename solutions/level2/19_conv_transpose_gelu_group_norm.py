@@ -22,9 +22,9 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     b7b6aec3d80c4579cd2962d4ce985b3d68911627a54c6f491e0dd9406e8c73b2
-sha256 of CPU_SOURCE:      b46bc57588bd9f1f3a5dcf9ee8abb9645c9ac8d08fddadd32d06083636a6dba5
-sha256 of OPERATOR_SOURCE: 3c3e7e99b285f4409c10a905ec826dd1c1206dd36fbb952a5321a518a3348ade
+sha256 of CUDA_SOURCE:     32bcee055af22f571bb73ca63b57b65b0849d3d25cf95f7fe0439ddebda663e7
+sha256 of CPU_SOURCE:      5f1c002dcc0ae4582b09b31a084b53f6a49722533713cbc8ac704a59bd52ffe5
+sha256 of OPERATOR_SOURCE: 99ff9ca6bf7261fbdf65422c22b90642cbc8d4e58698f8b5eb4462a38d85e7a4
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -4376,8 +4376,6 @@ inline bool pays(const Plan& plan, int num_sms) {
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-#include <cstring>
-
 // ---- kernels_src/cuda/conv_transpose.cuh
 // The one door to the transposed convolution on CUDA: picks a kernel and launches it.
 
@@ -6610,6 +6608,53 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/plan_cache.h
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
+// call by turns.
+
+#include <cstring>
+#include <unordered_map>
+
+
+namespace tconv {
+namespace cuda {
+
+// What a plan depends on, beside the code: the call's problem, dtype, math and forced choice, and the current device.
+struct PlanKey {
+  ConvTransposeProblem problem;
+  int64_t dtype, math, kernel_choice, device;
+
+  bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
+};
+
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const {
+    const auto* words = reinterpret_cast<const uint64_t*>(&key);
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    return static_cast<size_t>(hash);
+  }
+};
+
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
+const Plan& remembered_plan(const ConvCall& call) {
+  constexpr size_t kMostPlans = 1024;  // sizes may change with every call
+  thread_local std::unordered_map<PlanKey, Plan, PlanKeyHash> known;
+  thread_local Plan unknown;
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  const PlanKey key = {call.problem, call.dtype, call.math, call.kernel_choice, device};
+  const auto found = known.find(key);
+  if (error == cudaSuccess && found != known.end()) return found->second;
+  unknown = plan_anew(call);
+  if (error != cudaSuccess || unknown.status > 0) return unknown;  // the device's fault, which may pass
+  if (known.size() >= kMostPlans) known.clear();
+  return known[key] = unknown;
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -6775,30 +6820,6 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     if (plan.status == kOk) return plan;
   }
   return portable_plan(call);
-}
-
-// What plan_anew(call) says, which depends on the call's problem, dtype, math and forced choice, and on the current device.
-// The search for tiles takes tens of microseconds, so the last answer of each function is kept.
-template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
-const Plan& remembered_plan(const ConvCall& call) {
-  struct Key {
-    ConvTransposeProblem problem;
-    int64_t dtype, math, kernel_choice, device;
-  };
-  thread_local Key last_key{};
-  thread_local Plan last_plan{};
-  thread_local bool known = false;
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  Key key{};
-  key.problem = call.problem;
-  key.dtype = call.dtype, key.math = call.math, key.kernel_choice = call.kernel_choice, key.device = device;
-  if (!known || error != cudaSuccess || std::memcmp(&key, &last_key, sizeof(Key)) != 0) {
-    last_plan = plan_anew(call);
-    last_key = key;
-    known = error == cudaSuccess && last_plan.status == kOk;
-  }
-  return last_plan;
 }
 
 // Which kernel a call gets, why, and what it needs.
@@ -9162,6 +9183,9 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
   return dtype == tconv::kFloat64 ? tconv::kFloat64 : tconv::kFloat32;
 }
 
+// Of a positive status, which CUDA alone has.
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+
 #define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
   TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
     return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
@@ -9724,7 +9748,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* cuda_error) {
+[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
     case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
@@ -9732,7 +9756,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
     default: break;
   }
   if (status < 0) refuse("status ", status);
-  refuse("CUDA error ", status, ": ", cuda_error);
+  refuse("CUDA error ", status, ": ", error);
 }
 
 // What a half of the library has for a pattern's argument block.
@@ -9781,8 +9805,7 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = torch::stable::get_num_threads();
-    const auto no_text = [](int64_t) { return ""; };
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, no_text});
+    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
@@ -9923,7 +9946,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_B
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _NUM_VECTORS = 0
-_DIGEST = 'd86ffc677523c03e6d29e4d3cd6215adebc20d87bab664f6c0103820c6e5d7ea'
+_DIGEST = '791eda6c1f548e84d2dafa4c9adc09b638711175a7bb52bd97ae38e8ae255cc0'
 
 
 class _Gelu:
@@ -9980,12 +10003,17 @@ def _as_pair(name: str, values) -> tuple:
     return tuple(values)
 
 
-def _make_conv(stride, padding, output_padding, dilation, groups) -> _Conv:
-    return _Conv(
-        _as_pair("stride", stride),
-        _as_pair("padding", padding),
-        _as_pair("output_padding", output_padding),
-        _as_pair("dilation", dilation),
+def _make_conv(stride, padding, output_padding, dilation, groups) -> tuple:
+    """The fields of a _Conv, in its order; a plain tuple, because it is made at every call."""
+    return (
+        stride if type(stride) is tuple and len(stride) == 2 else _as_pair("stride", stride),
+        padding if type(padding) is tuple and len(padding) == 2 else _as_pair("padding", padding),
+        output_padding
+        if type(output_padding) is tuple and len(output_padding) == 2
+        else _as_pair("output_padding", output_padding),
+        dilation
+        if type(dilation) is tuple and len(dilation) == 2
+        else _as_pair("dilation", dilation),
         groups,
     )
 
@@ -10003,7 +10031,7 @@ def _same_kind(name: str, tensor, x) -> None:
         )
 
 
-def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
+def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     """Output shape for an input [batch, in_channels, h, w] or [in_channels, h, w] without data.
     Sizes may be symbolic, so only what does not depend on them much is checked here.
     """
@@ -10018,15 +10046,54 @@ def _conv_output_shape(x, weight, bias, conv: _Conv) -> tuple:
         _output_size(x.shape[axis - 2], weight.shape[axis + 2], *(pair[axis] for pair in conv[:4]))
         for axis in range(2)
     ]
-    return (*x.shape[:-3], weight.shape[1] * conv.groups, *sizes)
+    return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
-def _wants_autograd(*tensors) -> bool:
-    """Whether a gradient or a transform of torch.func looks on."""
+def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 return True
+    return False
+
+
+def _make_functions(run, save, gradients) -> tuple:
+    """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
+    form that these need costs fifty microseconds a call.
+
+    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    """
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            save(ctx, args)
+            return run(*args)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradients(ctx, grad)
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args):
+            return run(*args)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            save(ctx, inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return gradients(ctx, grad)
+
+    # Past Function.apply, which looks for the transforms that are known not to be there.
+    return super(torch.autograd.Function, Eager).apply, Transformed.apply
+
+
+def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
@@ -10035,7 +10102,7 @@ def _batched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.ops.aten.convolution(
+    return torch.ops.aten.convolution.default(
         _batched(x),
         weight,
         bias,
@@ -10052,22 +10119,23 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
     out_h, out_w].
     """
-    if not any(needs):
+    if True not in needs:
         return None, None, None
-    grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    grads = torch.ops.aten.convolution_backward.default(
         grad,
-        _batched(x),
+        batched,
         weight,
-        [weight.shape[1] * conv.groups],
+        [grad.shape[1]],
         conv.stride,
         conv.padding,
         conv.dilation,
         True,
         conv.output_padding,
         conv.groups,
-        list(needs),
+        needs,
     )
-    return (grad_x.view(x.shape) if needs[0] else None), grad_weight, grad_bias
+    return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
 def _chain_forward(chain, value, vectors) -> list:
@@ -10119,7 +10187,7 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
 
 
 def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
 
 
 def _widen(tensor):
@@ -10127,7 +10195,7 @@ def _widen(tensor):
 
 
 def _narrow(tensor, dtype: torch.dtype):
-    return None if tensor is None else tensor.to(dtype)
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
@@ -10324,7 +10392,7 @@ def _fake(x, weight, bias, *args):
 
 
 def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
-    ctx.conv = conv
+    ctx.conv = _Conv(*conv)
     ctx.num_groups, norm_weight, _, ctx.norm_eps = norm
     ctx.save_for_backward(x, weight, bias, norm_weight, *vectors)
 
@@ -10356,39 +10424,32 @@ def _backward_traced(ctx, grad) -> tuple:
     return *conv_grads, *[None] * 6, *norm_grads, None, *vector_grads
 
 
-class _ConvFunction(torch.autograd.Function):
-    """The operator where a gradient is wanted."""
+def _save_eager(ctx, args) -> None:
+    x, weight, bias, conv, *rest = args
+    _save(ctx, x, weight, bias, conv, rest[:4], rest[4:])
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(x, weight, bias, conv, *norm_and_vectors):
-        return _run(x, weight, bias, conv, *norm_and_vectors)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, bias, conv, *rest = inputs
-        _save(ctx, x, weight, bias, conv, rest[:4], rest[4:])
-
-    @staticmethod
-    def backward(ctx, grad):
-        conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[5:7])
-        return *conv_grads, None, None, *norm_grads, None, *vector_grads
+def _backward_eager(ctx, grad) -> tuple:
+    conv_grads, norm_grads, vector_grads = _gradients(ctx, grad, ctx.needs_input_grad[5:7])
+    return *conv_grads, None, None, *norm_grads, None, *vector_grads
 
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *rest):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, *conv, *rest)
+    if _transformed():
+        return _transformed_run(x, weight, bias, conv, *rest)
     _, norm_weight, norm_bias, _, *vectors = rest
-    if _wants_autograd(x, weight, bias, norm_weight, norm_bias, *vectors):
-        return _ConvFunction.apply(x, weight, bias, conv, *rest)
+    if _wants_gradient(x, weight, bias, norm_weight, norm_bias, *vectors):
+        return _run_with_gradient(x, weight, bias, conv, *rest)
     return _run(x, weight, bias, conv, *rest)
 
 
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
+_run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
 
 _CHAIN = (_Gelu("none"),)

@@ -7,19 +7,32 @@ memory, the tensor cores' own rounding of sums.
 
 import contextlib
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from unittest import mock
 
+import torch
 import torch.utils.cpp_extension as cpp_extension
 
+from generator.sources import KERNELS, resolve
 from tests.cuda_emulator.translate import HERE, translate
 
 HOPPER, AMPERE, FULL_HOPPER = 0, 1, 2  # runtime.h's devices
 # Device code, CUDA's headers too, reads words as other types.
-_FLAGS = "-std=c++17 -w -fPIC -shared -march=native -fno-strict-aliasing".split()
+_FLAGS = "-std=c++17 -w -fPIC -march=native -fno-strict-aliasing".split()
+# What the operator calls, in place of the CPU half: the emulated CUDA half (translate.py).
+_HALF = """
+#define TCONV_EXPORT extern "C"
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype);
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t status);
+TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const void* call);
+TCONV_EXPORT int64_t tconv_cpu_run(const void* call);
+"""
+_loaded: dict[str, ctypes.CDLL] = {}  # by the operator's namespace
 
 
 def cuda_headers() -> Path | None:
@@ -34,33 +47,59 @@ def cuda_headers() -> Path | None:
     return None
 
 
+def _compile(command: list, what: str) -> None:
+    run = subprocess.run(["g++", *map(str, command)], capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"{what} does not compile: {run.stderr[:4000]}")
+
+
 def build(text: str, folder: Path, optimise: str = "-O2") -> Path:
-    """Compile the CUDA source of a solution's text for the CPU; the shared library."""
+    """Compile the CUDA source of a solution's text for the CPU; the object file."""
     source = re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1]
     path = folder / "emulated.cpp"
     path.write_text(translate(source))
-    library = path.with_suffix(".so")
+    target = path.with_suffix(".o")
     include = [f"-I{HERE}", f"-I{cuda_headers()}"]
-    command = ["g++", optimise, *_FLAGS, *include, str(path), "-o", str(library)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise RuntimeError(f"the emulated kernels do not compile: {run.stderr[:4000]}")
+    _compile([optimise, *_FLAGS, *include, "-c", path, "-o", target], "the emulated kernels")
+    return target
+
+
+def _link(kernels: Path, operator: str, flags: list[str]) -> Path:
+    """Compile the operator's source and link it with the emulated kernels; a shared library."""
+    source = kernels.with_name("operator.cpp")
+    header = resolve(KERNELS / "call.h").replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
+    source.write_text(header + _HALF + operator)
+    include = [f"-I{path}" for path in cpp_extension.include_paths()]
+    places = [part for p in cpp_extension.library_paths() for part in (f"-L{p}", f"-Wl,-rpath,{p}")]
+    names = [flag for flag in flags if flag.startswith("-DTCONV_NAMESPACE=")]
+    library = kernels.with_suffix(".so")
+    command = ["-O1", *_FLAGS, "-fpermissive", *names, *include, source, kernels]
+    command += ["-shared", *places, "-ltorch_cpu", "-lc10", "-o", library]
+    _compile(command, "the operator")
     return library
 
 
 class Emulated:
     """A solution whose operator calls the emulated kernels for tensors on the CPU."""
 
-    def __init__(self, text: str, library: Path):
-        with mock.patch.object(cpp_extension, "load_inline", lambda **_: str(library)):
-            self.solution = {"__name__": "emulated"}
-            exec(compile(text, "<emulated>", "exec"), self.solution)
-        # The CPU kernels want tensors in 16 bits widened; these take them as they are.
-        self.solution["_is_low_precision_on_cpu"] = lambda x: False
-        self.solution["_raise_failure"] = self._raise_failure
-        self._messages = self.solution["_STATUS_MESSAGES"]
-        self._library = ctypes.CDLL(str(library))
-        self._library.tconv_cuda_error_string.restype = ctypes.c_char_p
+    def __init__(self, text: str, kernels: Path):
+        # Another name than that of the solution's own operator, which this process may have, too.
+        text = re.sub(r"^_DIGEST = ", "_DIGEST = 'emulated' ", text, flags=re.MULTILINE)
+
+        def load(cpp_sources, extra_cflags, build_directory, **_):
+            library = shutil.copy(_link(kernels, cpp_sources[1], extra_cflags), build_directory)
+            torch.ops.load_library(library)
+            _loaded[namespace["_NAMESPACE"]] = ctypes.CDLL(library)
+            return library
+
+        self.solution = namespace = {"__name__": "emulated"}
+        with (
+            mock.patch.object(cpp_extension, "load_inline", load),
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=folder),
+        ):
+            exec(compile(text, "<emulated>", "exec"), namespace)
+        self._library = _loaded[namespace["_NAMESPACE"]]
         self._library.emulator_races.restype = ctypes.c_int64
         self._library.emulator_launches.restype = ctypes.c_int64
         self._library.emulator_first_races.restype = ctypes.c_char_p
@@ -85,10 +124,6 @@ class Emulated:
         """
         self._library.emulator_set(device, seed, detect_races, together)
         yield self
-
-    def _raise_failure(self, library, status: int) -> None:
-        text = self._library.tconv_cuda_error_string(status).decode()
-        raise RuntimeError(self._messages.get(status, text))
 
     def launches(self) -> int:
         """How many kernels were launched since `on`."""

@@ -155,6 +155,8 @@ def _call(statement: str) -> str:
 
 _EXPORTS = """
 extern "C" {
+int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
+const char* tconv_cpu_error_string(int64_t status) { return tconv_cuda_error_string(status); }
 int64_t tconv_cpu_workspace_bytes(const void* call) {
   return tconv_cuda_workspace_bytes(static_cast<decltype(emu::argument(tconv_cuda_run))>(call));
 }

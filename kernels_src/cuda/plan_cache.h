@@ -1,0 +1,49 @@
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
+// call by turns.
+#pragma once
+
+#include <cstring>
+#include <unordered_map>
+
+#include "../call.h"
+#include "check.h"
+
+namespace tconv {
+namespace cuda {
+
+// What a plan depends on, beside the code: the call's problem, dtype, math and forced choice, and the current device.
+struct PlanKey {
+  ConvTransposeProblem problem;
+  int64_t dtype, math, kernel_choice, device;
+
+  bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
+};
+
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const {
+    const auto* words = reinterpret_cast<const uint64_t*>(&key);
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    return static_cast<size_t>(hash);
+  }
+};
+
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
+const Plan& remembered_plan(const ConvCall& call) {
+  constexpr size_t kMostPlans = 1024;  // sizes may change with every call
+  thread_local std::unordered_map<PlanKey, Plan, PlanKeyHash> known;
+  thread_local Plan unknown;
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  const PlanKey key = {call.problem, call.dtype, call.math, call.kernel_choice, device};
+  const auto found = known.find(key);
+  if (error == cudaSuccess && found != known.end()) return found->second;
+  unknown = plan_anew(call);
+  if (error != cudaSuccess || unknown.status > 0) return unknown;  // the device's fault, which may pass
+  if (known.size() >= kMostPlans) known.clear();
+  return known[key] = unknown;
+}
+
+}  // namespace cuda
+}  // namespace tconv
