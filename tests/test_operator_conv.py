@@ -244,15 +244,14 @@ b.cudnn.allow_tf32 = False                      | False
 
 def test_tf32_switches_old_and_new():
     lines = [line.split("|") for line in TF32_STATES.strip().splitlines()]
-    script = ["import torch", "from generator.runtime.launch import _math_mode"]
+    script = ["import torch", "from generator.runtime.precision import _tf32_allowed"]
     for statement, allowed in lines:
-        script += [statement.strip(), f"print(_math_mode(torch.float32) == 0, {allowed.strip()})"]
-    script.append("print(_math_mode(torch.float16) == 0, False)")
+        script += [statement.strip(), f"print(_tf32_allowed(), {allowed.strip()})"]
     run = subprocess.run(
         [sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, cwd=ROOT
     )
     assert run.returncode == 0, run.stderr
     results = [line.split() for line in run.stdout.splitlines()]
-    assert len(results) == len(lines) + 1
-    for (statement, _), (got, expected) in zip([*lines, ("fp16", None)], results, strict=True):
+    assert len(results) == len(lines)
+    for (statement, _), (got, expected) in zip(lines, results, strict=True):
         assert got == expected, f"after `{statement.strip()}`: TF32 {got}, expected {expected}"

@@ -1,9 +1,5 @@
 """The operator as PyTorch sees it: gradcheck, opcheck, torch.compile, what autograd keeps."""
 
-import contextlib
-import ctypes
-import types
-
 import pytest
 import torch
 
@@ -53,24 +49,21 @@ def operator(shelf, name):
     return shelf[name.partition(" ")[0]].solution["_operator"]
 
 
-def first_output(shelf, name):
-    def call(*arguments):
-        out = operator(shelf, name)(*arguments)
-        return out[0] if isinstance(out, tuple) else out
-
-    return call
+def traced(shelf, name):
+    """The operator that compilers and exporters see."""
+    return shelf[name.partition(" ")[0]].solution["_traced"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(shelf, name):
-    call = first_output(shelf, name)
+    call = operator(shelf, name)
     assert torch.autograd.gradcheck(call, operands(name, CASES[0]))
     assert torch.autograd.gradcheck(call, operands(name, CASES[1]), fast_mode=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives(shelf, name):
-    call = first_output(shelf, name)
+    call = operator(shelf, name)
     assert torch.autograd.gradgradcheck(call, operands(name), fast_mode=True)
 
 
@@ -79,7 +72,7 @@ def test_second_derivatives(shelf, name):
 def test_opcheck(shelf, name, requires_grad):
     arguments = operands(name, dtype=torch.float32, requires_grad=requires_grad)
     torch.library.opcheck(
-        operator(shelf, name),
+        traced(shelf, name),
         [
             argument.detach().requires_grad_(argument.requires_grad)
             if isinstance(argument, torch.Tensor)
@@ -99,7 +92,7 @@ def test_only_the_asked_gradients_are_made(shelf, name):
             a.detach() if isinstance(a, torch.Tensor) and i != index else a
             for i, a in enumerate(everything)
         ]
-        call = first_output(shelf, name)
+        call = operator(shelf, name)
         (alone,) = torch.autograd.grad(call(*arguments).square().sum(), chosen)
         (together,) = torch.autograd.grad(call(*everything).square().sum(), chosen)
         torch.testing.assert_close(alone, together)
@@ -159,41 +152,3 @@ def test_compiled_in_half_the_model_keeps_its_dtype(shelf):
     torch._dynamo.reset()
     compiled = torch.compile(new.to(torch.bfloat16), fullgraph=True, backend="aot_eager")
     assert compiled(torch.randn(2, 64, 5, 5, dtype=torch.bfloat16)).dtype == torch.bfloat16
-
-
-class ConvPart(ctypes.Structure):
-    _fields_ = [("stream", ctypes.c_void_p)]
-
-
-class CallPart(ctypes.Structure):
-    """What _launch itself touches of an argument block."""
-
-    _fields_ = [("conv", ConvPart)]
-
-
-def test_a_launch_is_on_the_inputs_device_and_its_stream(shelf, monkeypatch):
-    """Whichever is current: the host's part of it, without a GPU. With two of them
-    tests/test_gpu_runtime.py does it.
-    """
-    current, seen, call = [0], [], CallPart()
-
-    @contextlib.contextmanager
-    def entered(device):
-        before, current[0] = current[0], device.index
-        yield
-        current[0] = before
-
-    def current_stream(device=None):
-        return types.SimpleNamespace(
-            cuda_stream=1000 + (device or torch.device("cuda", current[0])).index
-        )
-
-    monkeypatch.setattr(torch.cuda, "device", entered)
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    library = types.SimpleNamespace(
-        has_cuda=True,
-        tconv_cuda_workspace_bytes=lambda address: 0,
-        tconv_cuda_run=lambda address: seen.append((current[0], call.conv.stream)),
-    )
-    shelf["69"].solution["_launch"](library, call, torch.device("cuda:1"))
-    assert seen == [(1, 1001)] and current == [0]

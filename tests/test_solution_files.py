@@ -5,13 +5,16 @@ build folders.
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from generator import emit
 from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
 
 SOLUTIONS = sorted((ROOT / "solutions").glob("level*/*.py"))
@@ -25,23 +28,73 @@ def by_number(number):
     return next(path for path in SOLUTIONS if path.stem.startswith(f"{number}_"))
 
 
+BUILT = """
+import os, sys
+text = open(sys.argv[1]).read()
+names = []
+for folder in sys.argv[2:]:
+    os.environ["TORCH_EXTENSIONS_DIR"] = folder
+    namespace = {"__name__": "solution"}
+    exec(compile(text, "solution", "exec"), namespace)
+    names.append(namespace["_traced"].name())
+import torch
+print(*names, torch.rand(()).item())
+x, outputs = torch.rand(2, 64, 6, 6), []
+torch.manual_seed(0)
+namespace["ModelNew"](*namespace["get_init_inputs"]())(x)
+"""
+
+
 @pytest.mark.parametrize("number", ["65", "11"])
-def test_two_build_folders_in_one_process(number, tmp_path):
-    text = by_number(number).read_text()
-    loaded = []
-    for folder in ("first", "second", "second"):
-        with environment(TORCH_EXTENSIONS_DIR=tmp_path / folder):
-            loaded.append(load_text(text))
-        built = list((tmp_path / folder).glob("tconv_*/*.so"))
-        assert len(built) == 1
-    assert "__file__" not in loaded[0]
-    x = torch.rand(2, 64, 6, 6)
-    outputs = []
-    for namespace in loaded:
-        torch.manual_seed(0)
-        model = namespace["ModelNew"](*namespace["get_init_inputs"]())
-        outputs.append(model(x))
-    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+def test_the_same_text_is_one_operator(number, tmp_path):
+    """Loaded again in a process, under whatever build folder, it is the operator of the first time;
+    in another process it has the same name.
+    """
+    names = []
+    for folders in (("first", "second", "second"), ("third",)):
+        command = [sys.executable, "-c", BUILT, str(by_number(number))]
+        command += [str(tmp_path / folder) for folder in folders]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        names += run.stdout.split()[:-1]
+    assert len(set(names)) == 1 and len(names) == 4
+    assert len(list((tmp_path / "first").glob("tconv_*/*.so"))) == 1
+    assert not (tmp_path / "second").exists()
+
+
+def test_another_text_is_another_operator(shelf):
+    """Whatever of it changes: kernels, or formulas of gradients alone."""
+    text = shelf.text("every_step")
+    names = {shelf["every_step"].solution["_NAMESPACE"]}
+    for old, new in (
+        ("elementwise::relu(v)", "elementwise::tanh_(v)"),
+        ("_DIGEST = '", "_DIGEST = '0"),
+    ):
+        assert old in text
+        head = text.replace(old, new).partition("\ndef _can_build_cuda")[0]
+        namespace = {}
+        exec(head, namespace)
+        names.add(namespace["_NAMESPACE"])
+    assert len(names) == 3
+
+
+def test_the_digest_is_of_the_python_half(tmp_path, monkeypatch):
+    """Another formula of a gradient gives another digest."""
+    runtime = tmp_path / "runtime"
+    shutil.copytree(emit.RUNTIME, runtime)
+    gradients = runtime / "gradients.py"
+    changed = gradients.read_text().replace(
+        "return grad, vector_grads", "return grad * 2, vector_grads"
+    )
+    assert changed != gradients.read_text()
+    reference = next(path for path in PROBLEMS if path.stem.startswith("65_"))
+    digests = []
+    for _ in range(2):
+        text = emit.generate(reference, tmp_path / "solution.py")
+        digests.append(re.search(r"^_DIGEST = '(\w+)'", text, re.MULTILINE)[1])
+        monkeypatch.setattr(emit, "RUNTIME", runtime)
+        gradients.write_text(changed)
+    assert digests[0] != digests[1]
 
 
 def test_reference_and_solution_in_one_namespace(shelf):
@@ -62,7 +115,7 @@ def test_reference_and_solution_in_one_namespace(shelf):
 def test_hashes_in_the_docstring(path, shelf):
     with shelf.build_folder():
         namespace = load_text(path.read_text())
-    for name in ("CUDA_SOURCE", "CPU_SOURCE"):
+    for name in ("CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE"):
         digest = hashlib.sha256(namespace[name].encode()).hexdigest()
         stated = re.search(rf"sha256 of {name}:\s+(\w+)", namespace["__doc__"])
         assert stated and stated[1] == digest
@@ -114,40 +167,54 @@ def test_a_killed_build_does_not_block_the_next(tmp_path):
 
 
 def test_a_cuda_tensor_without_cuda_kernels_is_an_error(shelf):
+    """The operator's implementation for CUDA, called as the dispatcher would."""
     solution = shelf["65"].solution
     if solution["_can_build_cuda"]():
         pytest.skip("this machine builds the CUDA half")
-    library = type("Library", (), {"has_cuda": False})()
+    run = getattr(torch.ops, solution["_NAMESPACE"]).run.default
+    x, weight = torch.empty(1, 2, 3, 3, device="meta"), torch.empty(2, 2, 1, 1, device="meta")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     with pytest.raises(RuntimeError, match="the CUDA kernels were not built"):
-        solution["_launch"](library, None, torch.device("cuda", 0))
+        run.redispatch(keys, x, weight, None, 1, 1, 0, 0, 0, 0, 1, 1, 1, True)
 
 
-def test_structures_match_the_header(shelf, tmp_path):
-    """sizeof and the last offsets of kernels_src/call.h, printed by a compiled program."""
-    pattern = shelf["11"].solution
-    conv, group = shelf["65"].solution, shelf["19"].solution
-    structures = {
-        "ConvOnlyCall": conv["_ConvOnlyCall"],
-        "ConvGroupNormCall": group["_ConvGroupNormCall"],
-        "ConvBatchNormPoolGroupNormCall": pattern["_ConvBatchNormPoolGroupNormCall"],
-        "ConvCall": pattern["_ConvCall"],
-        "BatchNormPoolArgs": pattern["_BatchNormPoolArgs"],
-        "GroupNormArgs": pattern["_GroupNormArgs"],
-        "ConvTransposeProblem": pattern["_Problem"],
-    }
-    lines = ["#include <cstddef>", "#include <cstdio>", '#include "call.h"', "int main() {"]
-    expected = []
-    for name, structure in structures.items():
-        lines.append(f'std::printf("%zu\\n", sizeof(tconv::{name}));')
-        expected.append(__import__("ctypes").sizeof(structure))
-        for field in structure._fields_:
-            lines.append(f'std::printf("%zu\\n", offsetof(tconv::{name}, {field[0]}));')
-            expected.append(getattr(structure, field[0]).offset)
-    source = tmp_path / "offsets.cpp"
-    source.write_text("\n".join([*lines, "}"]))
-    program = tmp_path / "offsets"
-    subprocess.run(
-        ["g++", "-std=c++17", "-I", ROOT / "kernels_src", source, "-o", program], check=True
-    )
-    output = subprocess.run([program], capture_output=True, text=True, check=True).stdout
-    assert [int(line) for line in output.split()] == expected
+def damage(library: Path, how: str) -> None:
+    content = library.read_bytes()
+    if how == "truncated":
+        library.write_bytes(content[: len(content) // 2])
+    elif how == "changed":
+        library.write_bytes(content[:4096] + bytes(64) + content[4160:])
+    elif how == "empty":
+        library.write_bytes(b"")
+    else:
+        library.with_name(library.name + ".sha256").unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "changed", "empty", "without digest"])
+def test_a_damaged_library_is_built_anew(tmp_path, how):
+    command = [sys.executable, "-c", LOAD, str(by_number("65"))]
+    environment_ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    subprocess.run(command, env=environment_, check=True)
+    (library,) = tmp_path.glob("tconv_*/*.so")
+    whole = library.read_bytes()
+    damage(library, how)
+    run = subprocess.run(command, env=environment_, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert len(library.read_bytes()) == len(whole)
+
+
+def test_a_built_library_needs_neither_ninja_nor_a_writable_folder(tmp_path):
+    """Root may write anywhere, so what would be written is looked for instead."""
+    command = [sys.executable, "-c", LOAD, str(by_number("65"))]
+    environment_ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    subprocess.run(command, env=environment_, check=True)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert not list(tmp_path.rglob("build.*"))
+    for path in (tmp_path, *before):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    environment_["PATH"] = str(tmp_path / "nothing")
+    run = subprocess.run(command, env=environment_, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    for path in (tmp_path, *before):
+        path.chmod(0o755)

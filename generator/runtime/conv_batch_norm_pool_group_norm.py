@@ -166,9 +166,7 @@ def _setup_traced(ctx, inputs, output) -> None:
     x, weight, bias, *args = inputs
     conv_args, norm, pool_args, group_norm = _split_arguments(args)
     ctx.mark_non_differentiable(*output[1:])
-    _save(
-        ctx, x, weight, bias, _make_conv(*conv_args), norm, _make_pool(*pool_args), group_norm
-    )
+    _save(ctx, x, weight, bias, _make_conv(*conv_args), norm, _make_pool(*pool_args), group_norm)
 
 
 def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:

@@ -90,21 +90,5 @@ inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, 
   return p;
 }
 
-// GroupNorm over `shape` [batch, channels, h, w], as PyTorch checks it.
-inline void check_group_norm(const int64_t* shape, size_t dim, int64_t num_groups, const OptionalTensor& weight,
-                             const OptionalTensor& bias, const Tensor& x) {
-  if (dim != 4)
-    refuse("an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension");
-  const int64_t channels = shape[1];
-  if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
-  if (channels % num_groups != 0)
-    refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
-  check_channel_vector("the GroupNorm weight", weight, channels, x);
-  check_channel_vector("the GroupNorm bias", bias, channels, x);
-  if (shape[0] * channels / num_groups * shape[2] * shape[3] == 1)
-    refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
-                 " and num_groups ", num_groups);
-}
-
 }  // namespace binding
 }  // namespace tconv

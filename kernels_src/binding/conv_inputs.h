@@ -2,31 +2,44 @@
 #pragma once
 
 #include "run.h"
+#include "stack.h"
 
 namespace tconv {
 namespace binding {
 
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such operands.
+#define TCONV_CONV_SCHEMA                                                                                     \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "         \
+  "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
+#define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
+
 struct ConvInputs {
   Tensor x, weight;
   OptionalTensor bias;
+  Geometry geometry;
+  bool tf32;
   OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
-  ConvTransposeProblem problem;
-  Device device;
-  int32_t dtype;           // torch's, of x and of the output
-  int64_t computed_dtype;  // enum DType
+  ConvTransposeProblem problem{};
+  Device device{};
+  int32_t dtype = 0;           // torch's, of x and of the output
+  int64_t computed_dtype = 0;  // enum DType
 
-  // Checked. Raises where PyTorch does.
-  ConvInputs(const Tensor& x_, const Tensor& weight_, const OptionalTensor& bias_, const Geometry& geometry)
-      : x(x_), weight(weight_), bias(bias_), problem(make_problem(x_, weight_, bias_, geometry)), device(device_of(x_)),
-        dtype(torch_dtype_of(x_)),
-        computed_dtype(binding::computed_dtype(kernel_dtype(dtype), device)) {}
+  explicit ConvInputs(Stack& stack)
+      : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()) {}
 
-  void take_vectors(std::initializer_list<const OptionalTensor*> given) {
-    size_t count = 0;
-    for (const OptionalTensor* vector : given) {
-      check_channel_vector("a per-channel operand", *vector, problem.out_channels, x);
-      vectors[count++] = *vector;
-    }
+  void take_vectors(Stack& stack) {
+    for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+  }
+
+  // Raises where PyTorch does.
+  void check() {
+    problem = make_problem(x, weight, bias, geometry);
+    device = device_of(x);
+    dtype = torch_dtype_of(x);
+    computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    for (const OptionalTensor& vector : vectors)
+      check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
 
   bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
@@ -53,7 +66,7 @@ struct ConvInputs {
   Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
 
   // Makes the tensors what the kernels read, and the call of them.
-  ConvCall prepare(const Tensor& out, bool tf32) {
+  ConvCall prepare(const Tensor& out) {
     if (widened()) {
       x = converted(x, computed_dtype);
       const auto strides = x.strides();  // of the copy

@@ -1,7 +1,7 @@
-// Checks of BatchNorm2d and MaxPool2d.
+// MaxPool2d's parameters.
 #pragma once
 
-#include "arguments.h"
+#include "stack.h"
 
 namespace tconv {
 namespace binding {
@@ -11,6 +11,12 @@ struct Pool {
   Pair kernel, stride, padding, dilation;
   bool ceil_mode;
 };
+
+#define TCONV_POOL_SCHEMA                                                                                          \
+  "int pool_kernel_h, int pool_kernel_w, int pool_stride_h, int pool_stride_w, int pool_padding_h, "               \
+  "int pool_padding_w, int pool_dilation_h, int pool_dilation_w, bool ceil_mode"
+
+inline Pool take_pool(Stack& stack) { return {stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.boolean()}; }
 
 inline void check_pool(const Pool& pool) {
   if (pool.kernel.smallest() <= 0) refuse("the pool's kernel_size must be positive, got ", pool.kernel);
@@ -41,28 +47,12 @@ inline Pair pooled_image(int64_t height, int64_t width, const Pool& pool) {
   return pooled;
 }
 
-inline void check_running(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
-  if (!value) refuse(name, " is needed where batch statistics are not used, got None");
-  if (value->dim() != 1 || value->size(0) != channels || !(device_of(*value) == device_of(x)))
-    refuse(name, " must have shape (", channels, ",) on ", device_of(x).name(), ", got ", shape_text(*value), " on ",
-           device_of(*value).name());
-}
-
-// BatchNorm2d over a convolution's output of `shape`; ValueError as PyTorch for a wrong number of dimensions or values.
-inline void check_batch_norm(const int64_t* shape, size_t dim, bool use_batch_stats, const OptionalTensor& weight,
-                             const OptionalTensor& bias, const OptionalTensor& mean, const OptionalTensor& var,
-                             const Tensor& x) {
-  if (dim != 4)
-    refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
-                 tuple_text(shape, dim));
-  check_channel_vector("the BatchNorm weight", weight, shape[1], x);
-  check_channel_vector("the BatchNorm bias", bias, shape[1], x);
-  if (!use_batch_stats) {
-    check_running("running_mean", mean, shape[1], x);
-    check_running("running_var", var, shape[1], x);
-  } else if (shape[0] * shape[2] * shape[3] == 1) {
-    refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));
-  }
+inline void set_pool(BatchNormPoolArgs& args, const Pool& pool, const Pair& pooled) {
+  args.pool_kernel_h = pool.kernel.h, args.pool_kernel_w = pool.kernel.w;
+  args.pool_stride_h = pool.stride.h, args.pool_stride_w = pool.stride.w;
+  args.pool_padding_h = pool.padding.h, args.pool_padding_w = pool.padding.w;
+  args.pool_dilation_h = pool.dilation.h, args.pool_dilation_w = pool.dilation.w;
+  args.pooled_h = pooled.h, args.pooled_w = pooled.w;
 }
 
 }  // namespace binding

@@ -63,7 +63,7 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
 class CurrentDevice {
  public:
   explicit CurrentDevice(const Device& device) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device.index, &guard_));
+    TCONV_TORCH_CALL(aoti_torch_create_device_guard(device.index, &guard_));
   }
   ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
   CurrentDevice(const CurrentDevice&) = delete;
@@ -83,7 +83,7 @@ void launch(Call& call, const Device& device) {
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
   run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
 #else
   refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
@@ -98,6 +98,10 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace binding
 }  // namespace tconv
 
-// STABLE_TORCH_LIBRARY pastes its argument: this one expands it first.
+// STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+#define TCONV_REGISTER(SCHEMA)                                                                            \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }

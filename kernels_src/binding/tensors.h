@@ -16,6 +16,12 @@
 namespace tconv {
 namespace binding {
 
+// A call of the stable ABI's C functions.
+#define TCONV_TORCH_CALL(call) \
+  do {                         \
+    if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
+  } while (0)
+
 using Tensor = torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
@@ -34,14 +40,14 @@ struct Device {
 
 inline Device device_of(const Tensor& tensor) {
   Device device{};
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
+  TCONV_TORCH_CALL(aoti_torch_get_device_type(tensor.get(), &device.type));
+  TCONV_TORCH_CALL(aoti_torch_get_device_index(tensor.get(), &device.index));
   return device;
 }
 
 inline int32_t torch_dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TCONV_TORCH_CALL(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 

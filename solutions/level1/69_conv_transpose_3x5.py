@@ -23,7 +23,7 @@ Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
 sha256 of CUDA_SOURCE:     6ecdf26e8459abce95a875d86af05a639f4146419200b46a07aee69e7bb57a37
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
-sha256 of OPERATOR_SOURCE: afdc52f22ed5fd483a8318fcf9449ef2a0102911c3133c4faa33a1be42b5451f
+sha256 of OPERATOR_SOURCE: a403206510aadb5d544ce3976e8ed5ef1ada9a37fbcb08e57801cbb0a771d73e
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -6777,6 +6777,12 @@ inline std::string text_of(const Pair& pair) {
 namespace tconv {
 namespace binding {
 
+// A call of the stable ABI's C functions.
+#define TCONV_TORCH_CALL(call) \
+  do {                         \
+    if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
+  } while (0)
+
 using Tensor = torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
@@ -6795,14 +6801,14 @@ struct Device {
 
 inline Device device_of(const Tensor& tensor) {
   Device device{};
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
+  TCONV_TORCH_CALL(aoti_torch_get_device_type(tensor.get(), &device.type));
+  TCONV_TORCH_CALL(aoti_torch_get_device_index(tensor.get(), &device.index));
   return device;
 }
 
 inline int32_t torch_dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TCONV_TORCH_CALL(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
@@ -6987,22 +6993,6 @@ inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, 
   return p;
 }
 
-// GroupNorm over `shape` [batch, channels, h, w], as PyTorch checks it.
-inline void check_group_norm(const int64_t* shape, size_t dim, int64_t num_groups, const OptionalTensor& weight,
-                             const OptionalTensor& bias, const Tensor& x) {
-  if (dim != 4)
-    refuse("an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension");
-  const int64_t channels = shape[1];
-  if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
-  if (channels % num_groups != 0)
-    refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
-  check_channel_vector("the GroupNorm weight", weight, channels, x);
-  check_channel_vector("the GroupNorm bias", bias, channels, x);
-  if (shape[0] * channels / num_groups * shape[2] * shape[3] == 1)
-    refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
-                 " and num_groups ", num_groups);
-}
-
 }  // namespace binding
 }  // namespace tconv
 // ---- kernels_src/binding/kernel_names.h
@@ -7097,7 +7087,7 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
 class CurrentDevice {
  public:
   explicit CurrentDevice(const Device& device) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device.index, &guard_));
+    TCONV_TORCH_CALL(aoti_torch_create_device_guard(device.index, &guard_));
   }
   ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
   CurrentDevice(const CurrentDevice&) = delete;
@@ -7117,7 +7107,7 @@ void launch(Call& call, const Device& device) {
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
   run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
 #else
   refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
@@ -7132,34 +7122,82 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace binding
 }  // namespace tconv
 
-// STABLE_TORCH_LIBRARY pastes its argument: this one expands it first.
+// STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+#define TCONV_REGISTER(SCHEMA)                                                                            \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }
+// ---- kernels_src/binding/stack.h
+// The operator's arguments as PyTorch hands them over, and its result.
+
 
 namespace tconv {
 namespace binding {
 
+// Takes arguments in the schema's order. All of them must be taken before anything may throw: each owns what it holds.
+class Stack {
+ public:
+  explicit Stack(StableIValue* stack) : stack_(stack), next_(stack) {}
+
+  Tensor tensor() { return torch::stable::detail::to<Tensor>(*next_++); }
+  OptionalTensor optional_tensor() { return torch::stable::detail::to<OptionalTensor>(*next_++); }
+  int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
+  double number() { return torch::stable::detail::to<double>(*next_++); }
+  bool boolean() { return torch::stable::detail::to<bool>(*next_++); }
+
+  Pair pair() {
+    const int64_t h = integer();
+    return {h, integer()};
+  }
+
+  void give(const Tensor& result) { stack_[0] = torch::stable::detail::from(result); }
+
+ private:
+  StableIValue* stack_;
+  StableIValue* next_;
+};
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such operands.
+#define TCONV_CONV_SCHEMA                                                                                     \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "         \
+  "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
+#define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
+
 struct ConvInputs {
   Tensor x, weight;
   OptionalTensor bias;
+  Geometry geometry;
+  bool tf32;
   OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
-  ConvTransposeProblem problem;
-  Device device;
-  int32_t dtype;           // torch's, of x and of the output
-  int64_t computed_dtype;  // enum DType
+  ConvTransposeProblem problem{};
+  Device device{};
+  int32_t dtype = 0;           // torch's, of x and of the output
+  int64_t computed_dtype = 0;  // enum DType
 
-  // Checked. Raises where PyTorch does.
-  ConvInputs(const Tensor& x_, const Tensor& weight_, const OptionalTensor& bias_, const Geometry& geometry)
-      : x(x_), weight(weight_), bias(bias_), problem(make_problem(x_, weight_, bias_, geometry)), device(device_of(x_)),
-        dtype(torch_dtype_of(x_)),
-        computed_dtype(binding::computed_dtype(kernel_dtype(dtype), device)) {}
+  explicit ConvInputs(Stack& stack)
+      : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()) {}
 
-  void take_vectors(std::initializer_list<const OptionalTensor*> given) {
-    size_t count = 0;
-    for (const OptionalTensor* vector : given) {
-      check_channel_vector("a per-channel operand", *vector, problem.out_channels, x);
-      vectors[count++] = *vector;
-    }
+  void take_vectors(Stack& stack) {
+    for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+  }
+
+  // Raises where PyTorch does.
+  void check() {
+    problem = make_problem(x, weight, bias, geometry);
+    device = device_of(x);
+    dtype = torch_dtype_of(x);
+    computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    for (const OptionalTensor& vector : vectors)
+      check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
 
   bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
@@ -7186,7 +7224,7 @@ struct ConvInputs {
   Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
 
   // Makes the tensors what the kernels read, and the call of them.
-  ConvCall prepare(const Tensor& out, bool tf32) {
+  ConvCall prepare(const Tensor& out) {
     if (widened()) {
       x = converted(x, computed_dtype);
       const auto strides = x.strides();  // of the copy
@@ -7215,34 +7253,24 @@ struct ConvInputs {
 namespace tconv {
 namespace binding {
 
-Tensor run(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t stride_h, int64_t stride_w,
-           int64_t padding_h, int64_t padding_w, int64_t output_padding_h, int64_t output_padding_w, int64_t dilation_h,
-           int64_t dilation_w, int64_t groups, bool tf32, const OptionalTensor& vector0, const OptionalTensor& vector1,
-           const OptionalTensor& vector2, const OptionalTensor& vector3) {
-  ConvInputs inputs(x, weight, bias,
-                    {{stride_h, stride_w}, {padding_h, padding_w}, {output_padding_h, output_padding_w},
-                     {dilation_h, dilation_w}, groups});
-  inputs.take_vectors({&vector0, &vector1, &vector2, &vector3});
+void run(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  ConvInputs inputs(stack);
+  inputs.take_vectors(stack);
+
+  inputs.check();
   const Tensor out = inputs.allocate_output(inputs.problem.out_h, inputs.problem.out_w);
   if (inputs.problem.batch > 0) {
-    ConvOnlyCall call{inputs.prepare(out, tf32)};
+    ConvOnlyCall call{inputs.prepare(out)};
     launch(call, inputs.device);
   }
-  return inputs.finished(out);
+  stack.give(inputs.finished(out));
 }
 
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_LIBRARY(TCONV_NAMESPACE, library) {
-  library.def(
-      "run(Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "
-      "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, "
-      "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None) -> Tensor");
-}
-
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
+TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 """
 
 _SLUG = '69_conv_transpose_3x5'

@@ -24,7 +24,7 @@ Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
 sha256 of CUDA_SOURCE:     eabbcf61dd5d10e13d488c0d4c0b2f21857873cde59724de14196c9f66fbc9dc
 sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
-sha256 of OPERATOR_SOURCE: c105b721a2d3320b772f4a3ed32ea3b3a92fee39188ed5bcdca1b59a4aef8fe2
+sha256 of OPERATOR_SOURCE: 3e891c9b8b40595022cb6e641c45ad532d01a2ea7fa8f8367153c3e92b814320
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -8398,6 +8398,9 @@ OPERATOR_SOURCE = r"""
 
 TCONV_DECLARE_CUDA_HALF(ConvBatchNormPoolGroupNormCall)
 
+// ---- kernels_src/binding/batch_norm_inputs.h
+// BatchNorm2d's tensors and parameters, and how they become BatchNormPoolArgs.
+
 // ---- kernels_src/binding/conv_inputs.h
 // What every pattern's operator takes: the convolution's tensors and parameters, and how they become a ConvCall.
 
@@ -8479,6 +8482,12 @@ inline std::string text_of(const Pair& pair) {
 namespace tconv {
 namespace binding {
 
+// A call of the stable ABI's C functions.
+#define TCONV_TORCH_CALL(call) \
+  do {                         \
+    if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
+  } while (0)
+
 using Tensor = torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
@@ -8497,14 +8506,14 @@ struct Device {
 
 inline Device device_of(const Tensor& tensor) {
   Device device{};
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
+  TCONV_TORCH_CALL(aoti_torch_get_device_type(tensor.get(), &device.type));
+  TCONV_TORCH_CALL(aoti_torch_get_device_index(tensor.get(), &device.index));
   return device;
 }
 
 inline int32_t torch_dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TCONV_TORCH_CALL(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
@@ -8689,22 +8698,6 @@ inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, 
   return p;
 }
 
-// GroupNorm over `shape` [batch, channels, h, w], as PyTorch checks it.
-inline void check_group_norm(const int64_t* shape, size_t dim, int64_t num_groups, const OptionalTensor& weight,
-                             const OptionalTensor& bias, const Tensor& x) {
-  if (dim != 4)
-    refuse("an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension");
-  const int64_t channels = shape[1];
-  if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
-  if (channels % num_groups != 0)
-    refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
-  check_channel_vector("the GroupNorm weight", weight, channels, x);
-  check_channel_vector("the GroupNorm bias", bias, channels, x);
-  if (shape[0] * channels / num_groups * shape[2] * shape[3] == 1)
-    refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
-                 " and num_groups ", num_groups);
-}
-
 }  // namespace binding
 }  // namespace tconv
 // ---- kernels_src/binding/kernel_names.h
@@ -8799,7 +8792,7 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
 class CurrentDevice {
  public:
   explicit CurrentDevice(const Device& device) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device.index, &guard_));
+    TCONV_TORCH_CALL(aoti_torch_create_device_guard(device.index, &guard_));
   }
   ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
   CurrentDevice(const CurrentDevice&) = delete;
@@ -8819,7 +8812,7 @@ void launch(Call& call, const Device& device) {
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
   run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
 #else
   refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
@@ -8834,34 +8827,82 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace binding
 }  // namespace tconv
 
-// STABLE_TORCH_LIBRARY pastes its argument: this one expands it first.
+// STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+#define TCONV_REGISTER(SCHEMA)                                                                            \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }
+// ---- kernels_src/binding/stack.h
+// The operator's arguments as PyTorch hands them over, and its result.
+
 
 namespace tconv {
 namespace binding {
 
+// Takes arguments in the schema's order. All of them must be taken before anything may throw: each owns what it holds.
+class Stack {
+ public:
+  explicit Stack(StableIValue* stack) : stack_(stack), next_(stack) {}
+
+  Tensor tensor() { return torch::stable::detail::to<Tensor>(*next_++); }
+  OptionalTensor optional_tensor() { return torch::stable::detail::to<OptionalTensor>(*next_++); }
+  int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
+  double number() { return torch::stable::detail::to<double>(*next_++); }
+  bool boolean() { return torch::stable::detail::to<bool>(*next_++); }
+
+  Pair pair() {
+    const int64_t h = integer();
+    return {h, integer()};
+  }
+
+  void give(const Tensor& result) { stack_[0] = torch::stable::detail::from(result); }
+
+ private:
+  StableIValue* stack_;
+  StableIValue* next_;
+};
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such operands.
+#define TCONV_CONV_SCHEMA                                                                                     \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "         \
+  "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
+#define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
+
 struct ConvInputs {
   Tensor x, weight;
   OptionalTensor bias;
+  Geometry geometry;
+  bool tf32;
   OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
-  ConvTransposeProblem problem;
-  Device device;
-  int32_t dtype;           // torch's, of x and of the output
-  int64_t computed_dtype;  // enum DType
+  ConvTransposeProblem problem{};
+  Device device{};
+  int32_t dtype = 0;           // torch's, of x and of the output
+  int64_t computed_dtype = 0;  // enum DType
 
-  // Checked. Raises where PyTorch does.
-  ConvInputs(const Tensor& x_, const Tensor& weight_, const OptionalTensor& bias_, const Geometry& geometry)
-      : x(x_), weight(weight_), bias(bias_), problem(make_problem(x_, weight_, bias_, geometry)), device(device_of(x_)),
-        dtype(torch_dtype_of(x_)),
-        computed_dtype(binding::computed_dtype(kernel_dtype(dtype), device)) {}
+  explicit ConvInputs(Stack& stack)
+      : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()) {}
 
-  void take_vectors(std::initializer_list<const OptionalTensor*> given) {
-    size_t count = 0;
-    for (const OptionalTensor* vector : given) {
-      check_channel_vector("a per-channel operand", *vector, problem.out_channels, x);
-      vectors[count++] = *vector;
-    }
+  void take_vectors(Stack& stack) {
+    for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+  }
+
+  // Raises where PyTorch does.
+  void check() {
+    problem = make_problem(x, weight, bias, geometry);
+    device = device_of(x);
+    dtype = torch_dtype_of(x);
+    computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    for (const OptionalTensor& vector : vectors)
+      check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
 
   bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
@@ -8888,7 +8929,7 @@ struct ConvInputs {
   Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
 
   // Makes the tensors what the kernels read, and the call of them.
-  ConvCall prepare(const Tensor& out, bool tf32) {
+  ConvCall prepare(const Tensor& out) {
     if (widened()) {
       x = converted(x, computed_dtype);
       const auto strides = x.strides();  // of the copy
@@ -8913,8 +8954,138 @@ struct ConvInputs {
 
 }  // namespace binding
 }  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+#define TCONV_BATCH_NORM_SCHEMA                                                                                          \
+  "Tensor? batch_norm_weight, Tensor? batch_norm_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "              \
+  "Tensor? num_batches, float momentum, Tensor(c!)? batch_mean, Tensor(d!)? batch_var, bool use_batch_stats, "           \
+  "float batch_norm_eps"
+
+// use_batch_stats: running_mean and running_var, where given, move towards the batch's by momentum or, where num_batches is
+// given, by 1 / num_batches; batch_mean and batch_var, where given, receive the batch's mean and biased variance. Otherwise
+// running_mean and running_var are read.
+struct BatchNormInputs {
+  OptionalTensor weight, bias, running_mean, running_var, num_batches;
+  double momentum;
+  OptionalTensor batch_mean, batch_var;
+  bool use_batch_stats;
+  double eps;
+
+  explicit BatchNormInputs(Stack& stack)
+      : weight(stack.optional_tensor()), bias(stack.optional_tensor()), running_mean(stack.optional_tensor()),
+        running_var(stack.optional_tensor()), num_batches(stack.optional_tensor()), momentum(stack.number()),
+        batch_mean(stack.optional_tensor()), batch_var(stack.optional_tensor()), use_batch_stats(stack.boolean()),
+        eps(stack.number()) {}
+
+  // ValueError as PyTorch for a wrong number of dimensions or values.
+  void check(const ConvInputs& inputs) const {
+    int64_t shape[4];
+    size_t dim = 0;
+    inputs.shape(inputs.problem.out_h, inputs.problem.out_w, shape, &dim);
+    if (dim != 4)
+      refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
+                   tuple_text(shape, dim));
+    check_channel_vector("the BatchNorm weight", weight, shape[1], inputs.x);
+    check_channel_vector("the BatchNorm bias", bias, shape[1], inputs.x);
+    if (use_batch_stats) {
+      if (shape[0] * shape[2] * shape[3] == 1)
+        refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));
+      check_written("running_mean", running_mean, inputs), check_written("running_var", running_var, inputs);
+      check_written("batch_mean", batch_mean, inputs), check_written("batch_var", batch_var, inputs);
+    } else {
+      check_read("running_mean", running_mean, inputs), check_read("running_var", running_var, inputs);
+    }
+  }
+
+  // The tensors stay alive in this object.
+  BatchNormPoolArgs prepare(const ConvInputs& inputs) {
+    weight = inputs.readable(weight), bias = inputs.readable(bias);
+    BatchNormPoolArgs args{};
+    args.use_batch_stats = use_batch_stats;
+    args.eps = eps;
+    args.weight = pointer_of(weight), args.bias = pointer_of(bias);
+    if (use_batch_stats) {
+      args.batch_mean = pointer_of(batch_mean), args.batch_var = pointer_of(batch_var);
+      args.updated = {pointer_of(running_mean), pointer_of(running_var), momentum,
+                      static_cast<const int64_t*>(pointer_of(num_batches))};
+    } else {
+      running_mean = dense(converted(running_mean, statistics_dtype(inputs)));
+      running_var = dense(converted(running_var, statistics_dtype(inputs)));
+      args.running_mean = pointer_of(running_mean), args.running_var = pointer_of(running_var);
+    }
+    return args;
+  }
+
+ private:
+  static int64_t statistics_dtype(const ConvInputs& inputs) {
+    return inputs.computed_dtype == kFloat64 ? kFloat64 : kFloat32;
+  }
+
+  static void check_read(const char* name, const OptionalTensor& value, const ConvInputs& inputs) {
+    if (!value) refuse(name, " is needed where batch statistics are not used, got None");
+    if (value->dim() != 1 || value->size(0) != inputs.problem.out_channels || !(device_of(*value) == inputs.device))
+      refuse(name, " must have shape (", inputs.problem.out_channels, ",) on ", inputs.device.name(), ", got ",
+             shape_text(*value), " on ", device_of(*value).name());
+  }
+
+  static void check_written(const char* name, const OptionalTensor& value, const ConvInputs& inputs) {
+    if (!value) return;
+    check_read(name, value, inputs);
+    if (kernel_dtype(torch_dtype_of(*value)) != statistics_dtype(inputs) || !value->is_contiguous())
+      refuse(name, " must be contiguous and ", dtype_name(torch_dtype(statistics_dtype(inputs))), " to be written, got ",
+             dtype_name(torch_dtype_of(*value)));
+  }
+};
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/group_norm_inputs.h
+// GroupNorm's tensors and parameters, and how they become GroupNormArgs.
+
+
+namespace tconv {
+namespace binding {
+
+#define TCONV_GROUP_NORM_SCHEMA "int num_groups, Tensor? norm_weight, Tensor? norm_bias, float norm_eps"
+
+struct GroupNormInputs {
+  int64_t num_groups;
+  OptionalTensor weight, bias;
+  double eps;
+
+  explicit GroupNormInputs(Stack& stack)
+      : num_groups(stack.integer()), weight(stack.optional_tensor()), bias(stack.optional_tensor()), eps(stack.number()) {}
+
+  // Over an image of that size; raises where PyTorch does.
+  void check(const ConvInputs& inputs, int64_t height, int64_t width) const {
+    int64_t shape[4];
+    size_t dim = 0;
+    inputs.shape(height, width, shape, &dim);
+    if (dim != 4) refuse("an unbatched input (3 dimensions) cannot be followed by GroupNorm; add a batch dimension");
+    const int64_t channels = shape[1];
+    if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
+    if (channels % num_groups != 0)
+      refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
+    check_channel_vector("the GroupNorm weight", weight, channels, inputs.x);
+    check_channel_vector("the GroupNorm bias", bias, channels, inputs.x);
+    if (shape[0] * channels / num_groups * height * width == 1)
+      refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
+                   " and num_groups ", num_groups);
+  }
+
+  // The tensors stay alive in this object.
+  GroupNormArgs prepare(const ConvInputs& inputs) {
+    weight = inputs.readable(weight), bias = inputs.readable(bias);
+    return {num_groups, eps, pointer_of(weight), pointer_of(bias)};
+  }
+};
+
+}  // namespace binding
+}  // namespace tconv
 // ---- kernels_src/binding/pool_arguments.h
-// Checks of BatchNorm2d and MaxPool2d.
+// MaxPool2d's parameters.
 
 
 namespace tconv {
@@ -8925,6 +9096,12 @@ struct Pool {
   Pair kernel, stride, padding, dilation;
   bool ceil_mode;
 };
+
+#define TCONV_POOL_SCHEMA                                                                                          \
+  "int pool_kernel_h, int pool_kernel_w, int pool_stride_h, int pool_stride_w, int pool_padding_h, "               \
+  "int pool_padding_w, int pool_dilation_h, int pool_dilation_w, bool ceil_mode"
+
+inline Pool take_pool(Stack& stack) { return {stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.boolean()}; }
 
 inline void check_pool(const Pool& pool) {
   if (pool.kernel.smallest() <= 0) refuse("the pool's kernel_size must be positive, got ", pool.kernel);
@@ -8955,28 +9132,12 @@ inline Pair pooled_image(int64_t height, int64_t width, const Pool& pool) {
   return pooled;
 }
 
-inline void check_running(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
-  if (!value) refuse(name, " is needed where batch statistics are not used, got None");
-  if (value->dim() != 1 || value->size(0) != channels || !(device_of(*value) == device_of(x)))
-    refuse(name, " must have shape (", channels, ",) on ", device_of(x).name(), ", got ", shape_text(*value), " on ",
-           device_of(*value).name());
-}
-
-// BatchNorm2d over a convolution's output of `shape`; ValueError as PyTorch for a wrong number of dimensions or values.
-inline void check_batch_norm(const int64_t* shape, size_t dim, bool use_batch_stats, const OptionalTensor& weight,
-                             const OptionalTensor& bias, const OptionalTensor& mean, const OptionalTensor& var,
-                             const Tensor& x) {
-  if (dim != 4)
-    refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
-                 tuple_text(shape, dim));
-  check_channel_vector("the BatchNorm weight", weight, shape[1], x);
-  check_channel_vector("the BatchNorm bias", bias, shape[1], x);
-  if (!use_batch_stats) {
-    check_running("running_mean", mean, shape[1], x);
-    check_running("running_var", var, shape[1], x);
-  } else if (shape[0] * shape[2] * shape[3] == 1) {
-    refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));
-  }
+inline void set_pool(BatchNormPoolArgs& args, const Pool& pool, const Pair& pooled) {
+  args.pool_kernel_h = pool.kernel.h, args.pool_kernel_w = pool.kernel.w;
+  args.pool_stride_h = pool.stride.h, args.pool_stride_w = pool.stride.w;
+  args.pool_padding_h = pool.padding.h, args.pool_padding_w = pool.padding.w;
+  args.pool_dilation_h = pool.dilation.h, args.pool_dilation_w = pool.dilation.w;
+  args.pooled_h = pooled.h, args.pooled_w = pooled.w;
 }
 
 }  // namespace binding
@@ -8985,95 +9146,36 @@ inline void check_batch_norm(const int64_t* shape, size_t dim, bool use_batch_st
 namespace tconv {
 namespace binding {
 
-// A buffer that the kernels write: of the type in which statistics are kept.
-inline void* writable(const char* name, const OptionalTensor& buffer, const ConvInputs& inputs) {
-  if (!buffer) return nullptr;
-  const int64_t wanted = inputs.computed_dtype == kFloat64 ? kFloat64 : kFloat32;
-  if (kernel_dtype(torch_dtype_of(*buffer)) != wanted || !buffer->is_contiguous() || buffer->dim() != 1 ||
-      buffer->size(0) != inputs.problem.out_channels || !(device_of(*buffer) == inputs.device))
-    refuse(name, " must be a contiguous tensor of shape (", inputs.problem.out_channels, ",) in ",
-           dtype_name(torch_dtype(wanted)), " on ", inputs.device.name(), ", got ", shape_text(*buffer), " in ",
-           dtype_name(torch_dtype_of(*buffer)), " on ", device_of(*buffer).name());
-  return buffer->data_ptr();
-}
+void run(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  ConvInputs inputs(stack);
+  BatchNormInputs batch_norm(stack);
+  const Pool pool = take_pool(stack);
+  GroupNormInputs group_norm(stack);
 
-// use_batch_stats: running_mean and running_var, where given, move towards the batch's by momentum, or, where num_batches is
-// given, by 1 / num_batches; batch_mean and batch_var receive the batch's mean and biased variance. Else they are read.
-Tensor run(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t stride_h, int64_t stride_w,
-           int64_t padding_h, int64_t padding_w, int64_t output_padding_h, int64_t output_padding_w, int64_t dilation_h,
-           int64_t dilation_w, int64_t groups, bool tf32, const OptionalTensor& batch_norm_weight,
-           const OptionalTensor& batch_norm_bias, const OptionalTensor& running_mean, const OptionalTensor& running_var,
-           const OptionalTensor& num_batches, double momentum, const OptionalTensor& batch_mean,
-           const OptionalTensor& batch_var, bool use_batch_stats, double batch_norm_eps, int64_t pool_kernel_h,
-           int64_t pool_kernel_w, int64_t pool_stride_h, int64_t pool_stride_w, int64_t pool_padding_h,
-           int64_t pool_padding_w, int64_t pool_dilation_h, int64_t pool_dilation_w, bool ceil_mode, int64_t num_groups,
-           const OptionalTensor& norm_weight, const OptionalTensor& norm_bias, double norm_eps) {
-  ConvInputs inputs(x, weight, bias,
-                    {{stride_h, stride_w}, {padding_h, padding_w}, {output_padding_h, output_padding_w},
-                     {dilation_h, dilation_w}, groups});
+  inputs.check();
   const ConvTransposeProblem& p = inputs.problem;
-  int64_t sizes[4];
-  size_t dim = 0;
-  inputs.shape(p.out_h, p.out_w, sizes, &dim);
-  check_batch_norm(sizes, dim, use_batch_stats, batch_norm_weight, batch_norm_bias, running_mean, running_var, x);
-  const Pool pool = {{pool_kernel_h, pool_kernel_w}, {pool_stride_h, pool_stride_w}, {pool_padding_h, pool_padding_w},
-                     {pool_dilation_h, pool_dilation_w}, ceil_mode};
+  batch_norm.check(inputs);
   const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
-  inputs.shape(pooled.h, pooled.w, sizes, &dim);
-  check_group_norm(sizes, dim, num_groups, norm_weight, norm_bias, x);
-
+  group_norm.check(inputs, pooled.h, pooled.w);
   const Tensor out = inputs.allocate_output(pooled.h, pooled.w);
-  if (p.batch == 0) return inputs.finished(out);
-  const OptionalTensor scale = inputs.readable(batch_norm_weight), shift = inputs.readable(batch_norm_bias);
-  const OptionalTensor group_scale = inputs.readable(norm_weight), group_shift = inputs.readable(norm_bias);
-  ConvBatchNormPoolGroupNormCall call{};
-  call.conv = inputs.prepare(out, tf32);
-  BatchNormPoolArgs& norm = call.batch_norm_pool;
-  norm.use_batch_stats = use_batch_stats;
-  norm.eps = batch_norm_eps;
-  norm.weight = pointer_of(scale), norm.bias = pointer_of(shift);
-  OptionalTensor mean, var;
-  if (use_batch_stats) {
-    norm.batch_mean = writable("batch_mean", batch_mean, inputs), norm.batch_var = writable("batch_var", batch_var, inputs);
-    norm.updated.mean = writable("running_mean", running_mean, inputs);
-    norm.updated.var = writable("running_var", running_var, inputs);
-    norm.updated.momentum = momentum;
-    norm.updated.num_batches = static_cast<const int64_t*>(pointer_of(num_batches));
-  } else {
-    const int64_t kept = inputs.computed_dtype == kFloat64 ? kFloat64 : kFloat32;
-    mean = dense(converted(running_mean, kept)), var = dense(converted(running_var, kept));
-    norm.running_mean = pointer_of(mean), norm.running_var = pointer_of(var);
+  if (p.batch > 0) {
+    ConvBatchNormPoolGroupNormCall call{inputs.prepare(out), batch_norm.prepare(inputs), group_norm.prepare(inputs)};
+    set_pool(call.batch_norm_pool, pool, pooled);
+    launch(call, inputs.device);
   }
-  norm.pool_kernel_h = pool_kernel_h, norm.pool_kernel_w = pool_kernel_w;
-  norm.pool_stride_h = pool_stride_h, norm.pool_stride_w = pool_stride_w;
-  norm.pool_padding_h = pool_padding_h, norm.pool_padding_w = pool_padding_w;
-  norm.pool_dilation_h = pool_dilation_h, norm.pool_dilation_w = pool_dilation_w;
-  norm.pooled_h = pooled.h, norm.pooled_w = pooled.w;
-  call.group_norm = {num_groups, norm_eps, pointer_of(group_scale), pointer_of(group_shift)};
-  launch(call, inputs.device);
-  return inputs.finished(out);
+  stack.give(inputs.finished(out));
 }
 
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_LIBRARY(TCONV_NAMESPACE, library) {
-  library.def(
-      "run(Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "
-      "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, "
-      "Tensor? batch_norm_weight, Tensor? batch_norm_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-      "Tensor? num_batches, float momentum, Tensor(c!)? batch_mean, Tensor(d!)? batch_var, bool use_batch_stats, "
-      "float batch_norm_eps, int pool_kernel_h, int pool_kernel_w, int pool_stride_h, int pool_stride_w, "
-      "int pool_padding_h, int pool_padding_w, int pool_dilation_h, int pool_dilation_w, bool ceil_mode, int num_groups, "
-      "Tensor? norm_weight, Tensor? norm_bias, float norm_eps) -> Tensor");
-}
-
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", TORCH_BOX(&tconv::binding::run)); }
+TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA
+               ") -> Tensor")
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_DIGEST = '60bf334da8360cab03c2cbe960739adf506d4ab1870e0f4a40769199f1453e72'
+_DIGEST = 'a34fb5e9cabd56f4387ca839ab0db384acecaa46f098dbe0bae8f30893801909'
 
 
 class _Tanh:
@@ -9652,9 +9754,7 @@ def _setup_traced(ctx, inputs, output) -> None:
     x, weight, bias, *args = inputs
     conv_args, norm, pool_args, group_norm = _split_arguments(args)
     ctx.mark_non_differentiable(*output[1:])
-    _save(
-        ctx, x, weight, bias, _make_conv(*conv_args), norm, _make_pool(*pool_args), group_norm
-    )
+    _save(ctx, x, weight, bias, _make_conv(*conv_args), norm, _make_pool(*pool_args), group_norm)
 
 
 def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
