@@ -27,19 +27,11 @@ _SCHEMA = (
 
 def _make_run(kernels):
     def run(x, weight, bias, conv, *vectors):
-        stride, padding, output_padding, dilation, groups = conv
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
         with _ALLOCATION:
             return kernels(
-                x,
-                weight,
-                bias,
-                *stride,
-                *padding,
-                *output_padding,
-                *dilation,
-                groups,
-                _tf32_allowed(),
-                *vectors,
+                x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *vectors
             )
 
     return run

@@ -28,21 +28,11 @@ _SCHEMA = (
 
 
 def _make_run(kernels):
-    def run(x, weight, bias, conv, *norm_and_vectors):
-        stride, padding, output_padding, dilation, groups = conv
+    def run(x, weight, bias, conv, *rest):
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
         with _ALLOCATION:
-            return kernels(
-                x,
-                weight,
-                bias,
-                *stride,
-                *padding,
-                *output_padding,
-                *dilation,
-                groups,
-                _tf32_allowed(),
-                *norm_and_vectors,
-            )
+            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
 
     return run
 

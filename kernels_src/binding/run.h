@@ -1,8 +1,10 @@
 // From checked tensors to one call of the kernels: dtype, workspace, device and stream.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "arguments.h"
 #include "kernel_names.h"
@@ -11,6 +13,7 @@ namespace tconv {
 namespace binding {
 
 constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
 
 // How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
 inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
@@ -46,11 +49,18 @@ template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
   const int64_t needed = half.workspace_bytes(&call);
   if (needed < 0) raise_failure(needed, "");
-  OptionalTensor workspace;
+  OptionalTensor block;
+  std::vector<char> small;
   if (needed > 0) {
     const int64_t bytes = needed + kWorkspaceAlignment;
-    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
-    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    uintptr_t start = 0;
+    if (device.is_cpu() && bytes <= kSmallWorkspace) {
+      small.resize(static_cast<size_t>(bytes));
+      start = reinterpret_cast<uintptr_t>(small.data());
+    } else {
+      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+      start = reinterpret_cast<uintptr_t>(block->data_ptr());
+    }
     call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
@@ -74,11 +84,20 @@ class CurrentDevice {
 };
 #endif
 
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
+// machine milliseconds. Results do not depend on it.
+inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
+  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
+  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
+                          p.kernel_h * p.kernel_w;
+  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
+}
+
 // Runs on the host, or on the current stream of the input's device.
 template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
-    call.conv.num_threads = torch::stable::get_num_threads();
+    call.conv.num_threads = useful_threads(call.conv.problem, torch::stable::get_num_threads());
     return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)

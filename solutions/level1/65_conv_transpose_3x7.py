@@ -23,7 +23,7 @@ Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
 sha256 of CUDA_SOURCE:     6ecdf26e8459abce95a875d86af05a639f4146419200b46a07aee69e7bb57a37
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
-sha256 of OPERATOR_SOURCE: a403206510aadb5d544ce3976e8ed5ef1ada9a37fbcb08e57801cbb0a771d73e
+sha256 of OPERATOR_SOURCE: 47965f905eb461be8b9f4d3e6b42af478204b490a0b801b23fc4480c5096d2de
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -6702,8 +6702,10 @@ TCONV_DECLARE_CUDA_HALF(ConvOnlyCall)
 // ---- kernels_src/binding/run.h
 // From checked tensors to one call of the kernels: dtype, workspace, device and stream.
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 // ---- kernels_src/binding/arguments.h
 // Checks of the transposed convolution's arguments, and the problem that the kernels see.
@@ -7035,6 +7037,7 @@ namespace tconv {
 namespace binding {
 
 constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
 
 // How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
 inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
@@ -7070,11 +7073,18 @@ template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
   const int64_t needed = half.workspace_bytes(&call);
   if (needed < 0) raise_failure(needed, "");
-  OptionalTensor workspace;
+  OptionalTensor block;
+  std::vector<char> small;
   if (needed > 0) {
     const int64_t bytes = needed + kWorkspaceAlignment;
-    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
-    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    uintptr_t start = 0;
+    if (device.is_cpu() && bytes <= kSmallWorkspace) {
+      small.resize(static_cast<size_t>(bytes));
+      start = reinterpret_cast<uintptr_t>(small.data());
+    } else {
+      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+      start = reinterpret_cast<uintptr_t>(block->data_ptr());
+    }
     call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
@@ -7098,11 +7108,20 @@ class CurrentDevice {
 };
 #endif
 
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
+// machine milliseconds. Results do not depend on it.
+inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
+  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
+  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
+                          p.kernel_h * p.kernel_w;
+  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
+}
+
 // Runs on the host, or on the current stream of the input's device.
 template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
-    call.conv.num_threads = torch::stable::get_num_threads();
+    call.conv.num_threads = useful_threads(call.conv.problem, torch::stable::get_num_threads());
     return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
@@ -7275,7 +7294,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
-_DIGEST = 'c86be8543113483678dde9345fb8aab360be1c18fa9fc311934b95c974a13206'
+_DIGEST = '9fe3f5076d5c3f81e0faac1e5392161f6b364ee85a7b03d9c841d7e4c6c5a62a'
 
 
 class _Allocation:
@@ -7645,19 +7664,11 @@ _SCHEMA = (
 
 def _make_run(kernels):
     def run(x, weight, bias, conv, *vectors):
-        stride, padding, output_padding, dilation, groups = conv
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
         with _ALLOCATION:
             return kernels(
-                x,
-                weight,
-                bias,
-                *stride,
-                *padding,
-                *output_padding,
-                *dilation,
-                groups,
-                _tf32_allowed(),
-                *vectors,
+                x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *vectors
             )
 
     return run

@@ -24,7 +24,7 @@ Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
 sha256 of CUDA_SOURCE:     eabbcf61dd5d10e13d488c0d4c0b2f21857873cde59724de14196c9f66fbc9dc
 sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
-sha256 of OPERATOR_SOURCE: 3e891c9b8b40595022cb6e641c45ad532d01a2ea7fa8f8367153c3e92b814320
+sha256 of OPERATOR_SOURCE: 3771c285695c1aac2fb3622f0140b771d6b619fce24b508ea2068721de51beac
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -8407,8 +8407,10 @@ TCONV_DECLARE_CUDA_HALF(ConvBatchNormPoolGroupNormCall)
 // ---- kernels_src/binding/run.h
 // From checked tensors to one call of the kernels: dtype, workspace, device and stream.
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 // ---- kernels_src/binding/arguments.h
 // Checks of the transposed convolution's arguments, and the problem that the kernels see.
@@ -8740,6 +8742,7 @@ namespace tconv {
 namespace binding {
 
 constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
 
 // How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
 inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
@@ -8775,11 +8778,18 @@ template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
   const int64_t needed = half.workspace_bytes(&call);
   if (needed < 0) raise_failure(needed, "");
-  OptionalTensor workspace;
+  OptionalTensor block;
+  std::vector<char> small;
   if (needed > 0) {
     const int64_t bytes = needed + kWorkspaceAlignment;
-    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
-    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    uintptr_t start = 0;
+    if (device.is_cpu() && bytes <= kSmallWorkspace) {
+      small.resize(static_cast<size_t>(bytes));
+      start = reinterpret_cast<uintptr_t>(small.data());
+    } else {
+      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+      start = reinterpret_cast<uintptr_t>(block->data_ptr());
+    }
     call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
@@ -8803,11 +8813,20 @@ class CurrentDevice {
 };
 #endif
 
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
+// machine milliseconds. Results do not depend on it.
+inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
+  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
+  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
+                          p.kernel_h * p.kernel_w;
+  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
+}
+
 // Runs on the host, or on the current stream of the input's device.
 template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
-    call.conv.num_threads = torch::stable::get_num_threads();
+    call.conv.num_threads = useful_threads(call.conv.problem, torch::stable::get_num_threads());
     return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)

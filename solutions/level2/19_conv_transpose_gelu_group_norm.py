@@ -24,7 +24,7 @@ Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
 sha256 of CUDA_SOURCE:     32bcee055af22f571bb73ca63b57b65b0849d3d25cf95f7fe0439ddebda663e7
 sha256 of CPU_SOURCE:      5f1c002dcc0ae4582b09b31a084b53f6a49722533713cbc8ac704a59bd52ffe5
-sha256 of OPERATOR_SOURCE: a77da4ca52b8cdc3cf64f74f56d976b14f7b4187b15c02c38128198d27479225
+sha256 of OPERATOR_SOURCE: 640547d2b859931220a339e49bf6064a75d893119c1d7eaf1f04577595d7ec53
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -9394,8 +9394,10 @@ TCONV_DECLARE_CUDA_HALF(ConvGroupNormCall)
 // ---- kernels_src/binding/run.h
 // From checked tensors to one call of the kernels: dtype, workspace, device and stream.
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 // ---- kernels_src/binding/arguments.h
 // Checks of the transposed convolution's arguments, and the problem that the kernels see.
@@ -9727,6 +9729,7 @@ namespace tconv {
 namespace binding {
 
 constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
 
 // How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
 inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
@@ -9762,11 +9765,18 @@ template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
   const int64_t needed = half.workspace_bytes(&call);
   if (needed < 0) raise_failure(needed, "");
-  OptionalTensor workspace;
+  OptionalTensor block;
+  std::vector<char> small;
   if (needed > 0) {
     const int64_t bytes = needed + kWorkspaceAlignment;
-    workspace = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
-    const uintptr_t start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    uintptr_t start = 0;
+    if (device.is_cpu() && bytes <= kSmallWorkspace) {
+      small.resize(static_cast<size_t>(bytes));
+      start = reinterpret_cast<uintptr_t>(small.data());
+    } else {
+      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+      start = reinterpret_cast<uintptr_t>(block->data_ptr());
+    }
     call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
@@ -9790,11 +9800,20 @@ class CurrentDevice {
 };
 #endif
 
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
+// machine milliseconds. Results do not depend on it.
+inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
+  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
+  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
+                          p.kernel_h * p.kernel_w;
+  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
+}
+
 // Runs on the host, or on the current stream of the input's device.
 template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
-    call.conv.num_threads = torch::stable::get_num_threads();
+    call.conv.num_threads = useful_threads(call.conv.problem, torch::stable::get_num_threads());
     return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
@@ -10012,7 +10031,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", " TCONV_
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _NUM_VECTORS = 0
-_DIGEST = '791eda6c1f548e84d2dafa4c9adc09b638711175a7bb52bd97ae38e8ae255cc0'
+_DIGEST = '3ef1d038336547d6360c10a93a64c57dd58496ae63612bee19f5290c1a36d604'
 
 
 class _Gelu:
@@ -10422,21 +10441,11 @@ _SCHEMA = (
 
 
 def _make_run(kernels):
-    def run(x, weight, bias, conv, *norm_and_vectors):
-        stride, padding, output_padding, dilation, groups = conv
+    def run(x, weight, bias, conv, *rest):
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
         with _ALLOCATION:
-            return kernels(
-                x,
-                weight,
-                bias,
-                *stride,
-                *padding,
-                *output_padding,
-                *dilation,
-                groups,
-                _tf32_allowed(),
-                *norm_and_vectors,
-            )
+            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
 
     return run
 
