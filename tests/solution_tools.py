@@ -240,14 +240,19 @@ def conv_bound(case: Case, x, weight, bias, out_dtype, *, tf32: bool = False) ->
     2**-11 per rounded operand; storing adds half an ulp of the output's dtype.
     """
     absolute = case.reference(x.abs(), weight.abs(), None if bias is None else bias.abs())
-    accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
-    gamma = (case.reduction + 2) * torch.finfo(accumulator).eps
+    gamma = bound_factor(case.reduction, x.dtype, out_dtype, tf32=tf32)
+    return gamma * absolute + torch.finfo(out_dtype).tiny
+
+
+def bound_factor(products: int, dtype, out_dtype, *, tf32: bool = False) -> float:
+    """conv_bound's gamma for sums of so many products of operands of `dtype`."""
+    accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+    gamma = (products + 2) * torch.finfo(accumulator).eps
     if tf32:
         gamma += 2 * 2.0**-11 + 2.0**-20
     if torch.finfo(out_dtype).bits < 32:
         gamma += torch.finfo(out_dtype).eps
-    tiny = torch.finfo(out_dtype).tiny
-    return gamma * absolute + tiny
+    return gamma
 
 
 def assert_within(y: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> None:

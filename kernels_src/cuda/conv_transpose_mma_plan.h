@@ -55,8 +55,9 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     int64_t residue = (k * dilation - padding) % stride;
     if (residue < 0) residue += stride;
     const AxisPhase phase = make_axis_phase(out, kernel, stride, padding, dilation, residue);
-    if (phase.out_count == 0) continue;
+    // Also of a phase without outputs: its tiles are launched like the others', and walk their windows.
     if (phase.tap_count > s.max_taps) s.max_taps = phase.tap_count;
+    if (phase.out_count == 0) continue;
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;

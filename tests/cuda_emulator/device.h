@@ -16,14 +16,12 @@
 #undef __device__
 #undef __host__
 #undef __forceinline__
-#undef __shared__
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __shared__ static  // blocks run one after another
 
 namespace emu {
 

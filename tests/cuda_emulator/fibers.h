@@ -2,7 +2,9 @@
 #pragma once
 
 #include <csetjmp>
+#include <cstdarg>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -29,11 +31,37 @@ inline bool progressed = false;  // since the scheduler last went round
 struct Body {
   virtual void run() = 0;
   virtual void enter(int thread) = 0;  // threadIdx and the like
+  virtual void explain(char* to, size_t room, const char* fault) = 0;  // with names of kernel, block and thread
 };
 inline Body* body = nullptr;
 
 inline void yield() {
   if (_setjmp(fibers[current].resume) == 0) _longjmp(scheduler, 1);
+}
+
+inline char failure[600] = "";  // why the launch ended early, if it did
+
+// Text for `failure`, with who did it; the first one counts.
+inline void explain_list(const char* format, va_list values) {
+  if (failure[0] != 0) return;
+  char text[320];
+  std::vsnprintf(text, sizeof text, format, values);
+  body->explain(failure, sizeof failure, text);
+}
+__attribute__((format(printf, 1, 2))) inline void explain(const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  explain_list(format, values);
+  va_end(values);
+}
+
+// Ends the launch, from within a thread of it.
+__attribute__((format(printf, 1, 2))) [[noreturn]] inline void fail(const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  explain_list(format, values);
+  va_end(values);
+  _longjmp(scheduler, 1);
 }
 
 template <typename Condition>
@@ -51,7 +79,7 @@ inline void fiber_main() {
   _longjmp(scheduler, 1);
 }
 
-// Runs all threads of a block; `seed` shuffles whose turn it is. False where they wait for each other for ever.
+// Runs all threads of a block; `seed` shuffles whose turn it is. False where one fails or they wait for each other for ever.
 inline bool run_block(int threads, uint32_t seed) {
   num_threads = live = threads;
   for (int warp = 0; warp < kMaxThreads / 32; ++warp) live_in_warp[warp] = 0;
@@ -75,7 +103,10 @@ inline bool run_block(int threads, uint32_t seed) {
         if (fiber.done) continue;
         current = i;
         body->enter(i);
-        if (_setjmp(scheduler) != 0) continue;
+        if (_setjmp(scheduler) != 0) {
+          if (failure[0] != 0) return false;
+          continue;
+        }
         if (fiber.started) _longjmp(fiber.resume, 1);
         fiber.started = true;
         getcontext(&fiber.start);

@@ -11,32 +11,32 @@ namespace emu {
 template <typename T>
 inline void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
   T v[4];
-  load_shared(v, at, 16);
+  load_shared(v, at, 16, "ld.shared.v4");
   x = v[0], y = v[1], z = v[2], w = v[3];
 }
 template <typename T>
 inline void ld_shared_v2(T& x, T& y, uint32_t at) {
   T v[2];
-  load_shared(v, at, 8);
+  load_shared(v, at, 8, "ld.shared.v2");
   x = v[0], y = v[1];
 }
-inline void ld_shared(float& x, uint32_t at) { load_shared(&x, at, 4); }
-inline void ld_shared(uint32_t& x, uint32_t at) { load_shared(&x, at, 4); }
+inline void ld_shared(float& x, uint32_t at) { load_shared(&x, at, 4, "ld.shared"); }
+inline void ld_shared(uint32_t& x, uint32_t at) { load_shared(&x, at, 4, "ld.shared"); }
 inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   const uint32_t v[4] = {x, y, z, w};
-  store_shared(at, v, 16);
+  store_shared(at, v, 16, "st.shared.v4");
 }
 inline void st_shared_v4(uint32_t at, float x, float y, float z, float w) {
   const float values[4] = {x, y, z, w};
-  store_shared(at, values, 16);
+  store_shared(at, values, 16, "st.shared.v4");
 }
 template <typename T>
 inline void st_shared_v2(uint32_t at, T x, T y) {
   const T v[2] = {x, y};
-  store_shared(at, v, 8);
+  store_shared(at, v, 8, "st.shared.v2");
 }
-inline void st_shared(uint32_t at, float x) { store_shared(at, &x, 4); }
-inline void st_shared(uint32_t at, uint32_t x) { store_shared(at, &x, 4); }
+inline void st_shared(uint32_t at, float x) { store_shared(at, &x, 4, "st.shared"); }
+inline void st_shared(uint32_t at, uint32_t x) { store_shared(at, &x, 4, "st.shared"); }
 template <typename T>
 void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const T* from) {
   uint32_t v[4];
@@ -80,7 +80,11 @@ inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------
 
-inline void cp_async(uint32_t to, const void* from) { async_copies[current].open.push_back({to, from}); }
+inline void cp_async(uint32_t to, const void* from) {
+  at_shared(to, 16, "cp.async");
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("cp.async of 16 bytes from global address %p, which is misaligned", from);
+  async_copies[current].open.push_back({to, from});
+}
 inline void cp_async_commit() {
   AsyncCopies& copies = async_copies[current];
   copies.groups.push_back(std::move(copies.open));
@@ -89,7 +93,7 @@ inline void cp_async_commit() {
 inline void cp_async_wait(int pending) {
   AsyncCopies& copies = async_copies[current];
   while (static_cast<int>(copies.groups.size()) > pending) {
-    for (const AsyncCopy& copy : copies.groups.front()) store_shared(copy.to, copy.from, 16);
+    for (const AsyncCopy& copy : copies.groups.front()) store_shared(copy.to, copy.from, 16, "cp.async");
     copies.groups.pop_front();
   }
 }
@@ -97,7 +101,7 @@ inline void cp_async_wait(int pending) {
 // ---- mbarriers, bulk copies ---------------------------------------------------------------------------------------
 
 inline void mbarrier_init(uint32_t at, uint32_t arrivals) {
-  at_shared(at, 8);
+  at_shared(at, 8, "mbarrier.init");
   Mbarrier barrier;
   barrier.expected = barrier.pending = arrivals;
   barrier.gathering.clear();
@@ -105,29 +109,31 @@ inline void mbarrier_init(uint32_t at, uint32_t arrivals) {
   mbarriers[at] = barrier;
 }
 inline void mbarrier_arrive(uint32_t at) {
-  Mbarrier& barrier = mbarriers.at(at);
+  Mbarrier& barrier = mbarrier_at(at, "mbarrier.arrive");
   release(barrier.gathering);
   --barrier.pending;
   barrier.advance();
 }
 inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes) {
-  mbarriers.at(at).bytes += bytes;
+  mbarrier_at(at, "mbarrier.arrive.expect_tx").bytes += bytes;
   mbarrier_arrive(at);
 }
 inline void mbarrier_wait(uint32_t at, uint32_t parity) {
-  Mbarrier& barrier = mbarriers.at(at);
+  Mbarrier& barrier = mbarrier_at(at, "mbarrier.try_wait");
   // The phase of this parity is over when the current one has the other.
   wait_until([&] { return (barrier.phase & 1) != parity; });
   acquire(barrier.passed);
 }
 inline void mbarrier_passed(uint32_t& passed, uint32_t at, uint32_t parity) {
-  Mbarrier& barrier = mbarriers.at(at);
+  Mbarrier& barrier = mbarrier_at(at, "mbarrier.test_wait");
   passed = (barrier.phase & 1) != parity;
   if (passed) acquire(barrier.passed);
 }
 inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at) {
-  store_shared(to, from, bytes);
-  Mbarrier& barrier = mbarriers.at(at);
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    fail("cp.async.bulk of %u bytes from global address %p: both must be multiples of 16", bytes, from);
+  store_shared(to, from, bytes, "cp.async.bulk");
+  Mbarrier& barrier = mbarrier_at(at, "cp.async.bulk's mbarrier");
   release(barrier.gathering);
   barrier.bytes -= bytes;
   barrier.advance();
@@ -155,7 +161,7 @@ template <bool kBFloat16>
 void operand_row(uint64_t descriptor, int row, float (&values)[16]) {
   for (int chunk = 0; chunk < 2; ++chunk) {
     uint16_t bits[8];
-    std::memcpy(bits, at_shared(operand_at(descriptor, row, chunk), 16), 16);
+    std::memcpy(bits, at_shared(operand_at(descriptor, row, chunk), 16, "an operand of wgmma"), 16);
     for (int k = 0; k < 8; ++k) {
       if constexpr (kBFloat16) {
         values[chunk * 8 + k] = __uint_as_float(static_cast<uint32_t>(bits[k]) << 16);
@@ -206,9 +212,10 @@ inline void wgmma_wait(int pending) {
 
 inline void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uint32_t at) {
   uint32_t* const results[4] = {&r0, &r1, &r2, &r3};
+  at_shared(at, 16, "ldmatrix");  // the row that this lane names
   exchange(at, [&](auto given) {
     for (int matrix = 0; matrix < 4; ++matrix)
-      load_shared(results[matrix], given(8 * matrix + lane() / 4) + 4 * (lane() % 4), 4);
+      load_shared(results[matrix], given(8 * matrix + lane() / 4) + 4 * (lane() % 4), 4, "ldmatrix");
   });
 }
 
@@ -222,7 +229,7 @@ inline void stmatrix_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t 
     uint16_t values[8];
     for (int column = 0; column < 8; ++column)
       values[column] = static_cast<uint16_t>(given(column * 4 + row / 2).of_matrix[matrix] >> 16 * (row % 2));
-    store_shared(at, values, 16);
+    store_shared(at, values, 16, "stmatrix");
   });
 }
 

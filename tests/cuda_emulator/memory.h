@@ -5,29 +5,25 @@
 #include <deque>
 #include <map>
 
-#include "device.h"
+#include "guards.h"
 
 namespace emu {
 
-// Where dynamic shared memory begins: the runtime keeps the first KiB for itself.
-constexpr uint32_t kSharedBase = 1024;
-inline std::vector<unsigned char> shared_bytes;
-inline unsigned char* shared_memory = nullptr;  // aligned to 1024
-
-inline unsigned char* at_shared(uint32_t address, size_t bytes) {
-  if (address < kSharedBase || address + bytes > kSharedBase + words.size() * 4) {
-    std::fprintf(stderr, "shared address %u + %zu is outside the block's %zu bytes\n", address, bytes, words.size() * 4);
-    std::abort();
-  }
+// `what`: the instruction, for the error. Its address must be a multiple of what it accesses at once, at most 16 bytes.
+inline unsigned char* at_shared(uint32_t address, size_t bytes, const char* what) {
+  if (address < kSharedBase || address + bytes > kSharedBase + dynamic_bytes)
+    fail("%s of %zu bytes at shared address 0x%x, outside the block's %zu bytes from 0x%x", what, bytes, address, dynamic_bytes,
+         kSharedBase);
+  if (address % (bytes < 16 ? bytes : 16) != 0) fail("%s of %zu bytes at shared address 0x%x, which is misaligned", what, bytes, address);
   return shared_memory + (address - kSharedBase);
 }
 
-inline void load_shared(void* to, uint32_t address, size_t bytes) {
-  std::memcpy(to, at_shared(address, bytes), bytes);
+inline void load_shared(void* to, uint32_t address, size_t bytes, const char* what) {
+  std::memcpy(to, at_shared(address, bytes, what), bytes);
   note_read(address - kSharedBase, bytes);
 }
-inline void store_shared(uint32_t address, const void* from, size_t bytes) {
-  std::memcpy(at_shared(address, bytes), from, bytes);
+inline void store_shared(uint32_t address, const void* from, size_t bytes, const char* what) {
+  std::memcpy(at_shared(address, bytes, what), from, bytes);
   note_write(address - kSharedBase, bytes);
 }
 
@@ -47,6 +43,12 @@ struct Mbarrier {
   }
 };
 inline std::map<uint32_t, Mbarrier> mbarriers;
+
+inline Mbarrier& mbarrier_at(uint32_t address, const char* what) {
+  const auto found = mbarriers.find(address);
+  if (found == mbarriers.end()) fail("%s at shared address 0x%x, where no mbarrier was made", what, address);
+  return found->second;
+}
 
 // cp.async: copies of one thread, made as late as it may be: when their group is awaited.
 struct AsyncCopy {
@@ -69,10 +71,9 @@ struct Reads {
 };
 inline Reads product_reads[kMaxThreads / 32];
 
-inline void begin_shared(size_t bytes) {
-  words.assign((bytes + 3) / 4, Word{{-1, 0}, {}});
-  shared_bytes.assign(bytes + 1024, 0xFF);  // NaN in every format
-  shared_memory = shared_bytes.data() + (1024 - reinterpret_cast<uintptr_t>(shared_bytes.data()) % 1024) % 1024;
+inline void begin_shared() {
+  if (detect_races) words.assign((dynamic_bytes + 3) / 4, Word{{-1, 0}, {}});
+  fill_shared();
   mbarriers.clear();
   for (AsyncCopies& copies : async_copies) copies = {};
   for (Reads& reads : product_reads) reads = {};

@@ -1,6 +1,9 @@
 // The few functions of CUDA's runtime that the host side calls, for emulated devices: compute capability, processors.
 #pragma once
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+
 #include <tuple>
 #include <utility>
 
@@ -17,6 +20,21 @@ inline int device = 0;
 inline uint32_t seed = 0;
 inline bool together = false;  // are cooperative launches accepted?
 inline int64_t num_launches = 0;
+// What a kernel may ask for without cudaFuncSetAttribute, and what others may since, by device and kernel.
+constexpr size_t kDefaultShared = 48 << 10;
+inline std::map<std::pair<int, const void*>, size_t> allowed_shared;
+
+inline std::string kernel_name(const void* kernel) {
+  Dl_info about = {};
+  if (dladdr(kernel, &about) == 0 || about.dli_sname == nullptr) return "a kernel";
+  int status = 0;
+  char* const readable = abi::__cxa_demangle(about.dli_sname, nullptr, nullptr, &status);
+  std::string name = status == 0 ? readable : about.dli_sname;
+  std::free(readable);
+  const size_t end_of_template = name.find(">(");  // template arguments have parentheses too
+  name.resize(std::min(name.size(), end_of_template == std::string::npos ? name.find('(') : end_of_template + 1));
+  return name.compare(0, 5, "void ") == 0 ? name.substr(5) : name;
+}
 
 template <typename... Params>
 struct Launch final : Body {
@@ -26,6 +44,13 @@ struct Launch final : Body {
   Launch(void (*k)(Params...), Args&&... args) : kernel(k), arguments(std::forward<Args>(args)...) {}
   void run() override { std::apply(kernel, arguments); }
   void enter(int thread) override { threadIdx = dim3(thread); }
+  void explain(char* to, size_t room, const char* fault) override {
+    const std::string name = kernel_name(reinterpret_cast<const void*>(kernel));
+    char thread[32] = "some thread";
+    if (current >= 0) std::snprintf(thread, sizeof thread, "thread %d", current);
+    std::snprintf(to, room, "%s, by %s of block (%u, %u, %u) of %.200s", fault, thread, blockIdx.x, blockIdx.y, blockIdx.z,
+                  name.c_str());
+  }
 };
 
 template <typename... Params, typename... Args>
@@ -34,20 +59,26 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const int threads = blockDim.x;
-  if (threads > kMaxThreads || blockDim.y * blockDim.z != 1 || config->dynamicSmemBytes > static_cast<size_t>(kDevices[device].shared_bytes))
-    return cudaErrorInvalidConfiguration;
+  if (threads > kMaxThreads || blockDim.y * blockDim.z != 1) return cudaErrorInvalidConfiguration;
+  const auto allowed = allowed_shared.find({device, reinterpret_cast<const void*>(kernel)});
+  if (config->dynamicSmemBytes > (allowed == allowed_shared.end() ? kDefaultShared : std::max(kDefaultShared, allowed->second)))
+    return cudaErrorInvalidValue;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeCooperative && !together) return cudaErrorCooperativeLaunchTooLarge;
   body = &launch;
   ++num_launches;
+  failure[0] = 0;
+  resize_shared(config->dynamicSmemBytes);
+  const FaultHandler handler;
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; ++y)
       for (unsigned x = 0; x < gridDim.x; ++x) {
         blockIdx = dim3(x, y, z);
         num_threads = threads;
-        begin_shared(config->dynamicSmemBytes);
+        begin_shared();
         begin_block();
-        if (!run_block(threads, seed)) return cudaErrorLaunchTimeout;
+        if (!run_block(threads, seed)) return failure[0] != 0 ? cudaErrorIllegalAddress : cudaErrorLaunchTimeout;
+        if (!check_fences()) return cudaErrorIllegalAddress;
       }
   return cudaSuccess;
 }
@@ -57,8 +88,10 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
 #define cudaLaunchKernelEx emu::launch_kernel
 
 template <typename... Params>
-cudaError_t cudaFuncSetAttribute(void (*)(Params...), cudaFuncAttribute, int bytes) {
-  return bytes <= emu::kDevices[emu::device].shared_bytes ? cudaSuccess : cudaErrorInvalidValue;
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute, int bytes) {
+  if (bytes > emu::kDevices[emu::device].shared_bytes) return cudaErrorInvalidValue;
+  emu::allowed_shared[{emu::device, reinterpret_cast<const void*>(kernel)}] = bytes;
+  return cudaSuccess;
 }
 
 extern "C" {
@@ -86,6 +119,7 @@ cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t) {
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) {
   if (error == cudaErrorCooperativeLaunchTooLarge) return "the blocks cannot all run at once";
+  if (error == cudaErrorIllegalAddress) return emu::failure;
   return error == cudaErrorLaunchTimeout ? "the block's threads wait for each other for ever" : "an error";
 }
 }

@@ -106,6 +106,7 @@ def translate(source: str) -> str:
         r"\1* const \2 = reinterpret_cast<\1*>(emu::shared_memory);",
         source,
     )
+    source = re.sub(r"__shared__ ([^;]+);", _fenced, source)
     source = re.sub(
         r"__cvta_generic_to_shared\((\w+)\)",
         r"(emu::kSharedBase + (reinterpret_cast<const unsigned char*>(\1) - emu::shared_memory))",
@@ -118,6 +119,20 @@ def translate(source: str) -> str:
         end = stop
     text = "".join([*parts, source[end:]])
     return f'#define __CUDA_ARCH_FEAT_SM90_ALL 1\n#include "instructions.h"\n{text}\n{_EXPORTS}'
+
+
+def _fenced(declaration: re.Match) -> str:
+    """Static shared memory with fences around each variable: blocks run one after another."""
+    first, *others = re.split(r",\s*(?=\w+(?:\[|,|$))", declaration[1])
+    kind, first = re.fullmatch(r"(.*\S)\s+(\w+(?:\[.*\])?)", first).groups()
+    made = []
+    for declarator in (first, *others):
+        name, extents = re.fullmatch(r"(\w+)((?:\[.*\])?)", declarator).groups()
+        made.append(
+            f'static emu::Fenced<{kind}{extents}> {name}_fenced("{name}"); '
+            f"auto& {name} = {name}_fenced.value();"
+        )
+    return " ".join(made)
 
 
 def _assemblies(source: str):
