@@ -94,7 +94,7 @@ def _step_function(
     make: Callable[..., steps.Step], *required: str, inplace: bool = False, **defaults: Any
 ) -> Callable:
     """Reader of a function whose arguments after the tensor are numbers (or None), in the order of
-    PyTorch's own signature. `inplace`: it has that argument, too, which PyTorch has last everywhere.
+    PyTorch's own signature. `inplace`: it has that argument, too, the last one in PyTorch.
     """
     flag = {"inplace": False} if inplace else {}
 
