@@ -42,6 +42,20 @@ def folder_name(record: dict) -> str:
     return "-".join(parts)
 
 
+def folder_of(options: Options) -> str:
+    """The folder of the record that an evaluation with these options will have."""
+    return folder_name(
+        {
+            "device": devices.device_slug(options.device),
+            "dtype": wire.dtype_name(options.dtype),
+            "tf32": options.tf32,
+            "backward": options.backward,
+            "eval": options.eval,
+            "kernel": options.kernel,
+        }
+    )
+
+
 def tf32_forbidden(record: dict) -> bool:
     """Whether TF32 could have been allowed and was not."""
     on_gpu = record["device"] != "cpu" and record["dtype"] == "float32"

@@ -3,7 +3,8 @@
 A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
 of results/. With `--html FILE` or `--pictures DIR` it writes a page or pictures (fast_p, speedups,
 roofline, ladder of versions) instead, of the records given or else of all in results/. `--check`
-changes nothing and exits 1 when what it would write differs from what is there.
+changes nothing and exits 1 when what it would write differs from what is there. Wrong usage and
+places that cannot be written are status 2, an internal error 4.
 """
 
 import argparse
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from harness import records, report_data
 from harness.catalog import ROOT
-from harness.errors import HarnessError, UsageError
-from harness.files import write_files
+from harness.ending import status_of
+from harness.errors import UsageError
+from harness.files import require_file, require_folder, write_files
 from harness.report_data import BASELINES
 
 _TABLE = re.compile(
@@ -121,21 +123,25 @@ def pages(given: argparse.Namespace) -> dict[Path, bytes]:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     given = _parser().parse_args(arguments)
-    try:
-        if given.html or given.pictures:
-            files = pages(given)
-        elif given.records:
-            raise UsageError("records are for --html and --pictures; the README takes --results")
-        elif not given.readme.is_file():
-            raise UsageError(f"{given.readme}: no such file")
-        else:
-            files = {given.readme: rendered(given.readme.read_text(), given.results).encode()}
-        if not given.check:
-            write_files(files)
-            return 0
-    except HarnessError as error:
-        print(f"harness.report: error: {error}", file=sys.stderr)
-        return error.exit_status
+    return status_of("harness.report", lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.html and not given.check:
+        require_file(given.html, "--html", given.records)
+    if given.pictures and not given.check:
+        require_folder(given.pictures, "--pictures")
+    if given.html or given.pictures:
+        files = pages(given)
+    elif given.records:
+        raise UsageError("records are for --html and --pictures; the README takes --results")
+    elif not given.readme.is_file():
+        raise UsageError(f"{given.readme}: no such file")
+    else:
+        files = {given.readme: rendered(given.readme.read_text(), given.results).encode()}
+    if not given.check:
+        write_files(files)
+        return 0
     stale = [path for path, content in files.items() if _content(path) != content]
     for path in stale:
         print(f"{path}: differs from the records", file=sys.stderr)

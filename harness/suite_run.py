@@ -11,7 +11,8 @@ from rich.table import Table
 
 from harness import compare, devices, scores, wire
 from harness.catalog import ROOT
-from harness.errors import EnvironmentUnfit, UsageError
+from harness.errors import EnvironmentUnfit
+from harness.files import require_file, require_folder
 from harness.outcome import Options
 from harness.progress import SuiteProgress
 from harness.ray_cluster import Cluster
@@ -31,12 +32,14 @@ def run_suite(
     """Evaluate a folder of candidates, here or on a Ray cluster; (JSON of the whole, exit status).
 
     The status is that of the worst candidate: 0 all accepted, 1 one rejected, 2 one without a
-    reference or with an unusable one, 3 one that could not be evaluated here.
+    reference or with an unusable one, 3 one that could not be evaluated here, 4 a fault of the
+    harness.
     """
     items = find_items(given.suite, given.reference)
     output = given.output or ROOT / "results" / "suites" / given.suite.resolve().name
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output}: not a folder")
+    require_folder(output, "--output")
+    for item in items:
+        require_file(output / item.record_name, "--output")
     plan, run = _plan(given, options, command, output, cluster)
     progress = SuiteProgress(len(items))
     try:
