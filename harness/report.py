@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from harness import records, report_data
+from harness import doubts, records, report_data
 from harness.catalog import ROOT
 from harness.ending import status_of
 from harness.errors import UsageError
@@ -53,13 +53,14 @@ def _row(record: dict, baselines: list[str]) -> list[str]:
         row += [f"{record['verdict']}: {told}", *["–"] * len(baselines), "–", "–", "–"]
     else:
         solution = ms["solution"]
-        row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g})")
-        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in baselines]
+        wide = {name: doubts.mark(doubts.is_wide(entry)) for name, entry in ms.items()}
+        row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g}){wide['solution']}")
+        row += [f"{ms[n]['median']:.3g}{wide[n]}" if n in ms else "–" for n in baselines]
         spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
         row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
         in_16_bits = rates.get("share_16_bit")
         share = f"{rates['share']:.0%}" + (f" ({in_16_bits:.0%})" if in_16_bits else "")
-        row += [f"{rates['tflops']:.3g}", share]
+        row += [f"{rates['tflops']:.3g}", share + doubts.mark(doubts.is_high(rates))]
     own = record["error"]["cases"].get("own")
     row.append(f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else "–")
     return row
@@ -70,7 +71,8 @@ def _footer(found: list[dict]) -> str:
     accepted = sum(record["verdict"] == "accepted" for record in found)
     speedups = [record["fastest"]["speedup"] for record in found if record["fastest"]]
     lowest = f"; smallest speedup {min(speedups):.2f}×" if speedups else ""
-    return f"{'; '.join(devices)}. {accepted} of {len(found)} accepted{lowest}."
+    legend = f" {doubts.LEGEND}." if any(map(doubts.found, found)) else ""
+    return f"{'; '.join(devices)}. {accepted} of {len(found)} accepted{lowest}.{legend}"
 
 
 def _device_line(record: dict) -> str:

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness import compare, devices, scores, wire
+from harness import compare, devices, doubts, scores, tables, wire
 from harness.catalog import ROOT
 from harness.errors import EnvironmentUnfit
 from harness.files import require_file, require_folder
@@ -127,14 +127,16 @@ def print_results(console: Console, results: list[Result], score: dict) -> None:
     table = Table("candidate", "problem", "verdict", "ms", "fastest baseline", "speedup")
     for result in results:
         record = result.record or {"ms": {}, "fastest": None}
-        ms, fastest = record["ms"], record["fastest"]
+        fastest = record["fastest"]
         table.add_row(
             result.item.label,
             result.item.problem.id if result.item.problem else "?",
             result.told.partition(", ")[0] if fastest else result.told,
-            f"{ms['solution']['median']:.4g}" if ms else "-",
+            tables.median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",
         )
     console.print(table)
+    if any(doubts.found(result.record) for result in results if result.record):
+        console.print(doubts.LEGEND, markup=False, soft_wrap=True)
     compare.print_scores(console, {"all": score})
