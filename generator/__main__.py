@@ -8,6 +8,8 @@ from pathlib import Path
 from generator.emit import generate, write
 from generator.errors import Refusal
 from generator.sources import ROOT
+from harness.ending import status_of
+from harness.files import require_file
 
 PROBLEMS = ROOT / "harness" / "problems"
 SOLUTIONS = ROOT / "solutions"
@@ -17,7 +19,8 @@ _EXAMPLES = """examples:
   python -m generator --all       write solutions/ anew
   python -m generator --check     exit 1 where solutions/ differs from what would be written
 
-exit status: 0 done, 1 --check found a difference, 2 wrong usage or a refused reference"""
+exit status: 0 done, 1 --check found a difference, 2 wrong usage, a refused reference or a place
+that cannot be written, 4 an internal error (TCONV_TRACEBACK=1 shows where)"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     jobs = _jobs(parser, arguments)
+    return status_of("python -m generator", lambda: _run(jobs, arguments))
+
+
+def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
+    if not arguments.check:
+        references = [reference for reference, _ in jobs]
+        for _, output in jobs:
+            require_file(output, "-o", references)
     try:
         texts = [(generate(reference, output), output) for reference, output in jobs]
     except Refusal as refusal:

@@ -1,12 +1,14 @@
 """The arguments of one traced call, bound to names and checked."""
 
-import math
+import sys
 from typing import Any
 
 from torch import fx, nn
 
 from generator.errors import Refusal
 from generator.reference import Reference
+
+_MOST = int(sys.float_info.max)
 
 
 def attribute_path(model: nn.Module, target: str) -> str:
@@ -63,10 +65,13 @@ class CallArguments:
         if kwargs or len(positional) != 2:
             self.refuse("must have two operands and no other argument")
         left, right = positional
+        if (left is self.flow) == (right is self.flow):
+            self.refuse("must have the flowing tensor as one of its operands")
         return (right, False) if left is self.flow else (left, True)
 
     def number(self, value: Any, name: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if not known or value != value or (isinstance(value, int) and abs(value) > _MOST):
             self.refuse(f"needs a number for {name}, got {value!r}")
         return value
 
@@ -77,8 +82,8 @@ class CallArguments:
 
     def pair(self, value: Any, name: str) -> str:
         """An int or a pair of ints, as the text of a pair."""
-        pair = (value, value) if isinstance(value, int) else tuple(value)
-        if len(pair) != 2:
+        pair = (value, value) if isinstance(value, int) else value
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
             self.refuse(f"needs an int or a pair for {name}, got {value!r}")
         return str(tuple(self.integer(item, name) for item in pair))
 

@@ -2,9 +2,7 @@
 
 import ast
 import hashlib
-import os
 import re
-import tempfile
 import textwrap
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from generator.patterns import Match, match
 from generator.reference import Reference, load_reference, trace
 from generator.sources import ROOT, cpu_source, cuda_source, operator_source
 from generator.statements import Statement, needed, split
+from harness.files import write_files
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
 
@@ -71,17 +70,8 @@ def generate(reference_path: Path, output_path: Path) -> str:
 
 
 def write(text: str, path: Path) -> None:
-    """Writes the file as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Writes the file as a whole or not at all. Raises UsageError where it cannot be written."""
+    write_files({path: text.encode()})
 
 
 def _slug(path: Path) -> str:

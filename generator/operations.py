@@ -90,16 +90,45 @@ def _step_module(make: Callable[[Any], steps.Step]) -> Callable:
     return lambda reader, subject: ("step", {"step": make(subject[0])})
 
 
-def _step_function(make: Callable[..., steps.Step], *required: str, **defaults: Any) -> Callable:
-    """Reader of a function whose arguments after the tensor are numbers (or None, or words)."""
+def _step_function(
+    make: Callable[..., steps.Step], *required: str, inplace: bool = False, **defaults: Any
+) -> Callable:
+    """Reader of a function whose arguments after the tensor are numbers (or None), in the order of
+    PyTorch's own signature. `inplace`: it has that argument, too, the last one in PyTorch.
+    """
+    flag = {"inplace": False} if inplace else {}
 
     def read(reader: Any, call: CallArguments):
-        arguments = call.bind(*required, inplace=False, **defaults)
-        arguments.pop("inplace")
+        arguments = call.bind(*required, **defaults, **flag)
+        arguments.pop("inplace", None)
         for name, value in arguments.items():
             if value is not None or name not in defaults or defaults[name] is not None:
                 call.number(value, name)
         return "step", {"step": make(*arguments.values())}
+
+    return read
+
+
+def _bounded(make: Callable[..., steps.Step], **defaults: Any) -> Callable:
+    """Reader of clamp: a bound at least, as PyTorch demands."""
+    read_step = _step_function(make, **defaults)
+
+    def read(reader: Any, call: CallArguments):
+        if all(bound is None for bound in call.bind(**defaults).values()):
+            call.refuse("needs min or max")
+        return read_step(reader, call)
+
+    return read
+
+
+def _hardtanh_function(inplace: bool) -> Callable:
+    def read(reader: Any, call: CallArguments):
+        flag = {"inplace": False} if inplace else {}
+        arguments = call.bind(min_val=-1.0, max_val=1.0, **flag)
+        low, high = (call.number(arguments[name], name) for name in ("min_val", "max_val"))
+        if low > high:
+            call.refuse(f"needs min_val <= max_val, got {low!r} and {high!r}")
+        return "step", {"step": steps.hardtanh(low, high)}
 
     return read
 
@@ -148,11 +177,9 @@ _DIVIDE = _binary(
     lambda index, swapped: None if swapped else steps.divide_vector(index),
 )
 _RELU = _step_function(steps.relu)
-_RELU6 = _step_function(lambda: steps.hardtanh(0.0, 6.0))
 _TANH = _step_function(steps.tanh)
 _SIGMOID = _step_function(steps.sigmoid)
-_HARDTANH = _step_function(steps.hardtanh, min_val=-1.0, max_val=1.0)
-_CLAMP = _step_function(steps.clamp, min=None, max=None)
+_CLAMP = _bounded(steps.clamp, min=None, max=None)
 _CLAMP_MIN = _step_function(lambda low: steps.clamp(low, None), "min")
 _CLAMP_MAX = _step_function(lambda high: steps.clamp(None, high), "max")
 _NEGATE = _step_function(lambda: steps.multiply(-1))
@@ -192,14 +219,14 @@ FUNCTIONS: dict[Any, Callable] = {
     operator.truediv: _DIVIDE,
     operator.itruediv: _DIVIDE,
     operator.neg: _NEGATE,
-    F.relu: _RELU,
+    F.relu: _step_function(steps.relu, inplace=True),
     F.relu_: _RELU,
-    F.relu6: _RELU6,
+    F.relu6: _step_function(lambda: steps.hardtanh(0.0, 6.0), inplace=True),
     F.gelu: _gelu_function,
     F.tanh: _TANH,
     F.sigmoid: _SIGMOID,
-    F.hardtanh: _HARDTANH,
-    F.hardtanh_: _HARDTANH,
+    F.hardtanh: _hardtanh_function(inplace=True),
+    F.hardtanh_: _hardtanh_function(inplace=False),
     F.conv_transpose2d: _conv_function,
     F.group_norm: _group_norm_function,
     torch.group_norm: _group_norm_function,

@@ -68,7 +68,7 @@ def _forward(chain: Chain, operations: list[Operation], result: str) -> str:
     lines = [f"{name} = {path}" for name, path in modules]
     if chain.constants:
         given = "".join(f"{expression}, " for expression, _ in chain.constants)
-        compiled = "".join(f"{value!r}, " for _, value in chain.constants)
+        compiled = "".join(f"{steps.literal(value)}, " for _, value in chain.constants)
         lines.append(f"_require_constants(({given.rstrip()}), ({compiled.rstrip()}))")
     return "\n".join(f"        {line}" for line in [*lines, f"return {result}"])
 

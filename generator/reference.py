@@ -46,7 +46,7 @@ def load_reference(path: Path) -> Reference:
     """Executes the file and constructs its Model. Raises Refusal where that is impossible."""
     if not path.is_file():
         raise Refusal(f"{path}: no such file")
-    source = path.read_text(encoding="utf-8")
+    source = _attempt("reading the file", path, lambda: path.read_text(encoding="utf-8"))
     module = types.ModuleType(f"_tconv_reference_{path.stem}")
     module.__file__ = str(path)
 
@@ -102,7 +102,7 @@ def _describe(node: fx.Node) -> tuple:
 def _attempt(what: str, path: Path, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)

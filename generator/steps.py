@@ -4,6 +4,7 @@ generator/runtime/steps.py.
 
 import dataclasses
 import math
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,13 @@ def number(value: float) -> str:
     if math.isinf(value):
         return "Acc(INFINITY)" if value > 0 else "-Acc(INFINITY)"
     return f"Acc({value!r})"
+
+
+def literal(value: Any) -> str:
+    """The same value as Python source, which has no name for infinity."""
+    if isinstance(value, float) and math.isinf(value):
+        return f'float("{value}")'
+    return repr(value)
 
 
 def relu() -> Step:
@@ -50,30 +58,30 @@ def sigmoid() -> Step:
 
 def hardtanh(low: float, high: float) -> Step:
     device = f"v = elementwise::clamp(v, {number(low)}, {number(high)});"
-    return Step("hardtanh", device, f"_Hardtanh({low!r}, {high!r})")
+    return Step("hardtanh", device, f"_Hardtanh({literal(low)}, {literal(high)})")
 
 
 def clamp(low: float | None, high: float | None) -> Step:
     bounds = number(-math.inf if low is None else low), number(math.inf if high is None else high)
     device = f"v = elementwise::clamp(v, {bounds[0]}, {bounds[1]});"
-    return Step("clamp", device, f"_Clamp({low!r}, {high!r})")
+    return Step("clamp", device, f"_Clamp({literal(low)}, {literal(high)})")
 
 
 def add(value: float) -> Step:
-    return Step("add", f"v = v + {number(value)};", f"_Affine(1, {value!r})")
+    return Step("add", f"v = v + {number(value)};", f"_Affine(1, {literal(value)})")
 
 
 def subtract_from(value: float) -> Step:
     """value - v"""
-    return Step("sub", f"v = {number(value)} - v;", f"_Affine(-1, {value!r})")
+    return Step("sub", f"v = {number(value)} - v;", f"_Affine(-1, {literal(value)})")
 
 
 def multiply(value: float) -> Step:
-    return Step("mul", f"v = v * {number(value)};", f"_Affine({value!r}, 0)")
+    return Step("mul", f"v = v * {number(value)};", f"_Affine({literal(value)}, 0)")
 
 
 def divide(value: float) -> Step:
-    return Step("div", f"v = v / {number(value)};", f"_Divide({value!r})")
+    return Step("div", f"v = v / {number(value)};", f"_Divide({literal(value)})")
 
 
 def _vector(index: int) -> str:

@@ -18,8 +18,9 @@ _EXAMPLES = """examples:
   RAY_ADDRESS=head:6379 python run_eval.py --suite runs/my_run --ray   over a Ray cluster
   python run_eval.py --export-kernelbench results/nvidia-h200 --output kernelbench_runs
 
-exit status: 0 accepted (all of them), 1 rejected (one at least), 2 wrong usage or missing file,
-3 the environment cannot"""
+exit status: 0 accepted (all of them), 1 rejected (one at least), 2 wrong usage, a missing file or a
+place that cannot be written, 3 the environment cannot, 4 an internal error of the harness, told in
+one line (TCONV_TRACEBACK=1 shows where)"""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 

@@ -27,8 +27,10 @@ from harness import (
 )
 from harness.arguments import make_parser
 from harness.catalog import ROOT, Problem
-from harness.errors import EnvironmentUnfit, HarnessError, UsageError
+from harness.ending import status_of
+from harness.errors import UsageError
 from harness.evaluate import Evaluation
+from harness.files import require_file, require_folder
 from harness.outcome import Options
 from harness.progress import Progress
 from harness.suite_files import find_items
@@ -46,21 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else UsageError.exit_status
     # So that the solution's process and its files go, too, when the harness is told to stop.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    return status_of("run_eval.py", lambda: _clean_run(given, arguments))
+
+
+def _clean_run(given: argparse.Namespace, arguments: list[str]) -> int:
     with _clean_stdout(given.json == "-") as (stdout, console):
-        try:
-            return _run(given, arguments, stdout, console)
-        except HarnessError as error:
-            print(f"run_eval.py: error: {error}", file=sys.stderr)
-            return error.exit_status
-        except torch.cuda.OutOfMemoryError as error:
-            print(
-                f"run_eval.py: error: too little device memory, try a smaller --batch ({error})",
-                file=sys.stderr,
-            )
-            return EnvironmentUnfit.exit_status
-        except KeyboardInterrupt:
-            print("run_eval.py: interrupted", file=sys.stderr)
-            return 130
+        return _run(given, arguments, stdout, console)
 
 
 @contextlib.contextmanager
@@ -92,6 +85,7 @@ def _console(stream) -> Console:
 
 def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Console) -> int:
     _require_one_task(given)
+    _require_places(given)
     if given.list:
         return _list(given, stdout, console)
     if given.compare:
@@ -106,6 +100,8 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
     options = _options(given, devices.resolve_device(given.device))
     with tempfile.TemporaryDirectory(prefix="generated-") as folder:
         problems = _problems(given, Path(folder))
+        for problem in problems if given.record else ():
+            require_file(_record_path(given, problem, options), "--record")
         done = [_evaluate(problem, options, command, given, console) for problem in problems]
     if len(done) > 1:
         tables.print_summary(console, done)
@@ -145,6 +141,18 @@ def _require_one_task(given: argparse.Namespace) -> None:
     if given.compare and len(given.compare) < 2:
         raise UsageError("--compare needs two or more records or folders")
     _require_suite_options(given)
+
+
+def _require_places(given: argparse.Namespace) -> None:
+    """What will be written can be, which is better known before hours of work than after."""
+    if given.json and given.json != "-":
+        inputs = [given.solution, given.reference]
+        inputs += [*(given.compare or ()), *(given.export_kernelbench or ())]
+        require_file(Path(given.json), "--json", inputs)
+    if given.output:
+        require_folder(given.output, "--output")
+    if given.build_dir:
+        require_folder(given.build_dir, "--build-dir", filled_is_enough=True)
 
 
 def _require_suite_options(given: argparse.Namespace) -> None:
@@ -235,11 +243,15 @@ def _evaluate(problem, options: Options, command: str, given, console: Console) 
         progress.end()
     record = records.make_record(problem, options, outcome, command)
     if given.record:
-        path = given.record / records.folder_name(record) / problem.record_name
+        path = _record_path(given, problem, options)
         records.write_json(path, record)
         print(f"record: {path}", file=sys.stderr)
     tables.print_record(console, record)
     return record
+
+
+def _record_path(given: argparse.Namespace, problem: Problem, options: Options) -> Path:
+    return given.record / records.folder_of(options) / problem.record_name
 
 
 def _write(given: argparse.Namespace, value, stdout) -> None:

@@ -226,9 +226,10 @@ class Evaluation:
         outcome.own_clock_ms = own.milliseconds
         self._check_sample(case, own)
         self.progress.step("measuring what the device can do")
-        ceilings = limits.ceilings(self.device, outcome.precision)
         work = self.work.with_backward() if options.backward else self.work
-        outcome.roofline = limits.roofline(work, ceilings, outcome.precision, reported)
+        outcome.roofline, ceilings = limits.measured_roofline(
+            work, self.device, outcome.precision, reported
+        )
         floor = limits.physical_floor_ms(work, ceilings, self.device)
         if not reported >= floor:
             raise Rejected(

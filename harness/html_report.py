@@ -9,8 +9,9 @@ import re
 from html import escape
 from pathlib import Path
 
+from harness import doubts
 from harness.picture_style import COLOURS, Picture
-from harness.report_data import BASELINES, FASTEST, Group, Row, fast_p
+from harness.report_data import BASELINES, FASTEST, Group, Row, compared, fast_p
 
 _HERE = Path(__file__).resolve().parent
 _LEVELS = (0, 0.5, 0.8, 1, 1.5, 2)
@@ -83,26 +84,29 @@ def _records(group: Group) -> str:
     heads = [("problem", _TEXT), ("verdict", _TEXT), ("speedup over fastest", _NUMBERS)]
     heads += [("solution ms (IQR)", _NUMBERS)]
     heads += [(f"{label} ms", _NUMBERS) for label in BASELINES.values()]
-    heads += [("TFLOP/s", _NUMBERS), ("of roofline", _NUMBERS)]
+    heads += [("TFLOP/s", _NUMBERS), ("of roofline (16-bit)", _NUMBERS)]
     heads += [("rel. L2 error (PyTorch’s)", _NUMBERS), ("input", _TEXT), ("solution", _TEXT)]
     body = "\n".join(_row(row) for row in group.rows)
     dates = ", ".join(sorted({row.date for row in group.rows}))
-    return _table(f"Records, {group.title}; {dates}", heads, body, sortable=True)
+    table = _table(f"Records, {group.title}; {dates}", heads, body, sortable=True)
+    return f"{table}\n<p>{escape(doubts.LEGEND)}.</p>" if group.doubtful else table
 
 
 def _row(row: Row) -> str:
     fastest, rates = row.fastest, row.rates or {}
     quartiles = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
+    wide = {name: doubts.mark(name in row.wide) for name in ("solution", *BASELINES)}
     spread = f" ({row.iqr:.2g})" if row.iqr is not None else ""
+    in_16_bits = f" ({rates['share_16_bit']:.0%})" if rates.get("share_16_bit") else ""
     pytorch = f" ({row.pytorch_rel_l2:.1e})" if row.pytorch_rel_l2 is not None else ""
     cells = [
         f'<th scope="row" class="text" data-key="{escape(row.problem)}">{escape(row.problem)}</th>',
         _text("accepted" if row.accepted else f"rejected: {row.code}", row.accepted),
         _number(row.speedup(FASTEST), "<b>{:.2f}×</b>", quartiles),
-        _number(row.ms, "{:.4g}", spread),
-        *(_number(row.baseline_ms.get(name), "{:.4g}") for name in BASELINES),
+        _number(row.ms, "{:.4g}", spread + wide["solution"]),
+        *(_number(row.baseline_ms.get(name), "{:.4g}", wide[name]) for name in BASELINES),
         _number(rates.get("tflops"), "{:.3g}"),
-        _number(rates.get("share"), "{:.0%}"),
+        _number(rates.get("share"), "{:.0%}", in_16_bits + doubts.mark(doubts.is_high(rates))),
         _number(row.rel_l2, "{:.1e}", pytorch),
         _text(row.input),
         _text(row.solution.rpartition("/")[2] or row.name),
@@ -140,7 +144,9 @@ def _rejections(group: Group) -> str:
 def _fast_p(group: Group) -> str:
     heads = [("over", _TEXT), *((f"p = {level:g}", _NUMBERS) for level in _LEVELS)]
     rows = []
-    for name, label in (BASELINES | {FASTEST: "fastest of these"}).items():
+    labels = BASELINES | {FASTEST: "fastest of these"}
+    for name in compared(group.rows):
+        label = labels[name]
         shares = [fast_p(group.rows, name, level) for level in _LEVELS]
         cells = "".join(_number(share, "{:.0%}") for share in shares)
         rows.append(f'<tr><th scope="row" class="text">{label}</th>{cells}</tr>')

@@ -1,12 +1,12 @@
 """Writes records as a tree of KernelBench files."""
 
 import hashlib
-import shutil
 from pathlib import Path
 
 from harness import kernelbench_files, records
 from harness.catalog import ROOT
 from harness.errors import UsageError
+from harness.files import write_files
 
 _ONE_SETTING = ("device", "dtype", "tf32", "backward", "eval", "kernel")
 
@@ -18,8 +18,8 @@ def export(found: list[dict], folder: Path, sources: list[Path]) -> dict:
     folder for each level; timing/<device>/baseline_time_*.json hold the baselines' times. A kernel
     is copied from the file with the record's SHA-256, looked for where the record says and in
     `sources` (files and folders). Samples without a number of their own are counted from 0.
-    Raises UsageError when no record is of a problem with level and number,
-    and for records of more than one device or setting.
+    All is written or nothing. Raises UsageError when no record is of a problem with level and
+    number, for records of more than one device or setting, and where a place cannot be written.
     """
     levels: dict[int, dict[str, list]] = {}
     kernels, left_out = [], []
@@ -38,18 +38,16 @@ def export(found: list[dict], folder: Path, sources: list[Path]) -> dict:
             kernels.append((source, folder / name))
     if not levels:
         raise UsageError("no record of a problem with level and number (such as 1/65) to export")
-    written = []
+    written: dict[Path, bytes] = {}
     for level, numbers in sorted(levels.items()):
         ordered = {
             number: sorted(numbers[number], key=lambda entry: entry["sample_id"])
             for number in sorted(numbers, key=int)
         }
-        written.append(folder / f"level{level}" / "eval_results.json")
-        records.write_json(written[-1], ordered)
-    for source, target in kernels:
-        shutil.copyfile(source, target)
-        written.append(target)
-    written += _write_baselines(good, folder)
+        written[folder / f"level{level}" / "eval_results.json"] = _json(ordered)
+    written |= {target: source.read_bytes() for source, target in kernels}
+    written |= _baselines(good, folder)
+    write_files(written)
     return {"written": [str(path) for path in written], "left_out": left_out}
 
 
@@ -82,11 +80,14 @@ def _by_content(files: list[Path], sources: list[Path]) -> dict[str, Path]:
     return {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in files if file.is_file()}
 
 
-def _write_baselines(found: list[dict], folder: Path) -> list[Path]:
-    written = []
+def _json(value) -> bytes:
+    return records.to_json(value).encode()
+
+
+def _baselines(found: list[dict], folder: Path) -> dict[Path, bytes]:
+    written = {}
     for baseline, stem in kernelbench_files.BASELINE_FILES.items():
         times = kernelbench_files.baseline_times(found, baseline)
         if times:
-            written.append(folder / "timing" / found[0]["device"] / f"{stem}.json")
-            records.write_json(written[-1], times)
+            written[folder / "timing" / found[0]["device"] / f"{stem}.json"] = _json(times)
     return written

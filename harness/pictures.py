@@ -6,8 +6,9 @@ import textwrap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, PercentFormatter, StrMethodFormatter
 
+from harness.doubts import LEGEND, is_high, mark
 from harness.picture_style import COLOURS, Picture, picture, styled
-from harness.report_data import BASELINES, FASTEST, Group, Ladder, Row, fast_p
+from harness.report_data import BASELINES, FASTEST, Group, Ladder, Row, compared, fast_p
 
 _SERIES = {name: COLOURS[name.replace("_", "-")] for name in BASELINES} | {FASTEST: COLOURS["ink"]}
 _BARS = _SERIES | {FASTEST: _SERIES["compile_channels_last"]}
@@ -20,11 +21,12 @@ _BACKGROUND = {"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 0.6}
 def draw_all(groups: list[Group], ladder: Ladder) -> list[Picture]:
     """fast_p, speedups and roofline of every group that has what they need, and the ladder.
 
-    A group in which nothing was timed has only its fast_p curve, of zeros.
+    A group in which nothing was accepted has only its fast_p curve, of zeros; one in which an
+    accepted one was not timed has no such curve, for there is no telling where it would lie.
     """
     made = []
     for group in groups:
-        if any(fast_p(group.rows, name, 0) is not None for name in _SERIES):
+        if any(fast_p(group.rows, name, 1) is not None for name in _SERIES):
             made.append(draw_fast_p(group))
         if group.timed:
             made.append(draw_speedups(group))
@@ -42,7 +44,7 @@ def draw_fast_p(group: Group) -> Picture:
     right = max(1.25, 1.08 * max(speedups))
     told = []
     for name, colour in _SERIES.items():
-        if fast_p(group.rows, name, 0) is None:
+        if name not in compared(group.rows) or fast_p(group.rows, name, 1) is None:
             continue
         steps = sorted({0.0, right, *(row.speedup(name) or 0.0 for row in group.rows)})
         shares = [fast_p(group.rows, name, p) for p in steps]
@@ -180,8 +182,11 @@ def draw_roofline(group: Group) -> Picture:
         axis.set_minor_locator(LogLocator(10, ()))
     axes.grid(True)
     axes.set_title(f"Roofline: {group.title}")
-    told = "; ".join(f"{row.problem}: {row.rates['share']:.0%}" for row in rows)
+    shares = [f"{row.rates['share']:.0%}{mark(is_high(row.rates))}" for row in rows]
+    pairs = zip(rows, shares, strict=True)
+    told = "; ".join(f"{row.problem}: {share}" for row, share in pairs)
     text = f"Share of the roofline in the evaluation's precision: {told}."
+    text += f" {LEGEND}." if any(is_high(row.rates) for row in rows) else ""
     return picture(figure, f"{group.slug}/roofline", f"Roofline, {group.title}", text)
 
 

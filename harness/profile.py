@@ -23,8 +23,9 @@ from rich.console import Console
 
 from harness import devices, profile_report, records
 from harness.catalog import ROOT, Problem, find_problem, list_problems
-from harness.errors import EnvironmentUnfit, HarnessError, UsageError
-from harness.files import write_files
+from harness.ending import status_of
+from harness.errors import EnvironmentUnfit, UsageError
+from harness.files import require_file, require_folder, write_files
 from harness.profile_counters import METRICS, SECTIONS, read_counters
 from harness.progress import Progress
 from harness.shapes_run import load_solution
@@ -34,7 +35,8 @@ _EXAMPLES = """examples:
   python -m harness.profile --problems 65,69 --dtypes float16
   python -m harness.profile --render                write kernels_src/README.md's table
 
-exit status: 0 all right, 1 --check found a difference, 2 wrong usage, 3 the environment cannot"""
+exit status: 0 all right, 1 --check found a difference, 2 wrong usage, 3 the environment cannot,
+4 an internal error (TCONV_TRACEBACK=1 shows where)"""
 _DTYPES = ("float32", "float16", "bfloat16")
 _TIMEOUT_S = 600
 
@@ -43,13 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
-    try:
-        if given.render or given.check:
-            return _render(given)
-        return _profile_all(given, shlex.join(["python", "-m", "harness.profile", *arguments]))
-    except HarnessError as error:
-        print(f"harness.profile: error: {error}", file=sys.stderr)
-        return error.exit_status
+    command = shlex.join(["python", "-m", "harness.profile", *arguments])
+    run = _render if given.render or given.check else lambda given: _profile_all(given, command)
+    return status_of("harness.profile", lambda: run(given))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,6 +92,14 @@ def _profile_all(given: argparse.Namespace, command: str) -> int:
     if device.type != "cuda":
         raise UsageError(f"--device {given.device!r}: allowed are cuda and cuda:<index>")
     ncu = _find_ncu()
+    targets = {"--json": given.json} if given.json else {}
+    if given.record:
+        folder = given.record / devices.device_slug(device)
+        targets["--record"] = folder / profile_report.RECORD
+    for option, target in targets.items():
+        require_file(target, option)
+    if given.build_dir:
+        require_folder(given.build_dir, "--build-dir", filled_is_enough=True)
     entries, progress = [], Progress()
     with tempfile.TemporaryDirectory(prefix="profile-") as folder:
         build_dir = given.build_dir or Path(folder)
@@ -116,10 +122,7 @@ def _profile_all(given: argparse.Namespace, command: str) -> int:
         "command": command,
         "profiles": entries,
     }
-    targets = [given.json] * bool(given.json)
-    if given.record:
-        targets.append(given.record / record["device"] / profile_report.RECORD)
-    for target in targets:
+    for target in targets.values():
         records.write_json(target, record)
         print(f"record: {target}", file=sys.stderr)
     profile_report.print_record(Console(highlight=False, width=160), record)

@@ -3,15 +3,14 @@
 import datetime
 import json
 import math
-import os
 import re
 import statistics
-import tempfile
 from pathlib import Path
 
 from harness import devices, kernelbench_files, wire
 from harness.catalog import ROOT, Problem
 from harness.errors import UsageError
+from harness.files import write_files
 from harness.outcome import Options, Outcome
 
 SETTINGS = ("device", "dtype", "tf32", "batch", "backward", "eval")
@@ -41,6 +40,20 @@ def folder_name(record: dict) -> str:
         if not (isinstance(part, str) and _PATH_PART.fullmatch(part)):
             raise ValueError(f"{part!r} cannot name a folder: letters, digits, '_', '-', '.' can")
     return "-".join(parts)
+
+
+def folder_of(options: Options) -> str:
+    """The folder of the record that an evaluation with these options will have."""
+    return folder_name(
+        {
+            "device": devices.device_slug(options.device),
+            "dtype": wire.dtype_name(options.dtype),
+            "tf32": options.tf32,
+            "backward": options.backward,
+            "eval": options.eval,
+            "kernel": options.kernel,
+        }
+    )
 
 
 def tf32_forbidden(record: dict) -> bool:
@@ -155,17 +168,11 @@ def to_json(value) -> str:
 
 
 def write_json(path: Path, value) -> None:
-    """Write a file whole or not at all: an interruption leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(to_json(value))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Write a file whole or not at all: an interruption leaves the old one.
+
+    Raises UsageError where `path` cannot be written (`files.write_files`).
+    """
+    write_files({path: to_json(value).encode()})
 
 
 def read_records(path: Path) -> list[dict]:

@@ -1,6 +1,8 @@
 """A reference file in KernelBench format: its model, its constructor arguments, its inputs."""
 
+import contextlib
 import hashlib
+import importlib.machinery
 import importlib.util
 import sys
 from pathlib import Path
@@ -26,13 +28,18 @@ class Reference:
         missing = [name for name in _NEEDED if not hasattr(self.module, name)]
         if missing:
             raise UsageError(f"reference {path}: it defines no {', '.join(missing)}")
-        self.init_inputs = list(self.module.get_init_inputs())
+        with _told(path, "get_init_inputs()"):
+            self.init_inputs = list(self.module.get_init_inputs())
         self.full_batch = getattr(self.module, "batch_size", None)
 
     def model(self, seed: int) -> torch.nn.Module:
         """A new model, drawn on the CPU under `seed`, as KernelBench does it."""
         torch.manual_seed(seed)
-        return self.module.Model(*self.init_inputs)
+        with _told(self.path, "Model(*get_init_inputs())"):
+            model = self.module.Model(*self.init_inputs)
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"reference {self.path}: Model is no torch.nn.Module")
+        return model
 
     def inputs(self, seed: int, device: torch.device, batch: int | None = None) -> list:
         """The problem's own inputs on `device`, drawn under `seed`, with `batch` samples if given.
@@ -44,7 +51,7 @@ class Reference:
         if batch is not None and full is not None:
             self.module.batch_size = batch
         try:
-            with torch.device(device):
+            with torch.device(device), _told(self.path, "get_inputs()"):
                 inputs = list(self.module.get_inputs())
         finally:
             if full is not None:
@@ -66,14 +73,26 @@ def _load(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"reference {path}: no such file")
     name = "reference_" + hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
+    # Whatever the file's name ends with.
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"reference {path}: {type(error).__name__}: {error}") from error
+    with _told(path, "the file"):
+        loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def _told(path: Path, what: str):
+    """What goes wrong in a reference is the user's to mend; the device's memory is not."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        kind = type(error).__name__
+        raise UsageError(f"reference {path}: {what} raised {kind}: {first}") from error
 
 
 def cast(values: list, dtype: torch.dtype) -> list:

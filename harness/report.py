@@ -3,7 +3,8 @@
 A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
 of results/. With `--html FILE` or `--pictures DIR` it writes a page or pictures (fast_p, speedups,
 roofline, ladder of versions) instead, of the records given or else of all in results/. `--check`
-changes nothing and exits 1 when what it would write differs from what is there.
+changes nothing and exits 1 when what it would write differs from what is there. Wrong usage and
+places that cannot be written are status 2, an internal error 4.
 """
 
 import argparse
@@ -11,10 +12,11 @@ import re
 import sys
 from pathlib import Path
 
-from harness import records, report_data
+from harness import doubts, records, report_data
 from harness.catalog import ROOT
-from harness.errors import HarnessError, UsageError
-from harness.files import write_files
+from harness.ending import status_of
+from harness.errors import UsageError
+from harness.files import require_file, require_folder, write_files
 from harness.report_data import BASELINES
 
 _TABLE = re.compile(
@@ -51,13 +53,14 @@ def _row(record: dict, baselines: list[str]) -> list[str]:
         row += [f"{record['verdict']}: {told}", *["–"] * len(baselines), "–", "–", "–"]
     else:
         solution = ms["solution"]
-        row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g})")
-        row += [f"{ms[name]['median']:.3g}" if name in ms else "–" for name in baselines]
+        wide = {name: doubts.mark(doubts.is_wide(entry)) for name, entry in ms.items()}
+        row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g}){wide['solution']}")
+        row += [f"{ms[n]['median']:.3g}{wide[n]}" if n in ms else "–" for n in baselines]
         spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
         row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
         in_16_bits = rates.get("share_16_bit")
         share = f"{rates['share']:.0%}" + (f" ({in_16_bits:.0%})" if in_16_bits else "")
-        row += [f"{rates['tflops']:.3g}", share]
+        row += [f"{rates['tflops']:.3g}", share + doubts.mark(doubts.is_high(rates))]
     own = record["error"]["cases"].get("own")
     row.append(f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else "–")
     return row
@@ -68,7 +71,8 @@ def _footer(found: list[dict]) -> str:
     accepted = sum(record["verdict"] == "accepted" for record in found)
     speedups = [record["fastest"]["speedup"] for record in found if record["fastest"]]
     lowest = f"; smallest speedup {min(speedups):.2f}×" if speedups else ""
-    return f"{'; '.join(devices)}. {accepted} of {len(found)} accepted{lowest}."
+    legend = f" {doubts.LEGEND}." if any(map(doubts.found, found)) else ""
+    return f"{'; '.join(devices)}. {accepted} of {len(found)} accepted{lowest}.{legend}"
 
 
 def _device_line(record: dict) -> str:
@@ -121,21 +125,25 @@ def pages(given: argparse.Namespace) -> dict[Path, bytes]:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     given = _parser().parse_args(arguments)
-    try:
-        if given.html or given.pictures:
-            files = pages(given)
-        elif given.records:
-            raise UsageError("records are for --html and --pictures; the README takes --results")
-        elif not given.readme.is_file():
-            raise UsageError(f"{given.readme}: no such file")
-        else:
-            files = {given.readme: rendered(given.readme.read_text(), given.results).encode()}
-        if not given.check:
-            write_files(files)
-            return 0
-    except HarnessError as error:
-        print(f"harness.report: error: {error}", file=sys.stderr)
-        return error.exit_status
+    return status_of("harness.report", lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.html and not given.check:
+        require_file(given.html, "--html", given.records)
+    if given.pictures and not given.check:
+        require_folder(given.pictures, "--pictures")
+    if given.html or given.pictures:
+        files = pages(given)
+    elif given.records:
+        raise UsageError("records are for --html and --pictures; the README takes --results")
+    elif not given.readme.is_file():
+        raise UsageError(f"{given.readme}: no such file")
+    else:
+        files = {given.readme: rendered(given.readme.read_text(), given.results).encode()}
+    if not given.check:
+        write_files(files)
+        return 0
     stale = [path for path, content in files.items() if _content(path) != content]
     for path in stale:
         print(f"{path}: differs from the records", file=sys.stderr)

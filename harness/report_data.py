@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import records
+from harness import doubts, records, scores
 from harness.errors import UsageError
 
 BASELINES = {
@@ -32,6 +32,7 @@ class Row:
     reasons: tuple[str, ...]
     ms: float | None
     iqr: float | None
+    wide: frozenset[str]  # names of what has times too far apart to be believed
     baseline_ms: dict[str, float]
     speedups: dict[str, float]
     fastest: dict | None
@@ -73,6 +74,11 @@ class Group:
     def timed(self) -> list[Row]:
         """Accepted and timed."""
         return [row for row in self.rows if row.ms]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether some number is marked."""
+        return any(row.wide or doubts.is_high(row.rates) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,7 @@ def _row(record: dict) -> Row:
         reasons=tuple(map(str, record.get("reasons") or ())),
         ms=medians.get("solution"),
         iqr=_or_none(record["ms"]["solution"]["iqr"], "ms.solution.iqr") if medians else None,
+        wide=frozenset(name for name in medians if doubts.is_wide(record["ms"][name])),
         baseline_ms={name: medians[name] for name in BASELINES if name in medians},
         speedups=speedups,
         fastest=fastest,
@@ -189,6 +196,8 @@ def _rates(entry: dict | None) -> dict | None:
     rates = _numbers(entry, "roofline", ("gflop", "gbyte", "tflops", "ceiling_gbps", "share"))
     if rates and not rates["ceiling_tflops"]:
         raise ValueError("roofline.ceiling_tflops is empty")
+    if rates and rates.get("share_16_bit") is not None:
+        _positive(rates["share_16_bit"], "roofline.share_16_bit")
     for name, value in rates["ceiling_tflops"].items() if rates else ():
         _positive(value, f"roofline.ceiling_tflops.{name}")
     return rates
@@ -209,17 +218,13 @@ def _setting(record: dict) -> str:
 
 
 def fast_p(rows, baseline: str, p: float) -> float | None:
-    """Share of problems accepted and more than `p` times as fast as a baseline.
+    """`scores.fast_p` of rows, over one baseline or over the fastest one."""
+    return scores.fast_p([(row.accepted, row.speedup(baseline)) for row in rows], p)
 
-    Formula: KernelBench (Ouyang et al. 2025), fast_p. Rejected ones count as not faster; left out
-    are accepted ones without a time to compare (only checked, or that baseline not available).
-    None where nothing is left, or where only other baselines were timed.
-    """
-    speedups = [row.speedup(baseline) for row in rows]
-    if any(row.ms for row in rows) and not any(speedups):
-        return None
-    counted = [s for row, s in zip(rows, speedups, strict=True) if s or not row.accepted]
-    return sum(s is not None and s > p for s in counted) / len(counted) if counted else None
+
+def compared(rows) -> list[str]:
+    """The baselines that some row was timed beside, and FASTEST."""
+    return [name for name in BASELINES if any(row.speedup(name) for row in rows)] + [FASTEST]
 
 
 def read_ladder(page: Path) -> Ladder:

@@ -20,8 +20,9 @@ from rich.console import Console
 
 from harness import devices, records, shapes_report, timing, wire
 from harness.catalog import ROOT, find_problem
-from harness.errors import HarnessError, UsageError
-from harness.files import write_files
+from harness.ending import status_of
+from harness.errors import UsageError
+from harness.files import require_file, require_folder, write_files
 from harness.progress import Progress
 from harness.shapes_cases import SHAPES, select
 from harness.shapes_run import (
@@ -42,7 +43,7 @@ _EXAMPLES = """examples:
   python -m harness.shapes --list
 
 exit status: 0 all right, 1 a wrong answer (or --check found a difference), 2 wrong usage, 3 the
-environment cannot"""
+environment cannot, 4 an internal error (TCONV_TRACEBACK=1 shows where)"""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -50,17 +51,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
-    try:
-        if given.list:
-            for shape in SHAPES:
-                print(shapes_report.listed(shape))
-            return 0
-        if given.render or given.check:
-            return _render(given)
-        return _measure_all(given, shlex.join(["python", "-m", "harness.shapes", *arguments]))
-    except HarnessError as error:
-        print(f"harness.shapes: error: {error}", file=sys.stderr)
-        return error.exit_status
+    command = shlex.join(["python", "-m", "harness.shapes", *arguments])
+    return status_of("harness.shapes", lambda: _run(given, command))
+
+
+def _run(given: argparse.Namespace, command: str) -> int:
+    if given.list:
+        for shape in SHAPES:
+            print(shapes_report.listed(shape))
+        return 0
+    if given.render or given.check:
+        return _render(given)
+    return _measure_all(given, command)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,6 +126,14 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
     if given.record and (given.shapes or given.batch):
         raise UsageError("--record is for all shapes at their own batch; use --json FILE here")
     path = given.solution or find_problem(PROBLEM).solution
+    name = shapes_report.record_name(given.dtype, options.tf32, options.device.type)
+    targets = {"--json": given.json} if given.json else {}
+    if given.record:
+        targets["--record"] = given.record / devices.device_slug(options.device) / name
+    for option, target in targets.items():
+        require_file(target, option, [given.solution])
+    if given.build_dir:
+        require_folder(given.build_dir, "--build-dir", filled_is_enough=True)
     progress = Progress()
     progress.begin("shapes")
     try:
@@ -139,11 +149,7 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
     finally:
         progress.end()
     record = _record(path, options, command, entries) | {"build_s": seconds if cold else None}
-    name = shapes_report.record_name(given.dtype, options.tf32, options.device.type)
-    targets = [given.json] * bool(given.json)
-    if given.record:
-        targets.append(given.record / record["device"] / name)
-    for target in targets:
+    for target in targets.values():
         records.write_json(target, record)
         print(f"record: {target}", file=sys.stderr)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from harness import doubts
 from harness.errors import UsageError
 from harness.shapes_cases import Shape, why
 
@@ -72,8 +73,8 @@ def print_entries(console: Console, record: dict, name: str) -> None:
         table.add_row(
             entry["name"],
             f"{ms['solution']['median']:.3g}",
-            f"{ms['solution']['iqr']:.2g}",
-            *(f"{ms[b]['median']:.3g}" if b in ms else "–" for b in baselines),
+            f"{ms['solution']['iqr']:.2g}{wide(ms['solution'])}",
+            *(f"{ms[b]['median']:.3g}{wide(ms[b])}" if b in ms else "–" for b in baselines),
             f"{fastest['speedup']:.2f}x" if fastest else "–",
             f"{fastest['low']:.2f}-{fastest['high']:.2f}" if fastest else "–",
             f"{entry['tflops']:.3g}",
@@ -106,7 +107,13 @@ def summary(record: dict) -> str:
     if ratios and accepted == len(entries):
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
         told += f"; ratio at least {min(ratios):.2f}, geometric mean {mean:.2f}"
-    return told + "."
+    legend = f" {doubts.LEGEND}." if any(map(doubts.found, entries)) else ""
+    return f"{told}.{legend}"
+
+
+def wide(entry: dict) -> str:
+    """The mark behind a time whose quartiles are too far apart."""
+    return doubts.mark(doubts.is_wide(entry))
 
 
 def markdown(record: dict, name: str) -> str:
@@ -133,8 +140,10 @@ def _row(record: dict, entry: dict, name: str) -> list[str]:
         codes = sorted({reason.partition(":")[0] for reason in entry["reasons"]})
         return [*row, f"rejected: {', '.join(codes)}", *["–"] * (len(record["baselines"]) + 4)]
     ms, fastest = entry["ms"], entry["fastest"]
-    row.append(f"{ms['solution']['median']:.3g} ({ms['solution']['iqr']:.2g})")
-    row += [f"{ms[b]['median']:.3g}" if b in ms else "–" for b in record["baselines"]]
+    solution = ms["solution"]
+    row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g}){wide(solution)}")
+    names = record["baselines"]
+    row += [f"{ms[b]['median']:.3g}{wide(ms[b])}" if b in ms else "–" for b in names]
     spread = f"**{fastest['speedup']:.2f}×** ({fastest['low']:.2f}–{fastest['high']:.2f})"
     row.append(spread if fastest else "–")
     told = why(record["device"], name.removesuffix(".json"), entry["name"])

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import records
+from harness.ending import INTERNAL
 from harness.errors import EnvironmentUnfit, UsageError
+from harness.files import remove_file
 from harness.suite_files import Item
 
 _HARNESS_SECONDS = 1800  # what an evaluation may take besides its candidate's time
@@ -90,8 +92,8 @@ def written(item: Item, plan: Plan, record: dict | None, status: int, said: str,
     """
     path = plan.output / item.record_name
     if record is None:
-        path.unlink(missing_ok=True)  # an older candidate's
-        status = status if status in (2, 3) else EnvironmentUnfit.exit_status
+        remove_file(path)  # an older candidate's
+        status = status if status in (2, 3, INTERNAL) else EnvironmentUnfit.exit_status
         return Result(item, failure=said or "it left no record", status=status)
     record |= {"sample": item.sample, "command": plan.command, **more}
     records.write_json(path, record)

@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness import compare, devices, scores, wire
+from harness import compare, devices, doubts, scores, tables, wire
 from harness.catalog import ROOT
-from harness.errors import EnvironmentUnfit, UsageError
+from harness.errors import EnvironmentUnfit
+from harness.files import require_file, require_folder
 from harness.outcome import Options
 from harness.progress import SuiteProgress
 from harness.ray_cluster import Cluster
@@ -31,12 +32,14 @@ def run_suite(
     """Evaluate a folder of candidates, here or on a Ray cluster; (JSON of the whole, exit status).
 
     The status is that of the worst candidate: 0 all accepted, 1 one rejected, 2 one without a
-    reference or with an unusable one, 3 one that could not be evaluated here.
+    reference or with an unusable one, 3 one that could not be evaluated here, 4 a fault of the
+    harness.
     """
     items = find_items(given.suite, given.reference)
     output = given.output or ROOT / "results" / "suites" / given.suite.resolve().name
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output}: not a folder")
+    require_folder(output, "--output")
+    for item in items:
+        require_file(output / item.record_name, "--output")
     plan, run = _plan(given, options, command, output, cluster)
     progress = SuiteProgress(len(items))
     try:
@@ -124,14 +127,16 @@ def print_results(console: Console, results: list[Result], score: dict) -> None:
     table = Table("candidate", "problem", "verdict", "ms", "fastest baseline", "speedup")
     for result in results:
         record = result.record or {"ms": {}, "fastest": None}
-        ms, fastest = record["ms"], record["fastest"]
+        fastest = record["fastest"]
         table.add_row(
             result.item.label,
             result.item.problem.id if result.item.problem else "?",
             result.told.partition(", ")[0] if fastest else result.told,
-            f"{ms['solution']['median']:.4g}" if ms else "-",
+            tables.median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",
         )
     console.print(table)
+    if any(doubts.found(result.record) for result in results if result.record):
+        console.print(doubts.LEGEND, markup=False, soft_wrap=True)
     compare.print_scores(console, {"all": score})

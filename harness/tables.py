@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from harness import records
+from harness import doubts, records
 from harness.errors import UsageError
 
 _BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
@@ -48,7 +48,7 @@ def _times(record: dict) -> Table:
 
 
 def _ms(entry: dict) -> tuple[str, str]:
-    return f"{entry['median']:.4g}", f"{entry['iqr']:.2g}"
+    return f"{entry['median']:.4g}", f"{entry['iqr']:.2g}{doubts.mark(doubts.is_wide(entry))}"
 
 
 def _print_rates(console: Console, record: dict) -> None:
@@ -58,10 +58,15 @@ def _print_rates(console: Console, record: dict) -> None:
             f"[bold]{fastest['speedup']:.2f}x[/] over the fastest baseline, {fastest['baseline']} "
             f"(between {fastest['low']:.2f} and {fastest['high']:.2f} in half of the rounds)"
         )
+    in_16_bits = rates.get("share_16_bit")
+    aside = f" ({in_16_bits:.0%} in 16 bits)" if in_16_bits else ""
     console.print(
-        f"{rates['tflops']:.3g} TFLOP/s, {rates['gbps']:.3g} GB/s, {rates['share']:.0%} of the "
+        f"{rates['tflops']:.3g} TFLOP/s, {rates['gbps']:.3g} GB/s, {rates['share']:.0%}{aside}"
+        f"{doubts.mark(doubts.is_high(rates))} of the "
         f"roofline ({rates['bound']} bound; {rates['ceilings']})"
     )
+    for told in doubts.found(record):
+        console.print(told, markup=False, style="yellow")
 
 
 def _errors(record: dict) -> Table:
@@ -110,14 +115,25 @@ def print_summary(console: Console, records: list[dict]) -> None:
         table.add_row(
             f"{record['problem']} {record['name']}",
             record["verdict"],
-            f"{record['ms']['solution']['median']:.4g}" if record["ms"] else "-",
+            median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",
             "-" if error is None else f"{error:.2e}",
         )
     accepted = sum(record["verdict"] == "accepted" for record in records)
     console.print(table)
+    if any(map(doubts.found, records)):
+        console.print(doubts.LEGEND, markup=False, soft_wrap=True)
     console.print(f"{accepted} of {len(records)} accepted")
+
+
+def median_of(record: dict) -> str:
+    """The solution's milliseconds, marked where its quartiles or its rates are beyond belief."""
+    if not record["ms"]:
+        return "-"
+    entry = record["ms"]["solution"]
+    doubtful = doubts.is_wide(entry) or doubts.is_high(record.get("roofline"))
+    return f"{entry['median']:.4g}{doubts.mark(doubtful)}"
 
 
 def comparison(groups: list[tuple[str, list[dict]]]) -> dict:

@@ -1,6 +1,7 @@
 """Pictures and the page: what they say, that they are whole or absent, and that they repeat."""
 
 import copy
+import io
 import json
 import re
 import shutil
@@ -10,8 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from harness import report, report_data
+from harness import compare, report, report_data, scores
 from harness.errors import UsageError
 from tests.test_harness_results import RESULTS, ROOT
 
@@ -66,24 +68,60 @@ def left_in(folder: Path) -> list[str]:
 # Numbers ----------------------------------------------------------------------------------------
 
 
-def test_fast_p_counts_rejected_and_leaves_out_what_was_not_timed(folder):
-    checked_only = record(problem="1/4", ms={}, fastest=None, roofline=None)
-    made = folder(timed("1/1", 2.0), timed("1/2", 1.0), rejected("1/3", "crash: x"), checked_only)
+def untimed(problem: str) -> dict:
+    """Accepted, but only checked."""
+    return record(problem=problem, ms={}, speedup={}, fastest=None, roofline=None)
+
+
+def test_fast_p_counts_all_and_does_not_guess(folder):
+    made = folder(timed("1/1", 2.0), timed("1/2", 1.0), rejected("1/3", "crash: x"), untimed("1/4"))
     rows = report_data.read_groups([made])[0].rows
     assert [row.problem for row in rows] == ["1/1", "1/2", "1/3", "1/4"]
-    shares = [report_data.fast_p(rows, "eager", p) for p in (0, 0.99, 1, 1.99, 2)]
+    steps = (0, 0.99, 1, 1.99, 2)
+    shares = [report_data.fast_p(rows[:3], "eager", p) for p in steps]
     assert shares == pytest.approx([2 / 3, 2 / 3, 1 / 3, 1 / 3, 0])  # faster than p, not as fast
-    assert report_data.fast_p(rows[3:], "eager", 0) is None
-    assert report_data.fast_p(rows[:1], "compile", 0) is None
-    assert report_data.fast_p(rows, "compile", 0) is None  # though one was rejected
-    assert report_data.fast_p(rows[2:3], "compile", 0) == 0
+    assert [report_data.fast_p(rows, "eager", p) for p in steps] == [3 / 4, *[None] * 4]
+    assert report_data.fast_p(rows[:1], "compile", 0) == 1  # accepted; how fast is not known
+    assert report_data.fast_p(rows[:1], "compile", 0.5) is None
+    assert report_data.fast_p(rows[2:3], "compile", 1) == 0
+    assert report_data.fast_p([], "compile", 0) is None
+    assert report_data.compared(rows) == ["eager", report_data.FASTEST]
+
+
+def page_fast_p(path: Path) -> dict[str, str]:
+    """The shares over the fastest baseline, by p, as the page shows them."""
+    table = re.search(r"<caption>Share accepted.*?</table>", path.read_text(), re.S)[0]
+    heads = re.findall(r">p = ([\d.]+)<", table)
+    row = re.search(r"fastest of these</th>(.*?)</tr>", table, re.S)[1]
+    return dict(zip(heads, re.findall(r">([^<]+)</td>", row), strict=True))
+
+
+MIXED = [untimed(f"1/{n}") for n in (1, 2, 3)]
+MIXED += [rejected(f"1/{n}", "crash: x", ms={}, fastest=None) for n in range(4, 9)]
+TIMED = [timed("1/1", 1.6), timed("1/2", 0.9), rejected("1/3", "crash: x", ms={}, fastest=None)]
+
+
+@pytest.mark.parametrize(
+    ("found", "at_0", "at_1"), [(MIXED, "38%", "–"), (TIMED, "67%", "33%"), (MIXED[3:], "0%", "0%")]
+)
+def test_page_and_terminal_show_the_same_fast_p(tmp_path, folder, monkeypatch, found, at_0, at_1):
+    monkeypatch.setattr(report_data, "read_ladder", lambda page: SMALL)  # quicker to draw
+    assert report.main([str(folder(*found)), "--html", str(tmp_path / "page.html")]) == 0
+    shown = page_fast_p(tmp_path / "page.html")
+    assert (shown["0"], shown["1"]) == (at_0, at_1)
+    console = Console(file=io.StringIO(), width=200)
+    compare.print_scores(console, {"all": scores.summary(found)})
+    lines = [line for line in console.file.getvalue().splitlines() if "all" in line]
+    cells = [cell.strip() for cell in lines[1].strip("│").split("│")][1:]
+    terminal = dict(zip((f"{p:g}" for p in scores.THRESHOLDS), cells, strict=True))
+    assert shown == {p: terminal[p].replace("n/a", "–") for p in shown}
 
 
 def test_fast_p_of_the_committed_records_is_their_share():
     for group in report_data.read_groups([RESULTS]):
-        counted = [row for row in group.rows if row.fastest or not row.accepted]
-        faster = [row for row in counted if row.accepted and row.fastest["speedup"] > 1]
-        share = len(faster) / len(counted) if counted else None  # checked, but not timed
+        faster = [row for row in group.rows if row.fastest and row.fastest["speedup"] > 1]
+        known = all(row.fastest or not row.accepted for row in group.rows)
+        share = len(faster) / len(group.rows) if known else None
         assert report_data.fast_p(group.rows, report_data.FASTEST, 1) == share
 
 

@@ -1,0 +1,181 @@
+"""Positional and keyword arguments of calls mean to the generator what they mean to PyTorch: the
+chain that it reads, computed with PyTorch in float64, gives the reference's own values.
+"""
+
+import pytest
+import torch
+
+from generator.chain import read_chain
+from generator.emit import generate
+from generator.errors import Refusal
+from generator.reference import load_reference, trace
+from generator.runtime import steps as step_classes
+from tests.solution_tools import load_text
+from tests.test_generator import write_reference
+
+# Wide enough that every bound cuts some values off.
+_INIT = """self.low, self.high = -0.75, 0.5
+        self.conv.weight.data.mul_(4)"""
+
+_UNBOUNDED = "nn.Hardtanh(-2.0, float('inf'))"
+
+
+def computed(path, x: torch.Tensor) -> torch.Tensor:
+    """What the chain that the generator reads says, by PyTorch's functions with explicit names."""
+    reference = load_reference(path)
+    chain = read_chain(reference, trace(reference))
+    model = reference.model.double()
+    names = {"self": model, "_pair": torch.nn.modules.utils._pair, **vars(step_classes)}
+    vectors = [eval(text, dict(names)) for text in chain.vectors]
+    for operation in chain.operations:
+        if "module" in operation.values:
+            name, expression = operation.values["module"]
+            names[name] = eval(expression, dict(names))
+        given = [eval(text, dict(names)) for text in operation.values.get("arguments", [])]
+        more = [eval(text, dict(names)) for text in operation.values.get("parameters", [])]
+        if operation.kind == "conv":
+            words = ("stride", "padding", "output_padding", "dilation", "groups")
+            x = torch.conv_transpose2d(x, *given, **dict(zip(words, more, strict=True)))
+        elif operation.kind == "step":
+            x = eval(operation.values["step"].python, dict(names)).forward(x, vectors)
+        elif operation.kind == "batch_norm":
+            x = names["batch_norm"](x)
+        elif operation.kind == "max_pool":
+            words = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+            x = torch.max_pool2d(x, **dict(zip(words, given, strict=True)))
+        else:
+            words = ("num_groups", "weight", "bias", "eps")
+            x = torch.group_norm(x, **dict(zip(words, given, strict=True)))
+    return x
+
+
+def truth(path, x: torch.Tensor) -> torch.Tensor:
+    return load_reference(path).model.double()(x)
+
+
+SPELLINGS = [
+    "torch.clamp(y, -0.1, 0.2)",
+    "torch.clamp(y, -0.1)",
+    "torch.clamp(y, None, 0.2)",
+    "torch.clamp(y, -0.1, max=0.2)",
+    "torch.clamp(y, 0.3, -0.3)",
+    "torch.clamp(y, -0.1, float('inf'))",
+    "torch.clamp(max=0.2, input=y)",
+    "torch.clamp_(y, -0.1, 0.2)",
+    "torch.clip(y, -0.1, 0.2)",
+    "torch.clip(y, self.low, self.high)",
+    "y.clamp(-0.1, 0.2)",
+    "y.clamp_(-0.1, 0.2)",
+    "y.clip(-0.1, 0.2)",
+    "y.clip(self.low)",
+    "y.clamp_min(-0.1)",
+    "torch.clamp_min(y, -0.1)",
+    "torch.clamp_max(y, 0.2)",
+    "y.clamp_max_(0.2)",
+    "y.clamp_max(max=0.2)",
+    "F.hardtanh(y, -0.1, 0.2)",
+    "F.hardtanh(y, -0.1, 2, True)",
+    "F.hardtanh(y, -0.1)",
+    "F.hardtanh_(y, -0.1, 0.2)",
+    "F.hardtanh_(y)",
+    "F.relu(y, True)",
+    "F.relu6(3 * y, True)",
+    "torch.relu(y)",
+    "F.gelu(y, approximate='tanh')",
+    "torch.add(y, 0.25)",
+    "torch.add(y, 0.25, alpha=1)",
+    "torch.add(self.weight, y)",
+    "torch.sub(y, 0.25)",
+    "torch.sub(0.25 * y, other=0.25)",
+    "torch.sub(self.weight, y)",
+    "y.subtract(0.25)",
+    "torch.mul(y, 0.25)",
+    "torch.div(y, 4)",
+    "torch.div(y, self.weight, rounding_mode=None)",
+    "y.true_divide(-3)",
+    "(1.5 - y).neg()",
+    "F.group_norm(y, 4)",
+    "F.group_norm(y, 4, self.group.weight, self.group.bias, 0.5)",
+    "torch.group_norm(y, 4, self.group.weight, self.group.bias, 0.5)",
+    "torch.group_norm(y, 4, None, self.group.bias, 0.5, True)",
+    "self.group(F.max_pool2d(torch.tanh(self.norm(y)), 3, 2, 1))",
+    "self.group(F.max_pool2d(torch.tanh(self.norm(y)), (2, 1), (1, 2), (1, 0), (2, 1), True))",
+    "self.group(torch.max_pool2d(torch.tanh(self.norm(y)), 2, [1, 2], 1, 1, True))",
+    "F.relu(F.hardtanh_(y, -3, 2).clamp(-0.5, 1.75).add_(0.25))",
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_arguments_mean_what_pytorch_takes_them_for(spelling, tmp_path):
+    path = write_reference(tmp_path, f"y = self.conv(x)\nreturn {spelling}", init=_INIT)
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        ours = computed(path, x)
+        torch.manual_seed(0)
+        exact = truth(path, x)
+    torch.testing.assert_close(ours, exact, rtol=1e-13, atol=1e-13)
+    assert "class ModelNew" in generate(path, tmp_path / "solution.py")
+
+
+CONVOLUTIONS = [
+    "x, self.w, self.b, 2, 1, 1, 2, 1",
+    "x, self.w, self.b, (3, 2), (1, 2), (2, 0), 2, (1, 3)",
+    "x, self.w, None, 3, 0, [1, 2], 2",
+    "x, self.w, self.b, 2, groups=2, dilation=(2, 1)",
+    "weight=self.w, input=x, groups=2, output_padding=1, stride=2",
+]
+
+
+@pytest.mark.parametrize("arguments", CONVOLUTIONS)
+def test_arguments_of_the_convolution_mean_what_pytorch_takes_them_for(arguments, tmp_path):
+    init = "self.w = nn.Parameter(torch.randn(4, 3, 3, 2))\n"
+    init += "        self.b = nn.Parameter(torch.randn(6))"
+    body = f"return F.conv_transpose2d({arguments}).clamp(-1.5, 1)"
+    path = write_reference(tmp_path, body, init=init)
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        ours = computed(path, x)
+        torch.manual_seed(0)
+        exact = truth(path, x)
+    torch.testing.assert_close(ours, exact, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        ("torch.clamp(y)", "clamp needs min or max"),
+        ("y.clamp_min(0, True)", "too many arguments"),
+        ("F.hardtanh(y, 1, -1)", "min_val <= max_val"),
+        ("torch.add(y, 2, 3)", "two operands"),
+        ("torch.sub(y, 2, alpha=3)", "with alpha"),
+        ("y.add(2, alpha=0)", "with alpha"),
+        ("torch.div(y, 2, rounding_mode='floor')", "rounding_mode"),
+        ("F.leaky_relu(y, 0.2)", "leaky_relu is not an operation"),
+        ("F.max_pool2d(y, 1.5)", "int or a pair for kernel_size"),
+        ("F.group_norm(y, 2.0)", "an int for num_groups"),
+        ("y * 10**400", "needs a number"),
+    ],
+)
+def test_arguments_that_pytorch_or_the_generator_does_not_take_are_refused(
+    spelling, message, tmp_path
+):
+    path = write_reference(tmp_path, f"y = self.conv(x)\nreturn {spelling}")
+    with pytest.raises(Refusal, match=message):
+        generate(path, tmp_path / "solution.py")
+
+
+def test_a_built_solution_clamps_between_positional_bounds(tmp_path, monkeypatch):
+    body = "y = torch.clamp(self.conv(x), -0.1, float('inf'))\nreturn self.cut(y).clip(-1, 0.2)"
+    path = write_reference(tmp_path, body, f"{_INIT}\n        self.cut = {_UNBOUNDED}")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "build"))
+    solution = load_text(generate(path, tmp_path / "solution.py"), "clamped")
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        ours = solution["ModelNew"]().double()(x)
+        torch.manual_seed(0)
+        exact = truth(path, x)
+    assert exact.min() == -0.1 and exact.max() == 0.2
+    torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
