@@ -100,7 +100,7 @@ class _Reader:
         self._sections = [
             _Section(self._string(raw[names][4] + s[0]), s[1], s[2], *s[4:8]) for s in raw
         ]
-        table = next(s for s in self._sections if s.kind == _SYMTAB)
+        table = [s for s in self._sections if s.kind == _SYMTAB][0]
         self._strings = self._sections[table.link].offset
         self._symbols = list(_SYMBOL.iter_unpack(self._bytes(table)))
 
