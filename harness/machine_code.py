@@ -10,6 +10,7 @@ import argparse
 import functools
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -160,6 +161,11 @@ def _solution(record: dict) -> Path:
     return _problem(record).solution
 
 
+def _path_of(record: dict) -> str:
+    """The solution's path within the project."""
+    return _solution(record).relative_to(ROOT).as_posix()
+
+
 def timed_text(record: dict) -> str:
     """The solution whose SHA-256 the record names, of today or out of git's history.
 
@@ -169,14 +175,14 @@ def timed_text(record: dict) -> str:
         if hashlib.sha256(text.encode()).hexdigest() == record["solution_sha256"]:
             return text
     raise UsageError(
-        f"{records.shown_path(_solution(record))}: neither the file nor git's history has the text "
+        f"{_path_of(record)}: neither the file nor git's history has the text "
         f"with SHA-256 {record['solution_sha256']}"
     )
 
 
 def _texts(record: dict) -> Iterator[str]:
     yield current_text(record)
-    path = records.shown_path(_solution(record))
+    path = _path_of(record)
     if "/" not in path:  # of a part of a problem, which is generated: git has none
         return
     for commit in _git("log", "--format=%H", "--", path).split():
@@ -230,7 +236,8 @@ def _require_compiler(versions: dict) -> None:
     named, here = versions.get("nvcc"), compiler()
     if named is not None and named != here:
         raise UsageError(f"the record was built by nvcc {named}, and here is {here}")
-    if named is None and not here.startswith(f"cuda_{versions.get('cuda')}."):
+    release = re.match(r"cuda_(\d+\.\d+)", here)
+    if named is None and (release is None or release[1] != versions.get("cuda")):
         raise UsageError(f"the record was built with CUDA {versions.get('cuda')}, here is {here}")
 
 
