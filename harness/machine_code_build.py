@@ -12,8 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.utils import cpp_extension
-
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.machine_code_cubin import Cubin, read_cubin, sha256
 
@@ -36,8 +34,9 @@ class Built:
 
 def nvcc() -> str | None:
     """The compiler that PyTorch takes for extensions; None where there is none."""
-    home = cpp_extension.CUDA_HOME
-    beside = [os.path.join(home, "bin", "nvcc")] if home else []
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    beside = [os.path.join(CUDA_HOME, "bin", "nvcc")] if CUDA_HOME else []
     return next((path for path in beside if os.path.isfile(path)), shutil.which("nvcc"))
 
 
@@ -75,9 +74,11 @@ def compile_flags(flags: tuple[str, ...]) -> list[str]:
     """Those of a solution and PyTorch's, for sm_90a alone; without -O, which only the host compiler
     heeds, so that host code takes a second.
     """
+    from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
+
     dropped = ("-gencode", "--threads", "--split-compile")
     own = [f for f in flags if not f.startswith(dropped) and not re.fullmatch(r"-O\d", f)]
-    return [*cpp_extension.COMMON_NVCC_FLAGS, *own, _ARCHITECTURE, *_THREADS]
+    return [*COMMON_NVCC_FLAGS, *own, _ARCHITECTURE, *_THREADS]
 
 
 def cache_folder() -> Path:
