@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import records, report
+from harness import machine_code, records, report
 from harness.catalog import list_problems
 from tests.record_tools import require_standing
 
@@ -40,6 +40,14 @@ def test_record_of_a_part_is_of_what_is_generated(path):
     record = json.loads(path.read_text())
     assert record["problem"] == path.stem and record["verdict"] == "accepted"
     require_standing(record)
+
+
+def test_every_record_of_a_gpu_has_a_hash_of_its_machine_code():
+    """Else the next edit of a page costs it: python -m harness.machine_code --stamp."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/*.json"))]
+    parts = [part for record in found for part in machine_code.parts_of(record)]
+    assert parts
+    assert [part for part in parts if part["device"] != "cpu" and "machine_code" not in part] == []
 
 
 def test_every_problem_has_its_record():
