@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from harness.errors import EnvironmentUnfit, UsageError
+from harness.machine_code_build import compiler
 
 
 def resolve_device(text: str | None) -> torch.device:
@@ -149,12 +150,14 @@ def environment(device: torch.device) -> dict:
         "gpu": None,
         "driver": None,
         "cuda": torch.version.cuda,
+        "nvcc": None,
         "cudnn": None,
     }
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cudnn"] = torch.backends.cudnn.version()
         facts["driver"] = _driver_version()
+        facts["nvcc"] = compiler()
     return facts
 
 
