@@ -15,7 +15,7 @@ import torch
 from harness import clock, wire
 from harness.candidate_process import CandidateProcess
 from harness.device_memory import DeviceMemory
-from harness.errors import Rejected
+from harness.errors import Refused, Rejected
 
 _START_SECONDS = 120
 FAILURE_CODES = {
@@ -168,13 +168,17 @@ class Candidate(CandidateProcess):
 
     def time(self, scales: list[float], keep: int = -1) -> list[float]:
         """Device times in milliseconds of one call per scale; output `keep` can be fetched."""
-        times = self.request("time", "timing", scales=scales, keep=keep).get("times_ms")
-        valid = isinstance(times, list) and len(times) == len(scales)
-        if not valid or not all(
-            type(value) is float and math.isfinite(value) and value > 0 for value in times
-        ):
-            raise Rejected("protocol_violation", "times that are not positive numbers")
-        return times
+        return checked_times(self.request("time", "timing", scales=scales, keep=keep), len(scales))
+
+    def cold(self, scales: list[float], keep: int = -1) -> list[float]:
+        """As `time`, of cold calls with gradients enabled.
+
+        Raises Refused where the solution raises an exception then, which is not held against it.
+        """
+        reply = self.request("cold", "timing cold calls", scales=scales, keep=keep)
+        if isinstance(reply.get("refused"), str):
+            raise Refused(reply["refused"][:500])
+        return checked_times(reply, len(scales))
 
     def burst(self, scales: list[float], count: int, indices: list[int]) -> tuple[float, list]:
         """Milliseconds per call by the harness's own clock, over `count` calls in a row.
@@ -211,6 +215,17 @@ class Candidate(CandidateProcess):
             state[entry["name"]] = self.read(offset, entry, torch.device("cpu"))
             offset += wire.spec_bytes(entry)
         return state, offset
+
+
+def checked_times(reply: dict, count: int) -> list[float]:
+    """The times that a reply announces; raises Rejected unless they are `count` positive ones."""
+    times = reply.get("times_ms")
+    valid = isinstance(times, list) and len(times) == count
+    if not valid or not all(
+        type(value) is float and math.isfinite(value) and value > 0 for value in times
+    ):
+        raise Rejected("protocol_violation", "times that are not positive numbers")
+    return times
 
 
 def require_unchanged(reply: dict, doing: str) -> None:

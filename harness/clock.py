@@ -5,6 +5,9 @@ behind a kernel that only waits, half as long again as the host took to queue so
 on either side of a comparison the time is the device's, also where a call is shorter than its
 launch.
 CPU: time.perf_counter around each call, after a pause in which the other process comes to rest.
+
+A cold call is timed otherwise, as benchmark suites do it: alone, on a GPU that has nothing else to
+do, so that what the host takes to launch it is part of its time.
 """
 
 import gc
@@ -16,6 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 _CPU_PAUSE_S = 0.02
+_COLD_FLUSH_BYTES = 256 << 20  # what KernelBench writes before each call of its own clock
 _MAX_HEAD_START_S = 0.25  # the first slice compiles, which says nothing of the next
 # Bound before any solution could put something else in its place; None in a build without CUDA.
 _wait = getattr(torch._C, "_cuda_synchronize", None)
@@ -101,6 +105,44 @@ class Stopwatch:
             self._queueing_s = (time.perf_counter() - began) / len(scales)
             synchronize(self.device)
         return [begin.elapsed_time(end) for begin, end in events], kept
+
+    def cold(
+        self,
+        call: Callable,
+        prepare: Callable[[float], list],
+        scales: Sequence[float],
+        keep: int | None = None,
+    ):
+        """Time one cold call with gradients enabled for each scale; otherwise as `slice`.
+
+        On CUDA, as KernelBench's clock: wait until the device has nothing to do, queue a flush of
+        the caches, an event, the call, an event, and wait. The device may be through with the flush
+        before the call's first kernel arrives; it then waits on the clock.
+        """
+        with torch.enable_grad():  # outside of what is timed
+            if self.device.type == "cuda":
+                return self._cold_cuda(call, prepare, scales, keep)
+            return self._slice_cpu(call, prepare, scales, keep)
+
+    def _cold_cuda(self, call, prepare, scales, keep):
+        times, kept, result, arguments = [], None, None, None
+        with torch.cuda.device(self.device):
+            flush = torch.empty(_COLD_FLUSH_BYTES // 8, dtype=torch.int64, device=self.device)
+            for index, scale in enumerate(scales):
+                result = arguments = None
+                arguments = prepare(scale)
+                begin = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                synchronize(self.device)
+                flush.fill_(index)
+                begin.record()
+                result = call(*arguments)
+                end.record()
+                if index == keep:
+                    kept = copied(result)
+                synchronize(self.device)
+                times.append(begin.elapsed_time(end))
+        return times, kept
 
 
 def settle(device: torch.device) -> None:

@@ -26,3 +26,7 @@ class Rejected(Exception):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class Refused(Exception):
+    """The solution does not do what it need not do."""

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from harness import check, clock, devices, timing, wire
+from harness import check, clock, cold, devices, timing, wire
 from harness import roofline as limits
 from harness.candidate import Candidate
 from harness.case_check import CaseChecker
@@ -239,6 +239,25 @@ class Evaluation:
             raise Rejected(
                 "clocks_disagree",
                 f"{reported:.3g} ms reported, {outcome.own_clock_ms:.3g} ms by the harness's clock",
+            )
+        cold.measure(
+            measurement,
+            self.candidate,
+            list(options.baselines),
+            self.model,
+            case,
+            self.device,
+            self.dtype,
+            grad_output,
+            look,
+            self.progress.step,
+            self.spent,
+            self.quiet.require_quiet,
+        )
+        cold_ms = measurement.cold_summary().get("solution", {}).get("median", floor)
+        if not cold_ms >= floor:
+            raise Rejected(
+                "impossible_time", f"a cold call {cold_ms:.3g} ms, physically at least {floor:.3g}"
             )
 
     def _check_timed(self, case: Case, factor: float, where: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness import doubts
 from harness.picture_style import COLOURS, Picture
-from harness.report_data import BASELINES, FASTEST, Group, Row, compared, fast_p
+from harness.report_data import BASELINES, COLD, FASTEST, Group, Row, compared, fast_p
 
 _HERE = Path(__file__).resolve().parent
 _LEVELS = (0, 0.5, 0.8, 1, 1.5, 2)
@@ -86,25 +86,29 @@ def _records(group: Group) -> str:
     heads += [(f"{label} ms", _NUMBERS) for label in BASELINES.values()]
     heads += [("TFLOP/s", _NUMBERS), ("of roofline (16-bit)", _NUMBERS)]
     heads += [("rel. L2 error (PyTorch’s)", _NUMBERS), ("input", _TEXT), ("solution", _TEXT)]
-    body = "\n".join(_row(row) for row in group.rows)
+    cold = any(row.cold_ms or row.eager_cold_ms for row in group.rows)
+    heads[4 + len(BASELINES) : 4 + len(BASELINES)] = [(COLD, _NUMBERS)] * cold
+    body = "\n".join(_row(row, cold) for row in group.rows)
     dates = ", ".join(sorted({row.date for row in group.rows}))
     table = _table(f"Records, {group.title}; {dates}", heads, body, sortable=True)
     return f"{table}\n<p>{escape(doubts.LEGEND)}.</p>" if group.doubtful else table
 
 
-def _row(row: Row) -> str:
+def _row(row: Row, cold: bool) -> str:
     fastest, rates = row.fastest, row.rates or {}
     quartiles = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
     wide = {name: doubts.mark(name in row.wide) for name in ("solution", *BASELINES)}
     spread = f" ({row.iqr:.2g})" if row.iqr is not None else ""
     in_16_bits = f" ({rates['share_16_bit']:.0%})" if rates.get("share_16_bit") else ""
     pytorch = f" ({row.pytorch_rel_l2:.1e})" if row.pytorch_rel_l2 is not None else ""
+    eager_cold = f" ({row.eager_cold_ms:.3g})" if row.eager_cold_ms is not None else ""
     cells = [
         f'<th scope="row" class="text" data-key="{escape(row.problem)}">{escape(row.problem)}</th>',
         _text("accepted" if row.accepted else f"rejected: {row.code}", row.accepted),
         _number(row.speedup(FASTEST), "<b>{:.2f}×</b>", quartiles),
         _number(row.ms, "{:.4g}", spread + wide["solution"]),
         *(_number(row.baseline_ms.get(name), "{:.4g}", wide[name]) for name in BASELINES),
+        *[_number(row.cold_ms, "{:.4g}", eager_cold)] * cold,
         _number(rates.get("tflops"), "{:.3g}"),
         _number(rates.get("share"), "{:.0%}", in_16_bits + doubts.mark(doubts.is_high(rates))),
         _number(row.rel_l2, "{:.1e}", pytorch),

@@ -88,6 +88,8 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "verdict": "accepted" if accepted else "rejected",
         "reasons": outcome.reasons,
         "ms": measurement.summary() if measurement else {},
+        "cold_call_ms": measurement.cold_summary() if measurement else {},
+        "cold_call_errors": measurement.cold_errors if measurement else {},
         "statistics": _statistics(measurement),
         "speedup": measurement.speedup() if measurement else {},
         "fastest": measurement.fastest() if measurement else None,

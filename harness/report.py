@@ -31,9 +31,11 @@ def render(found: list[dict]) -> str:
     timed = [name for name in BASELINES if any(name in record["ms"] for record in found)]
     over = "fastest" if len(timed) != 1 else BASELINES[timed[0]]
     head = ["problem", "input", "solution ms (IQR)", *(f"{BASELINES[name]} ms" for name in timed)]
+    cold = any(record.get("cold_call_ms") for record in found)  # older records have none
+    head += [report_data.COLD] * cold
     head += [f"speedup over {over}", "TFLOP/s", "of roofline (16-bit)", "rel. L2 error (PyTorch's)"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    lines += [f"| {' | '.join(_row(record, timed))} |" for record in found]
+    lines += [f"| {' | '.join(_row(record, timed, cold))} |" for record in found]
     return "\n".join(lines) + "\n\n" + _footer(found) + "\n"
 
 
@@ -41,7 +43,7 @@ def _order(record: dict) -> list:
     return [int(part) if part.isdigit() else 0 for part in record["problem"].split("/")]
 
 
-def _row(record: dict, baselines: list[str]) -> list[str]:
+def _row(record: dict, baselines: list[str], cold: bool) -> list[str]:
     full, batch = record["problem_batch"], record["batch"]
     cut = f" (batch {batch} of {full})" if batch != full else ""
     shape = " × ".join(map(str, record["input_shape"])) + cut
@@ -50,12 +52,13 @@ def _row(record: dict, baselines: list[str]) -> list[str]:
     if not ms or record["verdict"] != "accepted":
         codes = sorted({reason.partition(":")[0] for reason in record["reasons"]})
         told = ", ".join(codes) or "not timed"
-        row += [f"{record['verdict']}: {told}", *["–"] * len(baselines), "–", "–", "–"]
+        row += [f"{record['verdict']}: {told}", *["–"] * (len(baselines) + cold), "–", "–", "–"]
     else:
         solution = ms["solution"]
         wide = {name: doubts.mark(doubts.is_wide(entry)) for name, entry in ms.items()}
         row.append(f"{solution['median']:.3g} ({solution['iqr']:.2g}){wide['solution']}")
         row += [f"{ms[n]['median']:.3g}{wide[n]}" if n in ms else "–" for n in baselines]
+        row += [_cold(record)] * cold
         spread = f" ({fastest['low']:.2f}–{fastest['high']:.2f})" if fastest else ""
         row.append(f"**{fastest['speedup']:.2f}×**{spread}" if fastest else "–")
         in_16_bits = rates.get("share_16_bit")
@@ -64,6 +67,12 @@ def _row(record: dict, baselines: list[str]) -> list[str]:
     own = record["error"]["cases"].get("own")
     row.append(f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else "–")
     return row
+
+
+def _cold(record: dict) -> str:
+    ours, eager = report_data.cold_calls(record)
+    told = f"{ours:.3g}" if ours else "–"
+    return told + (f" ({eager:.3g})" if eager else "")
 
 
 def _footer(found: list[dict]) -> str:

@@ -15,6 +15,7 @@ BASELINES = {
     "compile_channels_last": "compile + channels_last",
 }
 FASTEST = "fastest"
+COLD = "cold call ms (eager's)"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Row:
     rel_l2: float | None
     pytorch_rel_l2: float | None
     date: str
+    cold_ms: float | None = None
+    eager_cold_ms: float | None = None
 
     @property
     def order(self) -> tuple:
@@ -151,6 +154,7 @@ def _row(record: dict) -> Row:
     own = (record["error"].get("cases") or {}).get("own") or {}
     full, batch = record.get("problem_batch"), record["batch"]
     cut = f" (batch {batch} of {full})" if full and full != batch else ""
+    cold_ms, eager_cold_ms = cold_calls(record) if medians else (None, None)
     return Row(
         problem=str(record["problem"]),
         name=str(record.get("name", "")),
@@ -171,6 +175,19 @@ def _row(record: dict) -> Row:
         rel_l2=_or_none(own.get("rel_l2"), "rel_l2"),
         pytorch_rel_l2=_or_none(own.get("pytorch_rel_l2"), "pytorch_rel_l2"),
         date=str(record.get("date", "")),
+        cold_ms=cold_ms,
+        eager_cold_ms=eager_cold_ms,
+    )
+
+
+def cold_calls(record: dict) -> tuple[float | None, float | None]:
+    """Median milliseconds of a cold call, the solution's and eager's; None where there is none."""
+    entries = record.get("cold_call_ms") or {}
+    return tuple(
+        _positive(entries[name]["median"], f"cold_call_ms.{name}.median")
+        if name in entries
+        else None
+        for name in ("solution", "eager")
     )
 
 

@@ -32,6 +32,8 @@ def print_record(console: Console, record: dict) -> None:
         console.print(_times(record))
         for name, reason in record["baseline_errors"].items():
             console.print(f"baseline {name} not available: {reason}", markup=False)
+        for name, reason in record.get("cold_call_errors", {}).items():
+            console.print(f"no cold call of {name}: {reason}", markup=False)
         _print_rates(console, record)
     if record["error"]["cases"]:
         console.print(_errors(record))
@@ -39,11 +41,13 @@ def print_record(console: Console, record: dict) -> None:
 
 
 def _times(record: dict) -> Table:
-    table = Table("", "median ms", "IQR ms", "speedup")
-    table.add_row("solution", *_ms(record["ms"]["solution"]), "")
-    for name in _BASELINES:
+    cold = record.get("cold_call_ms") or {}  # older records have none
+    table = Table("", "median ms", "IQR ms", "speedup", *["cold call ms"] * bool(cold))
+    for name in ("solution", *_BASELINES):
         if name in record["ms"]:
-            table.add_row(name, *_ms(record["ms"][name]), f"{record['speedup'][name]:.2f}x")
+            over = f"{record['speedup'][name]:.2f}x" if name != "solution" else ""
+            shown = [f"{cold[name]['median']:.4g}" if name in cold else "-"] * bool(cold)
+            table.add_row(name, *_ms(record["ms"][name]), over, *shown)
     return table
 
 

@@ -57,6 +57,8 @@ class Measurement:
     rounds: dict[str, list[list[float]]] = field(default_factory=dict)
     baseline_errors: dict[str, str] = field(default_factory=dict)
     baseline_s: float = 0.0  # all that the baselines took, compiling included
+    cold: dict[str, list[float]] = field(default_factory=dict)  # milliseconds of cold calls
+    cold_errors: dict[str, str] = field(default_factory=dict)  # why there are none
 
     def summary(self) -> dict:
         """Median and inter-quartile range in milliseconds over all calls, by name."""
@@ -65,6 +67,10 @@ class Measurement:
             for name, parts in self.rounds.items()
             if parts
         }
+
+    def cold_summary(self) -> dict:
+        """As `summary`, of cold calls."""
+        return {name: clock.summarize(times) for name, times in self.cold.items() if times}
 
     def speedup(self) -> dict:
         """Over each baseline: the median of its `_ratios`."""
@@ -104,10 +110,10 @@ class Baseline:
         if name.startswith("compile"):
             timed = torch.compile(model, dynamic=False)
         if grad_output is None:
-            self.call = clock.forward_call(timed)
+            self.call, self.cold_call = clock.forward_call(timed), timed
             self.prepare: Callable = lambda scale: clock.scaled(base, scale)
         else:
-            self.call = clock.training_call(timed, _in_layout(grad_output, layout))
+            self.call = self.cold_call = clock.training_call(timed, _in_layout(grad_output, layout))
             self.prepare = clock.training_prepare(model, base)
 
 
@@ -161,7 +167,7 @@ def measure_rounds(
                 baseline = Baseline(name, model, case, device, dtype, grad_output)
                 runners[name] = _runner(stopwatch, baseline)
             with _others_paused(name, candidate):
-                warm = runners[name](_factors(_WARMUP_CALLS))
+                warm = runners[name](random_factors(_WARMUP_CALLS))
         except Rejected:
             raise
         except Exception as error:
@@ -183,7 +189,7 @@ def measure_rounds(
         for name in order if index % 2 == 0 else order[::-1]:
             if name not in runners:
                 continue
-            factors = _factors(counts[name])
+            factors = random_factors(counts[name])
             keep = source.randrange(len(factors))
             try:
                 if name == "solution":
@@ -223,7 +229,7 @@ def _runner(stopwatch: clock.Stopwatch, baseline: Baseline) -> Callable:
     return run
 
 
-def _factors(count: int) -> list[float]:
+def random_factors(count: int) -> list[float]:
     """Random factors between a half and one, of few bits, so that scaling rounds at most once."""
     source = random.SystemRandom()
     return [source.randrange(512, 1024) / 1024 for _ in range(count)]
@@ -247,7 +253,7 @@ def own_clock(
     looked = source.randrange(_LEAST_BURSTS)
 
     def burst(count: int) -> Burst:
-        factors = _factors(2)
+        factors = random_factors(2)
         indices = [source.randrange(elements) for _ in range(min(_SAMPLED, elements))]
         milliseconds, sample = candidate.burst(factors, count, indices)
         return Burst(milliseconds, factors[(count - 1) % 2], indices, sample)

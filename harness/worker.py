@@ -31,7 +31,7 @@ class Worker:
         self.stopwatch = None
         self.kept: list[torch.Tensor] = []  # outputs, the oldest first
         self.timed = None
-        self.call = self.prepare = None
+        self.call = self.cold_call = self.prepare = None
 
     def serve(self) -> None:
         """Read requests until the harness hangs up."""
@@ -179,10 +179,10 @@ class Worker:
         if self.stopwatch is None:
             self.stopwatch = clock.Stopwatch(self.device)
         if backward:
-            self.call = clock.training_call(self.model, grad_output)
+            self.call = self.cold_call = clock.training_call(self.model, grad_output)
             self.prepare = clock.training_prepare(self.model, base)
         else:
-            self.call = clock.forward_call(self.model)
+            self.call, self.cold_call = clock.forward_call(self.model), self.model
             self.prepare = lambda scale: clock.scaled(base, scale)
         return {}
 
@@ -191,6 +191,22 @@ class Worker:
         self.timed = None
         with blamed("runtime_error"):
             times, self.timed = self.stopwatch.slice(self.call, self.prepare, scales, keep)
+        return {"times_ms": times}
+
+    def cold(self, scales: list, keep: int) -> dict:
+        """As `time`, of cold calls with gradients enabled, which the solution may not be made for.
+
+        An exception is then no failure.
+        """
+        self.timed = None
+        try:
+            with blamed("runtime_error"):
+                times, self.timed = self.stopwatch.cold(self.cold_call, self.prepare, scales, keep)
+        except Failure as failure:
+            if failure.code not in ("runtime_error", "out_of_memory"):
+                raise
+            clock.release_memory(self.device)
+            return {"refused": str(failure)[-MAX_TEXT:]}
         return {"times_ms": times}
 
     def burst(self, scales: list, count: int, indices: list) -> dict:
@@ -223,7 +239,8 @@ class Worker:
 
     def finish(self) -> dict:
         """Let go of everything the solution made, so that its destructors run."""
-        self.model = self.timed = self.stopwatch = self.call = self.prepare = None
+        self.model = self.timed = self.stopwatch = None
+        self.call = self.cold_call = self.prepare = None
         self.kept = []
         with blamed("runtime_error"):
             module = sys.modules.pop("solution", None)

@@ -27,6 +27,8 @@ FIELDS = {
     "verdict",
     "reasons",
     "ms",
+    "cold_call_ms",
+    "cold_call_errors",
     "statistics",
     "speedup",
     "error",
@@ -142,9 +144,11 @@ def test_json_on_stdout_is_alone_there_and_complete():
     assert record.keys() >= FIELDS
     assert record["verdict"] == "accepted" and record["reasons"] == []
     assert set(record["ms"]) == {"solution", "eager", "channels_last"}
-    assert set(record["statistics"]) == set(record["ms"])
+    assert set(record["statistics"]) == set(record["ms"]) == set(record["cold_call_ms"])
+    assert record["cold_call_errors"] == {}
     assert set(record["speedup"]) == {"eager", "channels_last"}
     assert all(set(entry) == {"median", "iqr"} for entry in record["ms"].values())
+    assert all(set(entry) == {"median", "iqr"} for entry in record["cold_call_ms"].values())
     assert set(record["error"]["cases"]) == {"own", "normal", "wide", "after_timing"}
     assert record["dtype"] == "float32" and record["tf32"] == "forbid" and record["batch"] == 2
     assert record["other_size"]["verdict"] == "right"
@@ -165,6 +169,7 @@ def test_rejection_is_status_1_with_a_record_and_no_speedup(tmp_path, capsys):
     record = json.loads(out.read_text())
     assert record["verdict"] == "rejected" and record["reasons"][0].startswith("inaccurate: ")
     assert record["speedup"] == {} and record["ms"] == {} and record["fastest"] is None
+    assert record["cold_call_ms"] == {}
     assert record.keys() >= FIELDS
     assert "rejected" in capsys.readouterr().out
 
