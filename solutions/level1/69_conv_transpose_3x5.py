@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     6ecdf26e8459abce95a875d86af05a639f4146419200b46a07aee69e7bb57a37
+sha256 of CUDA_SOURCE:     cbb1aa0bbd5931c69a06577a39c03b7c16efbe1f16d0d6e701fe890fdf9d9ee7
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
 sha256 of OPERATOR_SOURCE: 47965f905eb461be8b9f4d3e6b42af478204b490a0b801b23fc4480c5096d2de
 """
@@ -1178,8 +1178,9 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     int64_t residue = (k * dilation - padding) % stride;
     if (residue < 0) residue += stride;
     const AxisPhase phase = make_axis_phase(out, kernel, stride, padding, dilation, residue);
-    if (phase.out_count == 0) continue;
+    // Also of a phase without outputs: its tiles are launched like the others', and walk their windows.
     if (phase.tap_count > s.max_taps) s.max_taps = phase.tap_count;
+    if (phase.out_count == 0) continue;
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;

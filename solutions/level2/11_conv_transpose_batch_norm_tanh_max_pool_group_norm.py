@@ -22,7 +22,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     eabbcf61dd5d10e13d488c0d4c0b2f21857873cde59724de14196c9f66fbc9dc
+sha256 of CUDA_SOURCE:     8e4d696e52b9c9e53da615ae6ca7f96d1e6dd1d39e946799daab5fd0e87f275e
 sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
 sha256 of OPERATOR_SOURCE: 3771c285695c1aac2fb3622f0140b771d6b619fce24b508ea2068721de51beac
 """
@@ -2240,8 +2240,9 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     int64_t residue = (k * dilation - padding) % stride;
     if (residue < 0) residue += stride;
     const AxisPhase phase = make_axis_phase(out, kernel, stride, padding, dilation, residue);
-    if (phase.out_count == 0) continue;
+    // Also of a phase without outputs: its tiles are launched like the others', and walk their windows.
     if (phase.tap_count > s.max_taps) s.max_taps = phase.tap_count;
+    if (phase.out_count == 0) continue;
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;

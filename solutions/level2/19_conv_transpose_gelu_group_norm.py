@@ -22,7 +22,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     32bcee055af22f571bb73ca63b57b65b0849d3d25cf95f7fe0439ddebda663e7
+sha256 of CUDA_SOURCE:     6b55aa98fc80d8b3558507748c3987035369535dda659c6e62a036cdedc8202b
 sha256 of CPU_SOURCE:      5f1c002dcc0ae4582b09b31a084b53f6a49722533713cbc8ac704a59bd52ffe5
 sha256 of OPERATOR_SOURCE: 640547d2b859931220a339e49bf6064a75d893119c1d7eaf1f04577595d7ec53
 """
@@ -4784,8 +4784,9 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     int64_t residue = (k * dilation - padding) % stride;
     if (residue < 0) residue += stride;
     const AxisPhase phase = make_axis_phase(out, kernel, stride, padding, dilation, residue);
-    if (phase.out_count == 0) continue;
+    // Also of a phase without outputs: its tiles are launched like the others', and walk their windows.
     if (phase.tap_count > s.max_taps) s.max_taps = phase.tap_count;
+    if (phase.out_count == 0) continue;
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;
