@@ -61,7 +61,7 @@ def load_solution(path: Path, build_dir: Path, device: torch.device) -> tuple[Mo
     devices.require_build_tools(path.read_text(errors="replace"), device)
     build_dir.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    with _build_environment(build_dir):
+    with build_environment(build_dir):
         spec = importlib.util.spec_from_file_location("shapes_solution", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
@@ -70,7 +70,7 @@ def load_solution(path: Path, build_dir: Path, device: torch.device) -> tuple[Mo
 
 
 @contextlib.contextmanager
-def _build_environment(build_dir: Path) -> Iterator[None]:
+def build_environment(build_dir: Path) -> Iterator[None]:
     """Builds go to `build_dir`; this Python's tools (ninja) are on PATH."""
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     wanted = {"TORCH_EXTENSIONS_DIR": str(build_dir.resolve()), "PATH": tools}
