@@ -135,17 +135,17 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight = saved
     aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
     conv_out = _recompute_conv(x, weight, bias, ctx.conv)
-    normed, mean, rstd = aten.native_batch_norm(
+    normed, mean, rstd = aten.native_batch_norm.default(
         conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
     )
     active = _ACTIVATION.forward(normed, ())
-    pooled, indices = aten.max_pool2d_with_indices(active, *pool)
+    pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
     grad, *group_grads = _group_norm_gradients(
         grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, group_needs
     )
-    grad = aten.max_pool2d_with_indices_backward(grad, active, *pool, indices)
+    grad = aten.max_pool2d_with_indices_backward.default(grad, active, *pool, indices)
     grad = _ACTIVATION.backward(grad, normed, active, (), None)
-    grad, *norm_grads = aten.native_batch_norm_backward(
+    grad, *norm_grads = aten.native_batch_norm_backward.default(
         grad,
         conv_out,
         norm_weight,

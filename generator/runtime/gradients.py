@@ -10,7 +10,7 @@ def _batched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.ops.aten.convolution.default(
+    return torch.convolution(
         _batched(x),
         weight,
         bias,
@@ -75,8 +75,8 @@ def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, need
         return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
     batch, channels, height, width = value.shape
     sizes = batch, channels, height * width, num_groups
-    _, mean, rstd = torch.ops.aten.native_group_norm(value, None, None, *sizes, eps)
-    return torch.ops.aten.native_group_norm_backward(
+    _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)
+    return torch.ops.aten.native_group_norm_backward.default(
         grad.contiguous(), value, mean, rstd, weight, *sizes, [True, *needs]
     )
 

@@ -21,10 +21,10 @@ class _Relu:
     needs_values = True
 
     def forward(self, v, vectors):
-        return torch.ops.aten.relu(v)
+        return torch.ops.aten.relu.default(v)
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.threshold_backward(grad, after, 0)
+        return torch.ops.aten.threshold_backward.default(grad, after, 0)
 
 
 class _Gelu:
@@ -34,30 +34,30 @@ class _Gelu:
         self.approximate = approximate
 
     def forward(self, v, vectors):
-        return torch.ops.aten.gelu(v, approximate=self.approximate)
+        return torch.ops.aten.gelu.default(v, approximate=self.approximate)
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.gelu_backward(grad, before, approximate=self.approximate)
+        return torch.ops.aten.gelu_backward.default(grad, before, approximate=self.approximate)
 
 
 class _Tanh:
     needs_values = True
 
     def forward(self, v, vectors):
-        return torch.ops.aten.tanh(v)
+        return torch.ops.aten.tanh.default(v)
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.tanh_backward(grad, after)
+        return torch.ops.aten.tanh_backward.default(grad, after)
 
 
 class _Sigmoid:
     needs_values = True
 
     def forward(self, v, vectors):
-        return torch.ops.aten.sigmoid(v)
+        return torch.ops.aten.sigmoid.default(v)
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.sigmoid_backward(grad, after)
+        return torch.ops.aten.sigmoid_backward.default(grad, after)
 
 
 class _Clamp:
@@ -89,10 +89,10 @@ class _Hardtanh:
         self.low, self.high = low, high
 
     def forward(self, v, vectors):
-        return torch.ops.aten.hardtanh(v, self.low, self.high)
+        return torch.ops.aten.hardtanh.default(v, self.low, self.high)
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.hardtanh_backward(grad, before, self.low, self.high)
+        return torch.ops.aten.hardtanh_backward.default(grad, before, self.low, self.high)
 
 
 class _Affine:

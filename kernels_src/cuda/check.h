@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <unordered_map>
 #include <utility>
 
 #include "../common.h"
@@ -16,6 +17,8 @@
 
 namespace tconv {
 namespace cuda {
+
+constexpr int kMostDevices = 64;  // whose attributes are remembered
 
 inline cudaLaunchConfig_t launch_config(dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream) {
   cudaLaunchConfig_t config = {};
@@ -41,12 +44,22 @@ int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t 
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below).
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host thread:
+// each time takes a microsecond.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
+  thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
+  int device = 0;
+  TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
+  int64_t unknown = 0;
+  int64_t& known = device < kMostDevices ? allowed[device][reinterpret_cast<const void*>(kernel)] : unknown;
+  if (bytes <= known) return kOk;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error != cudaSuccess) (void)cudaGetLastError();
+  if (error == cudaSuccess)
+    known = bytes;
+  else
+    (void)cudaGetLastError();
   return static_cast<int64_t>(error);
 }
 

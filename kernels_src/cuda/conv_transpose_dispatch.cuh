@@ -160,6 +160,13 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
   }
+  // Split operands leave some 2^-21 of each product: of fewer products than these, fp32 units make less of an error.
+  constexpr int64_t kLeastStrictProducts = 5;
+  if (portable_numeric(call) == Numeric::kStrictFP32 &&
+      p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts) {
+    const KernelPlan plan = direct_plan(call);
+    return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
+  }
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =

@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     cbb1aa0bbd5931c69a06577a39c03b7c16efbe1f16d0d6e701fe890fdf9d9ee7
+sha256 of CUDA_SOURCE:     0f1bd7057768f9d48721e09085d5a8b8b783e76cc3848a53dfbf9ca338d1d8ed
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
 sha256 of OPERATOR_SOURCE: 47965f905eb461be8b9f4d3e6b42af478204b490a0b801b23fc4480c5096d2de
 """
@@ -626,6 +626,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 
 #include <cuda_runtime.h>
 
+#include <unordered_map>
 #include <utility>
 
 
@@ -638,6 +639,8 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 
 namespace tconv {
 namespace cuda {
+
+constexpr int kMostDevices = 64;  // whose attributes are remembered
 
 inline cudaLaunchConfig_t launch_config(dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream) {
   cudaLaunchConfig_t config = {};
@@ -663,12 +666,22 @@ int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t 
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below).
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host thread:
+// each time takes a microsecond.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
+  thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
+  int device = 0;
+  TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
+  int64_t unknown = 0;
+  int64_t& known = device < kMostDevices ? allowed[device][reinterpret_cast<const void*>(kernel)] : unknown;
+  if (bytes <= known) return kOk;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error != cudaSuccess) (void)cudaGetLastError();
+  if (error == cudaSuccess)
+    known = bytes;
+  else
+    (void)cudaGetLastError();
   return static_cast<int64_t>(error);
 }
 
@@ -5118,6 +5131,13 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     case kAuto: break;
     default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
   }
+  // Split operands leave some 2^-21 of each product: of fewer products than these, fp32 units make less of an error.
+  constexpr int64_t kLeastStrictProducts = 5;
+  if (portable_numeric(call) == Numeric::kStrictFP32 &&
+      p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts) {
+    const KernelPlan plan = direct_plan(call);
+    return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
+  }
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =
@@ -7295,7 +7315,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '69_conv_transpose_3x5'
 _NUM_VECTORS = 0
-_DIGEST = 'f4f35c13a17717e88af5ab8a8aeda11c2a3a499463b9a0f5e8d01b31b534081b'
+_DIGEST = '7f31b3a5b6c6f7d027d19a654092ab853f924bb864a0dbb130e1862f646394ff'
 
 
 class _Allocation:
@@ -7438,7 +7458,7 @@ def _batched(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.ops.aten.convolution.default(
+    return torch.convolution(
         _batched(x),
         weight,
         bias,
