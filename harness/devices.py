@@ -79,10 +79,18 @@ def device_name(device: torch.device) -> str:
 
 
 def device_slug(device: torch.device) -> str:
-    """Name of the folder under results/: "nvidia-h200", "cpu"."""
+    """Name of the folder under results/: "nvidia-h200", "nvidia-h100" (without the size of its
+    memory), "cpu".
+    """
     if device.type == "cpu":
         return "cpu"
-    return re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+    return slug_of(device_name(device))
+
+
+def slug_of(name: str) -> str:
+    """The slug of a GPU's name."""
+    without_memory = re.sub(r"\b\d+gb\b( hbm\w*)?", "", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", without_memory).strip("-")
 
 
 @contextlib.contextmanager

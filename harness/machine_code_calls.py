@@ -24,7 +24,6 @@ from harness.machine_code_build import Built
 _HOPPER = {75: 9, 76: 0, 16: 132, 81: 233472, 97: 232448, 111: 1024}
 DEVICES = {
     "nvidia-h100": {**_HOPPER, 38: 50 << 20},
-    "nvidia-h100-80gb-hbm3": {**_HOPPER, 38: 50 << 20},
     "nvidia-h200": {**_HOPPER, 38: 60 << 20},
 }
 # As kernels_src/common.h numbers them, and conv_group_norm_passes.cuh the last.

@@ -196,3 +196,16 @@ def test_a_process_whose_main_thread_has_ended_is_not_gone():
         assert process.pid in keeper.family(os.getpid(), "")
         process.kill()
     assert process.pid not in keeper.family(os.getpid(), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("NVIDIA H100 80GB HBM3", "nvidia-h100"),
+        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4"),
+        ("NVIDIA GeForce RTX 4090", "nvidia-geforce-rtx-4090"),
+    ],
+)
+def test_a_folder_is_named_after_the_gpu_without_its_memory(name, slug):
+    assert devices.slug_of(name) == slug
