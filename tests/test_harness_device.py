@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from harness import blame, check, clock, keeper, timing, truth
+from harness import blame, check, clock, devices, keeper, timing, truth
 from harness.device_memory import DeviceMemory
 from harness.errors import Rejected
 from harness.quiet import QuietProbe
