@@ -32,7 +32,7 @@ from harness.catalog import ROOT, Problem, find_problem, list_problems
 from harness.errors import HarnessError, UsageError
 from harness.progress import Progress
 from harness.reference import Reference
-from harness.shapes_run import build_environment
+from harness.shapes_run import executed
 
 _EXAMPLES = """examples:
   python -m harness.host_time --record              all problems, results/<device>/host_time.json
@@ -95,8 +95,7 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
             progress.begin(problem.id)
             try:
                 progress.step("building")
-                with build_environment(given.build_dir or Path(folder)):
-                    solution = executed(problem.solution, device)
+                solution = executed(problem.solution, given.build_dir or Path(folder), device)
                 progress.step("measuring")
                 entries.append(measure(problem, solution, device, given.calls))
             finally:
@@ -122,16 +121,6 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def executed(path: Path, device: torch.device) -> dict:
-    """The names that a solution's text defines, executed as a suite does it: without a file."""
-    if not path.is_file():
-        raise UsageError(f"solution {path}: no such file")
-    text, namespace = path.read_text(), {"__name__": "solution"}
-    devices.require_build_tools(text, device)
-    exec(compile(text, path.name, "exec"), namespace)
-    return namespace
-
-
 def measure(problem: Problem, solution: dict, device: torch.device, calls: int = _CALLS) -> dict:
     """The entry of one problem: the host's microseconds for a call, by mode and side.
 
@@ -147,7 +136,7 @@ def measure(problem: Problem, solution: dict, device: torch.device, calls: int =
         ours.load_state_dict(eager.state_dict(), strict=True)
         models = {"solution": ours.to(device), "eager": eager.to(device)}
         x = tiny_input(reference, models["eager"], device)
-        bounds = BOUNDS["cpu" if device.type == "cpu" else problem.id.split("/")[0]]
+        bounds = BOUNDS["cpu" if device.type == "cpu" else problem.id[0]]
         modes = {}
         for mode, bound in zip(MODES, bounds, strict=True):
             times = _measured(models, mode, x, device, calls)
@@ -244,11 +233,8 @@ def print_record(console: Console, record: dict) -> None:
         head = entry["problem"], "x".join(map(str, entry["input_shape"]))
         for mode, found in entry["modes"].items():
             ratio, bound = found["ratio"], found["bound"]
-            allowed = (
-                ("-", "")
-                if bound is None
-                else (f"{bound:g}", "kept" if ratio <= bound else "missed")
-            )
+            told = "kept" if bound and ratio <= bound else "missed"
+            allowed = (f"{bound:g}", told) if bound else ("-", "")
             sides = [
                 f"{found[name]['median']:.1f} ({found[name]['low']:.1f}-{found[name]['high']:.1f})"
                 for name in ("solution", "eager")

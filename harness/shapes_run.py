@@ -69,6 +69,21 @@ def load_solution(path: Path, build_dir: Path, device: torch.device) -> tuple[Mo
     return module, time.monotonic() - begin
 
 
+def executed(path: Path, build_dir: Path, device: torch.device) -> dict:
+    """The names that a solution's text defines, executed as a suite does it: without a file.
+
+    Built and raising as `load_solution`.
+    """
+    if not path.is_file():
+        raise UsageError(f"solution {path}: no such file")
+    text, names = path.read_text(), {"__name__": "solution"}
+    devices.require_build_tools(text, device)
+    build_dir.mkdir(parents=True, exist_ok=True)
+    with _build_environment(build_dir):
+        exec(compile(text, path.name, "exec"), names)
+    return names
+
+
 @contextlib.contextmanager
 def build_environment(build_dir: Path) -> Iterator[None]:
     """Builds go to `build_dir`; this Python's tools (ninja) are on PATH."""
