@@ -68,7 +68,7 @@ def _group_norm_function(reader: Any, call: CallArguments):
 
 
 def _max_pool_module(reader: Any, subject: tuple):
-    pairs = [f"_pair(pool.{name})" for name in ("kernel_size", "stride", "padding", "dilation")]
+    pairs = [f"pool.{name}" for name in ("kernel_size", "stride", "padding", "dilation")]
     return "max_pool", {
         "module": ("pool", subject[1]),
         "arguments": [*pairs, "pool.ceil_mode"],

@@ -15,16 +15,6 @@ class _Conv(_NamedTuple):
     groups: int
 
 
-class _Pool(_NamedTuple):
-    """Parameters of nn.MaxPool2d; each pair is (height, width)."""
-
-    kernel: tuple
-    stride: tuple
-    padding: tuple
-    dilation: tuple
-    ceil_mode: bool
-
-
 def _as_pair(name: str, values) -> tuple:
     """An int for both axes, or a pair. Raises RuntimeError, as PyTorch does, for other lengths."""
     if isinstance(values, int):
@@ -52,12 +42,15 @@ def _make_conv(stride, padding, output_padding, dilation, groups) -> tuple:
     )
 
 
-def _make_pool(kernel, stride, padding, dilation, ceil_mode) -> _Pool:
-    return _Pool(
-        _as_pair("the pool's kernel_size", kernel),
-        _as_pair("the pool's stride", stride),
-        _as_pair("the pool's padding", padding),
-        _as_pair("the pool's dilation", dilation),
+def _make_pool(kernel, stride, padding, dilation, ceil_mode) -> tuple:
+    """Pairs and the flag, in this order; nn.MaxPool2d keeps an int for both axes as it is."""
+    return (
+        (kernel, kernel) if type(kernel) is int else _as_pair("the pool's kernel_size", kernel),
+        (stride, stride) if type(stride) is int else _as_pair("the pool's stride", stride),
+        (padding, padding) if type(padding) is int else _as_pair("the pool's padding", padding),
+        (dilation, dilation)
+        if type(dilation) is int
+        else _as_pair("the pool's dilation", dilation),
         ceil_mode,
     )
 
@@ -104,6 +97,6 @@ def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
     return pooled - 1 if (pooled - 1) * stride >= size + padding else pooled
 
 
-def _pooled_shape(shape, pool: _Pool) -> tuple:
-    sizes = [_pooled_size(*axis, pool.ceil_mode) for axis in zip(shape[2:], *pool[:4], strict=True)]
+def _pooled_shape(shape, pool: tuple) -> tuple:
+    sizes = [_pooled_size(*axis, pool[4]) for axis in zip(shape[2:], *pool[:4], strict=True)]
     return (*shape[:2], *sizes)

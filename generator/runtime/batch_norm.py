@@ -3,16 +3,6 @@
 import torch
 
 
-def _count_batch(norm) -> None:
-    """nn.BatchNorm2d counts batches in training mode, before it normalises."""
-    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-
-
-def _keeps_statistics(norm) -> bool:
-    return norm.training and norm.track_running_stats and norm.running_mean is not None
-
-
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     """Moves the running statistics of `norm` towards a batch of `count` values per channel.
 

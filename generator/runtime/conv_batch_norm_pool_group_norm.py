@@ -11,11 +11,7 @@ from generator.runtime.arguments import (
     _output_size,
     _pooled_shape,
 )
-from generator.runtime.batch_norm import (
-    _count_batch,
-    _keeps_statistics,
-    _update_running_statistics,
-)
+from generator.runtime.batch_norm import _update_running_statistics
 from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _conv_gradients,
@@ -45,31 +41,19 @@ _KEEPS_NOTHING = (None, None, None, 0.0, None, None)
 
 def _make_run(kernels):
     def run(x, weight, bias, conv, norm, kept, pool, group_norm):
-        stride, padding, output_padding, dilation, groups = conv
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
         norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
-        running = kept[:4] if use_batch_stats else (running_mean, running_var, None, 0.0)
+        num_batches, momentum, batch_mean, batch_var = kept[2:]
+        if use_batch_stats:
+            running_mean, running_var = kept[:2]
+        (pkh, pkw), (psh, psw), (pph, ppw), (pdh, pdw), ceil_mode = pool
+        tf32 = _tf32_allowed()
         with _ALLOCATION:
             return kernels(
-                x,
-                weight,
-                bias,
-                *stride,
-                *padding,
-                *output_padding,
-                *dilation,
-                groups,
-                _tf32_allowed(),
-                norm_weight,
-                norm_bias,
-                *running,
-                *kept[4:],
-                use_batch_stats,
-                norm_eps,
-                *pool.kernel,
-                *pool.stride,
-                *pool.padding,
-                *pool.dilation,
-                pool.ceil_mode,
+                *(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32),
+                *(norm_weight, norm_bias, running_mean, running_var, num_batches, momentum),
+                *(batch_mean, batch_var, use_batch_stats, norm_eps),
+                *(pkh, pkw, psh, psw, pph, ppw, pdh, pdw, ceil_mode),
                 *group_norm,
             )
 
@@ -210,31 +194,41 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     """Runs the operator with the nn.BatchNorm2d `norm`, whose running statistics it updates."""
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
-    _count_batch(norm)
-    keeps = _keeps_statistics(norm)
-    use_batch_stats = norm.training or norm.running_mean is None
-    read = (None, None) if use_batch_stats else (norm.running_mean, norm.running_var)
-    about_norm = norm.weight, norm.bias, *read, use_batch_stats, norm.eps
+    mean, var = norm.running_mean, norm.running_var
+    use_batch_stats = norm.training or mean is None
+    tracks = norm.training and norm.track_running_stats
+    if tracks:  # batches are counted before they are normalised
+        counted = norm.num_batches_tracked
+        if counted is not None:
+            counted.add_(1)
+    read = (None, None) if use_batch_stats else (mean, var)
+    about_norm = (norm.weight, norm.bias, *read, use_batch_stats, norm.eps)
+    keeps = tracks and mean is not None
     if torch.compiler.is_compiling():
-        out, mean, var = _traced(x, weight, bias, *conv, *about_norm, *pool, *group_norm)
+        out, batch_mean, batch_var = _traced(
+            x, weight, bias, *conv, *about_norm, *pool, *group_norm
+        )
     else:
-        dtype = _statistics_dtype(x.dtype)
         if not keeps:
             return _apply(x, weight, bias, conv, about_norm, _KEEPS_NOTHING, pool, group_norm)
-        if norm.running_mean.dtype == dtype and norm.running_var.dtype == dtype:
-            counted = norm.num_batches_tracked if norm.momentum is None else None
-            kept = norm.running_mean, norm.running_var, counted, norm.momentum or 0.0, None, None
+        momentum, dtype = norm.momentum, _statistics_dtype(x.dtype)
+        if mean.dtype is dtype and var.dtype is dtype:
+            kept = (mean, var, None, momentum, None, None)
+            if momentum is None:
+                kept = (mean, var, counted, 0.0, None, None)
             return _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
         channels = weight.shape[1] * conv[4]
-        mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
-        kept = None, None, None, 0.0, mean, var
+        batch_mean, batch_var = (
+            torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2)
+        )
+        kept = (None, None, None, 0.0, batch_mean, batch_var)
         out = _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
     if keeps:
         count = x.shape[0]
         for axis, size in enumerate(x.shape[2:]):
             taps = weight.shape[2 + axis]
             count = count * _output_size(size, taps, *(pair[axis] for pair in conv[:4]))
-        _update_running_statistics(norm, mean, var, count)
+        _update_running_statistics(norm, batch_mean, batch_var, count)
     return out
 
 

@@ -1,11 +1,6 @@
 """Small helpers of the generated ModelNew.forward."""
 
 
-def _pair(value) -> tuple:
-    """nn.MaxPool2d keeps its parameters as given: an int for both axes, or a pair."""
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
 def _with_batch_dimension(out):
     """An unbatched result, broadcast against an operand of shape (1, C, 1, 1)."""
     return out if out.dim() == 4 else out.unsqueeze(0)

@@ -144,6 +144,11 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
+// Products of an input and a weight, those that padding crops included.
+inline double num_products(const ConvTransposeProblem& p) {
+  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -166,6 +171,14 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
+  }
+  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
+  // the tensor cores' way takes five for.
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
+  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+    const KernelPlan plan = direct_plan(call);
+    if (plan.status == kOk) return plan;
   }
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;

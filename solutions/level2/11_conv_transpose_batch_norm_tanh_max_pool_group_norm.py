@@ -22,7 +22,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     0f692b1440ad4b78290e86309a4c8efc7e227ca0c2d121cb50005862487eaa66
+sha256 of CUDA_SOURCE:     dceb2809a0080745917095b03b953cb8c9fd98962ace51a96b79f3c8b4dd3ad9
 sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
 sha256 of OPERATOR_SOURCE: 3771c285695c1aac2fb3622f0140b771d6b619fce24b508ea2068721de51beac
 """
@@ -6017,6 +6017,11 @@ inline bool hopper_pays(const ConvTransposeProblem& p) {
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
+// Products of an input and a weight, those that padding crops included.
+inline double num_products(const ConvTransposeProblem& p) {
+  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -6039,6 +6044,14 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
       p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
+  }
+  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
+  // the tensor cores' way takes five for.
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
+  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+    const KernelPlan plan = direct_plan(call);
+    if (plan.status == kOk) return plan;
   }
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
@@ -9215,7 +9228,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_DIGEST = '59a092c8fcea19ecc45bd31f1169f1ef00dfbef061cc161a651123a4b2f21646'
+_DIGEST = '38a2ab628269d8370edf6572addcd142a4735fe5cd412f9461e727c64bc4ae08'
 
 
 class _Tanh:
@@ -9226,11 +9239,6 @@ class _Tanh:
 
     def backward(self, grad, before, after, vectors, vector_grads):
         return torch.ops.aten.tanh_backward.default(grad, after)
-
-
-def _pair(value) -> tuple:
-    """nn.MaxPool2d keeps its parameters as given: an int for both axes, or a pair."""
-    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 class _Allocation:
@@ -9262,16 +9270,6 @@ class _Conv(_NamedTuple):
     groups: int
 
 
-class _Pool(_NamedTuple):
-    """Parameters of nn.MaxPool2d; each pair is (height, width)."""
-
-    kernel: tuple
-    stride: tuple
-    padding: tuple
-    dilation: tuple
-    ceil_mode: bool
-
-
 def _as_pair(name: str, values) -> tuple:
     """An int for both axes, or a pair. Raises RuntimeError, as PyTorch does, for other lengths."""
     if isinstance(values, int):
@@ -9299,12 +9297,15 @@ def _make_conv(stride, padding, output_padding, dilation, groups) -> tuple:
     )
 
 
-def _make_pool(kernel, stride, padding, dilation, ceil_mode) -> _Pool:
-    return _Pool(
-        _as_pair("the pool's kernel_size", kernel),
-        _as_pair("the pool's stride", stride),
-        _as_pair("the pool's padding", padding),
-        _as_pair("the pool's dilation", dilation),
+def _make_pool(kernel, stride, padding, dilation, ceil_mode) -> tuple:
+    """Pairs and the flag, in this order; nn.MaxPool2d keeps an int for both axes as it is."""
+    return (
+        (kernel, kernel) if type(kernel) is int else _as_pair("the pool's kernel_size", kernel),
+        (stride, stride) if type(stride) is int else _as_pair("the pool's stride", stride),
+        (padding, padding) if type(padding) is int else _as_pair("the pool's padding", padding),
+        (dilation, dilation)
+        if type(dilation) is int
+        else _as_pair("the pool's dilation", dilation),
         ceil_mode,
     )
 
@@ -9351,19 +9352,9 @@ def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
     return pooled - 1 if (pooled - 1) * stride >= size + padding else pooled
 
 
-def _pooled_shape(shape, pool: _Pool) -> tuple:
-    sizes = [_pooled_size(*axis, pool.ceil_mode) for axis in zip(shape[2:], *pool[:4], strict=True)]
+def _pooled_shape(shape, pool: tuple) -> tuple:
+    sizes = [_pooled_size(*axis, pool[4]) for axis in zip(shape[2:], *pool[:4], strict=True)]
     return (*shape[:2], *sizes)
-
-
-def _count_batch(norm) -> None:
-    """nn.BatchNorm2d counts batches in training mode, before it normalises."""
-    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-
-
-def _keeps_statistics(norm) -> bool:
-    return norm.training and norm.track_running_stats and norm.running_mean is not None
 
 
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
@@ -9673,31 +9664,19 @@ _KEEPS_NOTHING = (None, None, None, 0.0, None, None)
 
 def _make_run(kernels):
     def run(x, weight, bias, conv, norm, kept, pool, group_norm):
-        stride, padding, output_padding, dilation, groups = conv
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
         norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
-        running = kept[:4] if use_batch_stats else (running_mean, running_var, None, 0.0)
+        num_batches, momentum, batch_mean, batch_var = kept[2:]
+        if use_batch_stats:
+            running_mean, running_var = kept[:2]
+        (pkh, pkw), (psh, psw), (pph, ppw), (pdh, pdw), ceil_mode = pool
+        tf32 = _tf32_allowed()
         with _ALLOCATION:
             return kernels(
-                x,
-                weight,
-                bias,
-                *stride,
-                *padding,
-                *output_padding,
-                *dilation,
-                groups,
-                _tf32_allowed(),
-                norm_weight,
-                norm_bias,
-                *running,
-                *kept[4:],
-                use_batch_stats,
-                norm_eps,
-                *pool.kernel,
-                *pool.stride,
-                *pool.padding,
-                *pool.dilation,
-                pool.ceil_mode,
+                *(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32),
+                *(norm_weight, norm_bias, running_mean, running_var, num_batches, momentum),
+                *(batch_mean, batch_var, use_batch_stats, norm_eps),
+                *(pkh, pkw, psh, psw, pph, ppw, pdh, pdw, ceil_mode),
                 *group_norm,
             )
 
@@ -9838,31 +9817,41 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     """Runs the operator with the nn.BatchNorm2d `norm`, whose running statistics it updates."""
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
-    _count_batch(norm)
-    keeps = _keeps_statistics(norm)
-    use_batch_stats = norm.training or norm.running_mean is None
-    read = (None, None) if use_batch_stats else (norm.running_mean, norm.running_var)
-    about_norm = norm.weight, norm.bias, *read, use_batch_stats, norm.eps
+    mean, var = norm.running_mean, norm.running_var
+    use_batch_stats = norm.training or mean is None
+    tracks = norm.training and norm.track_running_stats
+    if tracks:  # batches are counted before they are normalised
+        counted = norm.num_batches_tracked
+        if counted is not None:
+            counted.add_(1)
+    read = (None, None) if use_batch_stats else (mean, var)
+    about_norm = (norm.weight, norm.bias, *read, use_batch_stats, norm.eps)
+    keeps = tracks and mean is not None
     if torch.compiler.is_compiling():
-        out, mean, var = _traced(x, weight, bias, *conv, *about_norm, *pool, *group_norm)
+        out, batch_mean, batch_var = _traced(
+            x, weight, bias, *conv, *about_norm, *pool, *group_norm
+        )
     else:
-        dtype = _statistics_dtype(x.dtype)
         if not keeps:
             return _apply(x, weight, bias, conv, about_norm, _KEEPS_NOTHING, pool, group_norm)
-        if norm.running_mean.dtype == dtype and norm.running_var.dtype == dtype:
-            counted = norm.num_batches_tracked if norm.momentum is None else None
-            kept = norm.running_mean, norm.running_var, counted, norm.momentum or 0.0, None, None
+        momentum, dtype = norm.momentum, _statistics_dtype(x.dtype)
+        if mean.dtype is dtype and var.dtype is dtype:
+            kept = (mean, var, None, momentum, None, None)
+            if momentum is None:
+                kept = (mean, var, counted, 0.0, None, None)
             return _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
         channels = weight.shape[1] * conv[4]
-        mean, var = (torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2))
-        kept = None, None, None, 0.0, mean, var
+        batch_mean, batch_var = (
+            torch.zeros(channels, dtype=dtype, device=x.device) for _ in range(2)
+        )
+        kept = (None, None, None, 0.0, batch_mean, batch_var)
         out = _apply(x, weight, bias, conv, about_norm, kept, pool, group_norm)
     if keeps:
         count = x.shape[0]
         for axis, size in enumerate(x.shape[2:]):
             taps = weight.shape[2 + axis]
             count = count * _output_size(size, taps, *(pair[axis] for pair in conv[:4]))
-        _update_running_statistics(norm, mean, var, count)
+        _update_running_statistics(norm, batch_mean, batch_var, count)
     return out
 
 
@@ -9890,17 +9879,17 @@ class ModelNew(nn.Module):
         self.group_norm = nn.GroupNorm(num_groups=num_groups, num_channels=out_channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self.conv_transpose
-        batch_norm = self.batch_norm
-        pool = self.max_pool
-        group_norm = self.group_norm
+        conv = self._modules["conv_transpose"]
+        batch_norm = self._modules["batch_norm"]
+        pool = self._modules["max_pool"]
+        group_norm = self._modules["group_norm"]
         return _forward_and_track(
             batch_norm,
             x,
             conv.weight,
             conv.bias,
             (conv.stride, conv.padding, conv.output_padding, conv.dilation, conv.groups),
-            (_pair(pool.kernel_size), _pair(pool.stride), _pair(pool.padding), _pair(pool.dilation), pool.ceil_mode),
+            (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode),
             (group_norm.num_groups, group_norm.weight, group_norm.bias, group_norm.eps),
         )
 
