@@ -12,7 +12,9 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     if count == 0:
         return
     with torch.no_grad():
-        running = [norm.running_mean, norm.running_var]
+        # As PyTorch's own update, this one is no change that autograd must know of.
+        compiling = torch.compiler.is_compiling()
+        running = [s if compiling else s.data for s in (norm.running_mean, norm.running_var)]
         batch = [batch_mean, batch_var * (count / (count - 1))]
         batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
         if norm.momentum is not None:

@@ -14,11 +14,19 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
-def _make_functions(run, save, gradients) -> tuple:
+def _outside_autocast(gradients, ctx, grad):
+    """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
+    if not torch._C._is_any_autocast_enabled():
+        return gradients(ctx, grad)
+    with torch.autocast(grad.device.type, enabled=False):
+        return gradients(ctx, grad)
+
+
+def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):
@@ -29,14 +37,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(*args):
-            return run(*args)
+            return (functional_run or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -44,7 +52,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise RuntimeError(
+                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
+                "torch.autograd.forward_ad) is not supported; reverse mode is"
+            )
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply

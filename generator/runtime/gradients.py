@@ -46,6 +46,11 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
+def _no_gradients(tensors) -> list:
+    """Of an empty batch."""
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
+
+
 def _chain_needs_values(chain) -> bool:
     return any(step.needs_values for step in chain)
 

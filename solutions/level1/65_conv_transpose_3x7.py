@@ -23,15 +23,18 @@ Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
 sha256 of CUDA_SOURCE:     80db027e7387df19d294c6222e7dfedd002664ed98fae91d6bff4f3d43a5f92a
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
-sha256 of OPERATOR_SOURCE: 47965f905eb461be8b9f4d3e6b42af478204b490a0b801b23fc4480c5096d2de
+sha256 of OPERATOR_SOURCE: 8490b8ee191fc66601c59cb82db9e13b0c76c75a1e017226009a0abd5df2ae0d
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
 import hashlib as _hashlib
+import math as _math
 import os as _os
 import re as _re
 import tempfile as _tempfile
+from torch._prims_common import suggest_memory_format as _suggest_memory_format
+from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 import torch
 import torch.autograd.forward_ad as _forward_ad
 import torch.nn as nn
@@ -6937,6 +6940,22 @@ inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
   return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
 }
 
+// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
+// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
+inline bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4) return false;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (strides[1] == 0) return false;
+  int64_t least = 0;
+  for (const int axis : {1, 3, 2, 0}) {
+    if (sizes[axis] == 0 || strides[axis] < least) return false;
+    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
+    least = strides[axis];
+    if (sizes[axis] > 1) least *= sizes[axis];
+  }
+  return true;
+}
+
 inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
 inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
 
@@ -6964,8 +6983,8 @@ inline void check_geometry(const Geometry& g) {
              g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
 }
 
-inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x) {
-  if (torch_dtype_of(value) != torch_dtype_of(x))
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
+  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
     refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
            dtype_name(torch_dtype_of(x)));
   if (!(device_of(value) == device_of(x)))
@@ -6974,11 +6993,12 @@ inline void check_same_kind(const char* name, const Tensor& value, const Tensor&
 }
 
 // An optional tensor of one value per channel.
-inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
+                                 bool any_dtype = false) {
   if (!value) return;
   if (value->dim() != 1 || value->size(0) != channels)
     refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
-  check_same_kind(name, *value, x);
+  check_same_kind(name, *value, x, any_dtype);
 }
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.
@@ -7234,6 +7254,7 @@ struct ConvInputs {
   Device device{};
   int32_t dtype = 0;           // torch's, of x and of the output
   int64_t computed_dtype = 0;  // enum DType
+  bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
       : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
@@ -7249,6 +7270,7 @@ struct ConvInputs {
     device = device_of(x);
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
     for (const OptionalTensor& vector : vectors)
       check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
@@ -7274,7 +7296,17 @@ struct ConvInputs {
     return allocate(sizes, dim, torch_dtype(computed_dtype), device);
   }
 
-  Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
+  Tensor finished(const Tensor& out) const {
+    const Tensor narrow = widened() ? converted(out, kernel_dtype(dtype)) : out;
+    return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
+  }
+
+  // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
+  void check_norm_vector(const char* name, const OptionalTensor& value) {
+    const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
+    if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
+    check_channel_vector(name, value, problem.out_channels, x, wide);
+  }
 
   // Makes the tensors what the kernels read, and the call of them.
   ConvCall prepare(const Tensor& out) {
@@ -7328,7 +7360,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
-_DIGEST = 'c939a505f1a74d6d7242c176a93ca3cbcf0b3a3627eadfa80b9e3a606e764e55'
+_DIGEST = '6de0ccc01ca72b506b3e97f73542ebe52e392dfe57e3a99478bf12475a9dea36'
 
 
 class _Allocation:
@@ -7418,6 +7450,43 @@ def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
+def _new_output(shape: tuple, x, weight):
+    """An output without data in PyTorch's layout: channels_last where input or weight are."""
+    out = x.new_empty(shape)
+    formats = [_suggest_memory_format(tensor) for tensor in (x, weight)]
+    if x.dim() == 4 and torch.channels_last in formats:
+        return out.contiguous(memory_format=torch.channels_last)
+    return out
+
+
+def _autocasting() -> bool:
+    return torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()
+
+
+def _autocast_dtype(x):
+    """The low precision in which a convolution of `x` is asked for, or None."""
+    kind = x.device.type
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _cast_all(tensors, dtype: torch.dtype) -> list:
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+def _autocast_chain(x, tensors, vectors) -> tuple:
+    """(x, tensors, vectors) of a convolution and element-wise operations. A per-channel operand in
+    fp32 makes the result fp32; then all of it is computed in fp32, and not rounded on the way.
+    """
+    dtype = _autocast_dtype(x)
+    if dtype is None:
+        return x, tensors, vectors
+    for vector in vectors:
+        dtype = torch.promote_types(dtype, vector.dtype)
+    return x.to(dtype), _cast_all(tensors, dtype), _cast_all(vectors, dtype)
+
+
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -7426,11 +7495,19 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
-def _make_functions(run, save, gradients) -> tuple:
+def _outside_autocast(gradients, ctx, grad):
+    """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
+    if not torch._C._is_any_autocast_enabled():
+        return gradients(ctx, grad)
+    with torch.autocast(grad.device.type, enabled=False):
+        return gradients(ctx, grad)
+
+
+def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):
@@ -7441,14 +7518,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(*args):
-            return run(*args)
+            return (functional_run or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -7456,7 +7533,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise RuntimeError(
+                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
+                "torch.autograd.forward_ad) is not supported; reverse mode is"
+            )
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply
@@ -7507,6 +7591,11 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
+def _no_gradients(tensors) -> list:
+    """Of an empty batch."""
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
+
+
 def _chain_needs_values(chain) -> bool:
     return any(step.needs_values for step in chain)
 
@@ -7530,16 +7619,27 @@ def _chain_backward(chain, grad, values, vectors) -> tuple:
     return grad, vector_grads
 
 
-def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
+_LOW = (torch.float16, torch.bfloat16)
 
 
-def _widen(tensor):
-    return None if tensor is None else tensor.to(torch.float32)
+def _widened(grad, tensors) -> tuple:
+    """(grad, tensors), in fp32 where that is needed; tensors[0] is the input."""
+    x = tensors[0]
+    if x.dtype not in _LOW:
+        return grad, tensors
+    if x.device.type != "cpu" and all(t is None or t.dtype == x.dtype for t in tensors):
+        return grad, tensors
+    return grad.float(), [None if t is None else t.float() for t in tensors]
 
 
-def _narrow(tensor, dtype: torch.dtype):
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+def _narrowed(grads, tensors) -> list:
+    """Each gradient in the dtype of its own tensor."""
+    return [
+        grad
+        if grad is None or tensor is None or grad.dtype is tensor.dtype
+        else grad.to(tensor.dtype)
+        for grad, tensor in zip(grads, tensors, strict=True)
+    ]
 
 
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
@@ -7660,6 +7760,14 @@ def _vector_arguments(count: int) -> str:
     return "".join(f", Tensor vector{index}" for index in range(count))
 
 
+def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """Of the convolution, as torch.utils.flop_counter counts PyTorch's own: two a product, those
+    that padding crops included.
+    """
+    batch = x_shape[0] if len(x_shape) == 4 else 1
+    return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
+
+
 def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -7685,6 +7793,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
+        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
         namespace._tconv_registry = registry  # keeps them alive
     return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
 
@@ -7721,28 +7830,30 @@ def _make_fake_run(fake):
 
 
 def _fake(x, weight, bias, *args):
-    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, vectors) -> None:
-    ctx.conv = _Conv(*conv)
-    ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *vectors)
+    ctx.conv = conv
+    ctx.save_for_backward(x, weight, bias, *vectors)
 
 
 def _gradients(ctx, grad) -> tuple:
     """(gradients of x, weight and bias, gradients of the vectors)"""
     saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, *vectors = saved
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, *vectors = tensors
     values = None
     if _chain_needs_values(_CHAIN):
-        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
+        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv), vectors)
     grad, vector_grads = _chain_backward(_CHAIN, _batched(grad), values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    narrowed = [[_narrow(g, dtype) for g in grads] for grads in (conv_grads, vector_grads)]
-    return tuple(narrowed)
+    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    return _narrowed(conv_grads, saved[:3]), _narrowed(vector_grads, saved[3:])
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -7767,6 +7878,8 @@ def _backward_eager(ctx, grad) -> tuple:
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
+    if _autocasting():
+        x, (weight, bias), vectors = _autocast_chain(x, (weight, bias), vectors)
     if torch.compiler.is_compiling():
         return _traced(x, weight, bias, *conv, *vectors)
     if _transformed():
