@@ -1,5 +1,5 @@
-"""torch.autocast, as PyTorch's lists have it: convolutions in the low precision, GroupNorm in fp32 on
-CUDA, everything else in what it is given.
+"""torch.autocast, as PyTorch's lists have it: convolutions in the low precision, GroupNorm in fp32
+on CUDA, everything else in what it is given.
 """
 
 import torch
