@@ -7360,7 +7360,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
-_DIGEST = '6de0ccc01ca72b506b3e97f73542ebe52e392dfe57e3a99478bf12475a9dea36'
+_DIGEST = 'e6bebbc67ddd7d986c03ec794a6bee78ed1fc5d923a4bce569a8263c992eb09f'
 
 
 class _Allocation:
@@ -7507,7 +7507,8 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
+    what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):

@@ -7360,7 +7360,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '69_conv_transpose_3x5'
 _NUM_VECTORS = 0
-_DIGEST = '0119d4c94e7823efa234afa6fb4586a8ef466bac2c001b207ba20349142ae478'
+_DIGEST = '8a7444357375316b0e61392c2a04d913c38577f139581b4ea1e1176cd199a121'
 
 
 class _Allocation:
@@ -7507,7 +7507,8 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
+    what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):

@@ -9260,7 +9260,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_DIGEST = '22b1cb632018e54d0d50be6cb32e94b257b72bb33ad9c39c5d91bffb5f9f6000'
+_DIGEST = 'a8b8ba501eff0221c23a4dc76015acb6d21af318cf1bbb92cae18d91bc50d289'
 
 
 class _Tanh:
@@ -9470,7 +9470,8 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
+    what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):

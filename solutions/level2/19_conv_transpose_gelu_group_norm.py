@@ -10097,7 +10097,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", " TCONV_
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _NUM_VECTORS = 0
-_DIGEST = '1741e2b27f141c25960d945cfa4c7ba08132c2a2c8e47c9c61b287b42f450bd2'
+_DIGEST = '369cd4cc26a641543fb32ca37bddf02e4c657d791428495ad09a0f79e7b8786c'
 
 
 class _Gelu:
@@ -10260,7 +10260,8 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
+    what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):
