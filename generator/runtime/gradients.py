@@ -30,6 +30,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
