@@ -13,6 +13,7 @@ from generator.operations import BAKED, FUNCTIONS, METHODS, MODULES
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 LOCAL_NAMES = ("conv", "batch_norm", "pool", "group_norm")  # modules in the generated forward
 
 
@@ -44,7 +45,7 @@ class ChainReader:
         self.reference = reference
         self.graph = graph
         constants = baked_attributes(reference) + container_sizes(reference)
-        self.chain = Chain("", [], [], False, constants, self._inner_modules())
+        self.chain = Chain("", [], [], False, constants, [])
 
     def read(self) -> Chain:
         inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -73,6 +74,7 @@ class ChainReader:
             elif node.args != (flow,):
                 self._refuse(node, "the return value", "must be one tensor, the end of the chain")
             flow = node
+        self.chain.inner = self._inner_modules()
         return self.chain
 
     def _inner_modules(self) -> list[tuple[str, str]]:
@@ -80,11 +82,12 @@ class ChainReader:
         for name in self.reference.called:
             module = self.reference.model.get_submodule(name)
             kind = type(module)
-            if module._backward_hooks or module._backward_pre_hooks:
-                raise Refusal(
-                    f"{self.reference.path}: {name} ({kind.__name__}) has backward hooks, which a "
-                    "fused operator cannot run"
-                )
+            for hooks in HOOKS:
+                if getattr(module, hooks):
+                    raise Refusal(
+                        f"{self.reference.path}: {name} ({kind.__name__}) has "
+                        f"{hooks.strip('_').replace('_', ' ')}, which a fused operator cannot run"
+                    )
             is_layer = getattr(nn, kind.__name__, None) is kind
             inner.append((name, f"_nn.{kind.__name__}" if is_layer else repr(kind.__qualname__)))
         return inner

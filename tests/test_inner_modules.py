@@ -123,6 +123,19 @@ def test_parametrizations_are_honoured(shelf, name, inner, change):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize(("name", "inner"), CONVS.items())
+def test_spectral_norm_iterates_once_in_a_training_call(shelf, name, inner):
+    pair = shelf[name].pair()
+    for candidate in pair:
+        torch.manual_seed(2)
+        parametrizations.spectral_norm(candidate.get_submodule(inner))
+        before = copy.deepcopy(candidate.state_dict())
+        candidate.train()(example(name))
+    states = [candidate.get_submodule(inner).state_dict() for candidate in pair]
+    torch.testing.assert_close(*states)
+    assert any(not torch.equal(before[f"{inner}.{key}"], states[1][key]) for key in states[1])
+
+
 def test_local_statistics_never_stand_in_for_synchronised_ones(shelf):
     _, new = shelf["11"].pair()
     refuses(
