@@ -5,7 +5,7 @@ import torch
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
 from generator.runtime.autocast import _autocast_chain, _autocasting
-from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
+from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _batched,
     _chain_backward,
@@ -102,7 +102,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
     if _autocasting():
         x, (weight, bias), vectors = _autocast_chain(x, (weight, bias), vectors)
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *vectors)
     if _transformed():
         return _transformed_run(x, weight, bias, conv, *vectors)

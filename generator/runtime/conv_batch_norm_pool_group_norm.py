@@ -14,7 +14,7 @@ from generator.runtime.arguments import (
 )
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.batch_norm import _update_running_statistics
-from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
+from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
@@ -193,7 +193,7 @@ def _operator(x, weight, bias, *args):
     """The output; statistics are read, never kept."""
     conv_args, norm, pool_args, group_norm = _split_arguments(args)
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
     return _apply(x, weight, bias, conv, norm, _KEEPS_NOTHING, pool, group_norm)
 
@@ -231,7 +231,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
             "conv_transpose2d: torch.vmap cannot update BatchNorm's running statistics in place; "
             "call eval() or construct it with track_running_stats=False"
         )
-    if torch.compiler.is_compiling():
+    if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm
         )

@@ -5,7 +5,7 @@ import torch
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
 from generator.runtime.autocast import _autocast_norm, _autocasting
-from generator.runtime.dispatch import _make_functions, _transformed, _wants_gradient
+from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
@@ -110,7 +110,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
             x, (weight, bias), (norm_weight, norm_bias), vectors
         )
         rest = num_groups, norm_weight, norm_bias, eps, *vectors
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *rest)
     if _transformed():
         return _transformed_run(x, weight, bias, conv, *rest)

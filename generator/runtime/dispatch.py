@@ -14,6 +14,13 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
+def _as_operator() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace is to see the operator: an
+    autograd.Function is a call of Python, which no saved trace can hold.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _outside_autocast(gradients, ctx, grad):
     """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
     if not torch._C._is_any_autocast_enabled():
