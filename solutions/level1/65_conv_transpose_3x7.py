@@ -21,7 +21,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     80db027e7387df19d294c6222e7dfedd002664ed98fae91d6bff4f3d43a5f92a
+sha256 of CUDA_SOURCE:     016aa0673894d3cc55f24aa2f1066bd1b6bf792b632ef300e9f18fc314ac3a56
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
 sha256 of OPERATOR_SOURCE: 8490b8ee191fc66601c59cb82db9e13b0c76c75a1e017226009a0abd5df2ae0d
 """
@@ -33,6 +33,7 @@ import math as _math
 import os as _os
 import re as _re
 import tempfile as _tempfile
+from torch import nn as _nn
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 import torch
@@ -5123,6 +5124,15 @@ inline double num_products(const ConvTransposeProblem& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
+// group), and where the tensor cores' way would take five launches for little.
+inline bool wants_one_launch(const ConvCall& call) {
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const ConvTransposeProblem& p = call.problem;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
+  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -5146,11 +5156,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
   }
-  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
-  // the tensor cores' way takes five for.
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
-  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+  if (wants_one_launch(call)) {
     const KernelPlan plan = direct_plan(call);
     if (plan.status == kOk) return plan;
   }
@@ -7360,7 +7366,76 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
-_DIGEST = 'e6bebbc67ddd7d986c03ec794a6bee78ed1fc5d923a4bce569a8263c992eb09f'
+_COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
+_COMPILED_IN = ('zeros',)
+_DIGEST = '198cf92af692018ae15e4e5ef4f05274b42ad8ff2239707aa78d0c7b4b22d497'
+
+
+def _require_constants(names: tuple, compiled: tuple, *given) -> None:
+    """Numbers of the chain are compiled into the kernels: a model with other ones needs other
+    kernels.
+    """
+    if given != compiled:
+        for value, constant, name in zip(given, compiled, names, strict=True):
+            if value != constant:
+                raise ValueError(
+                    f"this solution was generated for {name} = {constant!r}, the model has "
+                    f"{value!r}: generate it again from a reference that sets it"
+                )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _require_inner_modules(expected: tuple, *modules) -> None:
+    """Refuses inner modules that would do something else than what is compiled in.
+
+    `expected`: for each of `modules` its name and its class; the qualified name of a class that the
+    reference defines. Raises ValueError where a module was replaced or has hooks.
+    """
+    for module, (name, kind) in zip(modules, expected):  # noqa: B905 - in every call
+        made = type(module)
+        if made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind):
+            # The dictionary, for an attribute of a module costs three times as much.
+            own = module.__dict__
+            if not (
+                own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+            ):
+                continue
+        _refuse_inner_module(name, kind, module)
+
+
+def _runs_forward_of(made, kind) -> bool:
+    """Whether `made` is a subclass of `kind` that leaves its forward alone, as the classes of
+    parametrized modules are.
+    """
+    for base in made.__mro__:
+        if base is kind or base.__qualname__ == kind:
+            return made.forward is base.forward and made.__call__ is _nn.Module.__call__
+    return False
+
+
+def _refuse_inner_module(name, kind, module) -> None:
+    wanted = kind if isinstance(kind, str) else kind.__name__
+    made = type(module)
+    if not (made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind)):
+        raise ValueError(
+            f"this solution was generated for a {wanted} as {name}, the model has a "
+            f"{made.__name__}, which the fused operator would not call: generate it again from a "
+            "reference that has it"
+        )
+    if "forward" in module.__dict__:
+        raise ValueError(f"{name} has a forward of its own, which the fused operator cannot call")
+    hooks = [hook for hook in _HOOKS if module.__dict__[hook]]
+    raise ValueError(
+        f"{name} ({made.__name__}) has {hooks[0].strip('_').replace('_', ' ')}, which the fused "
+        "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
+        "spectral_norm: those of torch's nn.utils.parametrizations work)"
+    )
 
 
 class _Allocation:
@@ -7495,6 +7570,13 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
+def _as_operator() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace is to see the operator: an
+    autograd.Function is a call of Python, which no saved trace can hold.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _outside_autocast(gradients, ctx, grad):
     """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
     if not torch._C._is_any_autocast_enabled():
@@ -7576,6 +7658,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
@@ -7881,7 +7967,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
     if _autocasting():
         x, (weight, bias), vectors = _autocast_chain(x, (weight, bias), vectors)
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *vectors)
     if _transformed():
         return _transformed_run(x, weight, bias, conv, *vectors)
@@ -7897,6 +7983,9 @@ _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backw
 
 
 _CHAIN = ()
+_INNER = (
+    ('conv_transpose2d', _nn.ConvTranspose2d),
+)
 
 
 class ModelNew(nn.Module):
@@ -7926,7 +8015,16 @@ class ModelNew(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self._modules["conv_transpose2d"]
+        conv = self._modules.get("conv_transpose2d")
+        _require_inner_modules(
+            _INNER,
+            conv,
+        )
+        _require_constants(
+            _COMPILED_NAMES,
+            _COMPILED_IN,
+            conv.padding_mode,
+        )
         return _operator(
             x,
             conv.weight,

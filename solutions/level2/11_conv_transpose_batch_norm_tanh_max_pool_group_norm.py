@@ -22,7 +22,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     dceb2809a0080745917095b03b953cb8c9fd98962ace51a96b79f3c8b4dd3ad9
+sha256 of CUDA_SOURCE:     7fad0846af59cd40be116f0a283c04533e1a1ab9ab4e9ef96e61175d7c6f7b00
 sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
 sha256 of OPERATOR_SOURCE: c8e7a8f987a39fee36e79933f236bef61f65c911e1ab9836859bc580b1998a85
 """
@@ -34,6 +34,7 @@ import math as _math
 import os as _os
 import re as _re
 import tempfile as _tempfile
+from torch import nn as _nn
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 import torch
@@ -6025,6 +6026,15 @@ inline double num_products(const ConvTransposeProblem& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
+// group), and where the tensor cores' way would take five launches for little.
+inline bool wants_one_launch(const ConvCall& call) {
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const ConvTransposeProblem& p = call.problem;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
+  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -6048,11 +6058,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
   }
-  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
-  // the tensor cores' way takes five for.
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
-  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+  if (wants_one_launch(call)) {
     const KernelPlan plan = direct_plan(call);
     if (plan.status == kOk) return plan;
   }
@@ -6392,6 +6398,7 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
     return no_pooled_plan(kUnsupportedKernel, "another kernel is forced");
   if (has_no_outputs(p) || p.out_h < 2 || p.out_w < 2) return no_pooled_plan(kUnsupportedKernel, "no whole window");
   if (call.kernel_choice == kAuto && !hopper_pays(p)) return no_pooled_plan(kUnsupportedKernel, "too few channels");
+  if (wants_one_launch(call)) return no_pooled_plan(kUnsupportedKernel, "few products");
   if (!mma_can_index(p)) return no_pooled_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
@@ -9260,7 +9267,9 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_DIGEST = 'a8b8ba501eff0221c23a4dc76015acb6d21af318cf1bbb92cae18d91bc50d289'
+_COMPILED_NAMES = ('conv_transpose.padding_mode', 'max_pool.return_indices',)
+_COMPILED_IN = ('zeros', False,)
+_DIGEST = 'f579bc592acc64a55890ae5a8b7d8b70177c1f04188b1cc1029fa84fff3ba0e1'
 
 
 class _Tanh:
@@ -9271,6 +9280,73 @@ class _Tanh:
 
     def backward(self, grad, before, after, vectors, vector_grads):
         return torch.ops.aten.tanh_backward.default(grad, after)
+
+
+def _require_constants(names: tuple, compiled: tuple, *given) -> None:
+    """Numbers of the chain are compiled into the kernels: a model with other ones needs other
+    kernels.
+    """
+    if given != compiled:
+        for value, constant, name in zip(given, compiled, names, strict=True):
+            if value != constant:
+                raise ValueError(
+                    f"this solution was generated for {name} = {constant!r}, the model has "
+                    f"{value!r}: generate it again from a reference that sets it"
+                )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _require_inner_modules(expected: tuple, *modules) -> None:
+    """Refuses inner modules that would do something else than what is compiled in.
+
+    `expected`: for each of `modules` its name and its class; the qualified name of a class that the
+    reference defines. Raises ValueError where a module was replaced or has hooks.
+    """
+    for module, (name, kind) in zip(modules, expected):  # noqa: B905 - in every call
+        made = type(module)
+        if made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind):
+            # The dictionary, for an attribute of a module costs three times as much.
+            own = module.__dict__
+            if not (
+                own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+            ):
+                continue
+        _refuse_inner_module(name, kind, module)
+
+
+def _runs_forward_of(made, kind) -> bool:
+    """Whether `made` is a subclass of `kind` that leaves its forward alone, as the classes of
+    parametrized modules are.
+    """
+    for base in made.__mro__:
+        if base is kind or base.__qualname__ == kind:
+            return made.forward is base.forward and made.__call__ is _nn.Module.__call__
+    return False
+
+
+def _refuse_inner_module(name, kind, module) -> None:
+    wanted = kind if isinstance(kind, str) else kind.__name__
+    made = type(module)
+    if not (made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind)):
+        raise ValueError(
+            f"this solution was generated for a {wanted} as {name}, the model has a "
+            f"{made.__name__}, which the fused operator would not call: generate it again from a "
+            "reference that has it"
+        )
+    if "forward" in module.__dict__:
+        raise ValueError(f"{name} has a forward of its own, which the fused operator cannot call")
+    hooks = [hook for hook in _HOOKS if module.__dict__[hook]]
+    raise ValueError(
+        f"{name} ({made.__name__}) has {hooks[0].strip('_').replace('_', ' ')}, which the fused "
+        "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
+        "spectral_norm: those of torch's nn.utils.parametrizations work)"
+    )
 
 
 class _Allocation:
@@ -9458,6 +9534,13 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
+def _as_operator() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace is to see the operator: an
+    autograd.Function is a call of Python, which no saved trace can hold.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _outside_autocast(gradients, ctx, grad):
     """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
     if not torch._C._is_any_autocast_enabled():
@@ -9539,6 +9622,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
@@ -9928,7 +10015,7 @@ def _operator(x, weight, bias, *args):
     """The output; statistics are read, never kept."""
     conv_args, norm, pool_args, group_norm = _split_arguments(args)
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
     return _apply(x, weight, bias, conv, norm, _KEEPS_NOTHING, pool, group_norm)
 
@@ -9966,7 +10053,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
             "conv_transpose2d: torch.vmap cannot update BatchNorm's running statistics in place; "
             "call eval() or construct it with track_running_stats=False"
         )
-    if torch.compiler.is_compiling():
+    if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm
         )
@@ -10003,6 +10090,13 @@ _run_with_gradient, _transformed_run = _make_functions(
 
 
 _ACTIVATION = _Tanh()
+_INNER = (
+    ('conv_transpose', _nn.ConvTranspose2d),
+    ('batch_norm', _nn.BatchNorm2d),
+    ('tanh', _nn.Tanh),
+    ('max_pool', _nn.MaxPool2d),
+    ('group_norm', _nn.GroupNorm),
+)
 
 
 class ModelNew(nn.Module):
@@ -10020,10 +10114,24 @@ class ModelNew(nn.Module):
         self.group_norm = nn.GroupNorm(num_groups=num_groups, num_channels=out_channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self._modules["conv_transpose"]
-        batch_norm = self._modules["batch_norm"]
-        pool = self._modules["max_pool"]
-        group_norm = self._modules["group_norm"]
+        conv = self._modules.get("conv_transpose")
+        batch_norm = self._modules.get("batch_norm")
+        pool = self._modules.get("max_pool")
+        group_norm = self._modules.get("group_norm")
+        _require_inner_modules(
+            _INNER,
+            conv,
+            batch_norm,
+            self._modules.get("tanh"),
+            pool,
+            group_norm,
+        )
+        _require_constants(
+            _COMPILED_NAMES,
+            _COMPILED_IN,
+            conv.padding_mode,
+            pool.return_indices,
+        )
         return _forward_and_track(
             batch_norm,
             x,

@@ -22,7 +22,7 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     aecd5715f806c027f805afff4253631ea9d9ab4574c59ae11879b6d855a1e872
+sha256 of CUDA_SOURCE:     996f992d0d9b089d2860e32b58265119a5f78f0e04b1fc20fb9f285a1bdbc329
 sha256 of CPU_SOURCE:      5f1c002dcc0ae4582b09b31a084b53f6a49722533713cbc8ac704a59bd52ffe5
 sha256 of OPERATOR_SOURCE: 5e77c0e947970ba6441241598bb7ab29a7cb51c07eafaf2db4ce95ced00f2a42
 """
@@ -34,6 +34,7 @@ import math as _math
 import os as _os
 import re as _re
 import tempfile as _tempfile
+from torch import nn as _nn
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 import torch
@@ -6813,6 +6814,15 @@ inline double num_products(const ConvTransposeProblem& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
+// group), and where the tensor cores' way would take five launches for little.
+inline bool wants_one_launch(const ConvCall& call) {
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const ConvTransposeProblem& p = call.problem;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
+  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -6836,11 +6846,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
   }
-  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
-  // the tensor cores' way takes five for.
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
-  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+  if (wants_one_launch(call)) {
     const KernelPlan plan = direct_plan(call);
     if (plan.status == kOk) return plan;
   }
@@ -7557,6 +7563,7 @@ inline CallPlan plan_anew(const ConvCall& call) {
   if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, "another kernel is forced");
   if (has_no_outputs(p)) return refuse(kUnsupportedKernel, "nothing to compute");
   if (!wanted && !hopper_pays(p)) return refuse(kUnsupportedKernel, "too few channels");
+  if (wants_one_launch(call)) return refuse(kUnsupportedKernel, "few products");
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return refuse(status, "the device cannot be queried");
@@ -10097,7 +10104,9 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", " TCONV_
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _NUM_VECTORS = 0
-_DIGEST = '369cd4cc26a641543fb32ca37bddf02e4c657d791428495ad09a0f79e7b8786c'
+_COMPILED_NAMES = ('conv_transpose.padding_mode',)
+_COMPILED_IN = ('zeros',)
+_DIGEST = '31fde6d1390e7702a16cd56f454636f84cf771db6ad1c5ff8ea4e1c24d16efa9'
 
 
 class _Gelu:
@@ -10111,6 +10120,73 @@ class _Gelu:
 
     def backward(self, grad, before, after, vectors, vector_grads):
         return torch.ops.aten.gelu_backward.default(grad, before, approximate=self.approximate)
+
+
+def _require_constants(names: tuple, compiled: tuple, *given) -> None:
+    """Numbers of the chain are compiled into the kernels: a model with other ones needs other
+    kernels.
+    """
+    if given != compiled:
+        for value, constant, name in zip(given, compiled, names, strict=True):
+            if value != constant:
+                raise ValueError(
+                    f"this solution was generated for {name} = {constant!r}, the model has "
+                    f"{value!r}: generate it again from a reference that sets it"
+                )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _require_inner_modules(expected: tuple, *modules) -> None:
+    """Refuses inner modules that would do something else than what is compiled in.
+
+    `expected`: for each of `modules` its name and its class; the qualified name of a class that the
+    reference defines. Raises ValueError where a module was replaced or has hooks.
+    """
+    for module, (name, kind) in zip(modules, expected):  # noqa: B905 - in every call
+        made = type(module)
+        if made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind):
+            # The dictionary, for an attribute of a module costs three times as much.
+            own = module.__dict__
+            if not (
+                own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+            ):
+                continue
+        _refuse_inner_module(name, kind, module)
+
+
+def _runs_forward_of(made, kind) -> bool:
+    """Whether `made` is a subclass of `kind` that leaves its forward alone, as the classes of
+    parametrized modules are.
+    """
+    for base in made.__mro__:
+        if base is kind or base.__qualname__ == kind:
+            return made.forward is base.forward and made.__call__ is _nn.Module.__call__
+    return False
+
+
+def _refuse_inner_module(name, kind, module) -> None:
+    wanted = kind if isinstance(kind, str) else kind.__name__
+    made = type(module)
+    if not (made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind)):
+        raise ValueError(
+            f"this solution was generated for a {wanted} as {name}, the model has a "
+            f"{made.__name__}, which the fused operator would not call: generate it again from a "
+            "reference that has it"
+        )
+    if "forward" in module.__dict__:
+        raise ValueError(f"{name} has a forward of its own, which the fused operator cannot call")
+    hooks = [hook for hook in _HOOKS if module.__dict__[hook]]
+    raise ValueError(
+        f"{name} ({made.__name__}) has {hooks[0].strip('_').replace('_', ' ')}, which the fused "
+        "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
+        "spectral_norm: those of torch's nn.utils.parametrizations work)"
+    )
 
 
 class _Allocation:
@@ -10248,6 +10324,13 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
+def _as_operator() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace is to see the operator: an
+    autograd.Function is a call of Python, which no saved trace can hold.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _outside_autocast(gradients, ctx, grad):
     """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
     if not torch._C._is_any_autocast_enabled():
@@ -10329,6 +10412,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
@@ -10668,7 +10755,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
             x, (weight, bias), (norm_weight, norm_bias), vectors
         )
         rest = num_groups, norm_weight, norm_bias, eps, *vectors
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *rest)
     if _transformed():
         return _transformed_run(x, weight, bias, conv, *rest)
@@ -10684,6 +10771,10 @@ _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backw
 
 
 _CHAIN = (_Gelu("none"),)
+_INNER = (
+    ('conv_transpose', _nn.ConvTranspose2d),
+    ('group_norm', _nn.GroupNorm),
+)
 
 
 class ModelNew(nn.Module):
@@ -10698,8 +10789,18 @@ class ModelNew(nn.Module):
         self.group_norm = nn.GroupNorm(num_groups=num_groups, num_channels=out_channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self._modules["conv_transpose"]
-        group_norm = self._modules["group_norm"]
+        conv = self._modules.get("conv_transpose")
+        group_norm = self._modules.get("group_norm")
+        _require_inner_modules(
+            _INNER,
+            conv,
+            group_norm,
+        )
+        _require_constants(
+            _COMPILED_NAMES,
+            _COMPILED_IN,
+            conv.padding_mode,
+        )
         return _operator(
             x,
             conv.weight,
