@@ -98,7 +98,8 @@ OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable AB
 {_PRECISION}
 
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
-model with others is refused); everything else is read from the modules at each call.
+model with others is refused); everything else is read from the modules at each call. Layers inside
+the model are never called: one that was replaced, or that has hooks, is refused by name.
 
 Generated, do not edit:
     {command}
