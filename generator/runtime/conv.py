@@ -1,6 +1,5 @@
 """The operator of pattern 1: transposed convolution and the element-wise steps after it."""
 
-import torch
 
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv

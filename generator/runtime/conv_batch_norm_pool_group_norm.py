@@ -163,6 +163,10 @@ def _flat_run(x, weight, bias, conv, pool, *args):
     return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
 
 
+def _flat_traced(x, weight, bias, conv, pool, *args):
+    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:])
+
+
 def _save_eager(ctx, args) -> None:
     x, weight, bias, conv, pool, *rest = args
     _save(ctx, x, weight, bias, conv, rest[:6], pool, rest[12:])
@@ -185,10 +189,15 @@ def _operator(x, weight, bias, *args):
 
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
     if _transformed():
-        return _transformed_run(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+        return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
     if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
+
+
+def _apply_transformed(x, weight, bias, conv, norm, pool, group_norm) -> tuple:
+    """(output, mean and variance of the batch)"""
+    return _transformed_run(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm)
 
 
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
@@ -207,6 +216,10 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm
+        )
+    elif _transformed():
+        out, batch_mean, batch_var = _apply_transformed(
+            x, weight, bias, conv, about_norm, pool, group_norm
         )
     else:
         if not keeps:
@@ -235,4 +248,6 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
-_run_with_gradient, _transformed_run = _make_functions(_flat_run, _save_eager, _backward_eager)
+_run_with_gradient, _transformed_run = _make_functions(
+    _flat_run, _save_eager, _backward_eager, _flat_traced
+)

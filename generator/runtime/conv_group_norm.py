@@ -1,6 +1,5 @@
 """The operator of pattern 2: transposed convolution, element-wise steps, GroupNorm."""
 
-import torch
 
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv

@@ -21,11 +21,13 @@ def _as_operator() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
-def _make_functions(run, save, gradients) -> tuple:
+def _make_functions(run, save, gradients, functional=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
     save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional, where given, is what the transforms run instead, because vmap takes no operator that
+    writes to its arguments: the result and, as further ones, what run would have written.
     """
 
     class Eager(torch.autograd.Function):
@@ -43,14 +45,16 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def forward(*args):
-            return run(*args)
+            return (functional or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
+            if functional is not None:
+                ctx.mark_non_differentiable(*output[1:])
             save(ctx, inputs)
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(ctx, grad, *_):
             return gradients(ctx, grad)
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
