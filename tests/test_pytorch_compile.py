@@ -48,7 +48,7 @@ def test_compile_dynamic_makes_one_graph(shelf, name, training):
     assert_same_state(new, model)
 
 
-def test_compiled_autograd_of_a_training_step(shelf):
+def test_a_compiled_training_step(shelf):
     """A whole step, loss and optimizer included, with the model compiled in between."""
     model, new = pair_of(shelf, "19")
     torch._dynamo.reset()
