@@ -1,6 +1,5 @@
 """The operator of pattern 1: transposed convolution and the element-wise steps after it."""
 
-
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient

@@ -1,6 +1,5 @@
 """The operator of pattern 2: transposed convolution, element-wise steps, GroupNorm."""
 
-
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
