@@ -21,6 +21,13 @@ def attribute_path(model: nn.Module, target: str) -> str:
     return expression
 
 
+def module_path(target: str) -> str:
+    """`self.<target>` of a module as an expression that takes a tenth of what nn.Module's
+    attributes take; None where there is no such module any more.
+    """
+    return "self" + "".join(f'._modules.get("{part}")' for part in target.split(".") if target)
+
+
 class CallArguments:
     """A call_function or call_method node whose first tensor argument is the flowing value."""
 

@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import fx, nn
 
-from generator.call_arguments import CallArguments, attribute_path
-from generator.constants import baked_attributes
+from generator.call_arguments import CallArguments, attribute_path, module_path
+from generator.constants import baked_attribute, baked_attributes, container_sizes
 from generator.errors import Refusal
 from generator.operations import BAKED, FUNCTIONS, METHODS, MODULES
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 LOCAL_NAMES = ("conv", "batch_norm", "pool", "group_norm")  # modules in the generated forward
 
 
@@ -32,7 +33,9 @@ class Chain:
     operations: list[Operation]
     vectors: list[str]  # expressions of shape [out_channels]
     adds_batch_dimension: bool  # a (1, C, 1, 1) operand makes an unbatched result 4-dimensional
-    constants: list[tuple[str, Any]]  # (expression, value) of attributes whose value is compiled in
+    # (name, expression, value) of attributes whose value is compiled in
+    constants: list[tuple[str, str, Any]]
+    inner: list[tuple[str, str]]  # (name, expression of its class) of every module called
 
 
 class ChainReader:
@@ -41,7 +44,8 @@ class ChainReader:
     def __init__(self, reference: Reference, graph: fx.Graph):
         self.reference = reference
         self.graph = graph
-        self.chain = Chain("", [], [], False, baked_attributes(reference))
+        constants = baked_attributes(reference) + container_sizes(reference)
+        self.chain = Chain("", [], [], False, constants, [])
 
     def read(self) -> Chain:
         inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -70,7 +74,23 @@ class ChainReader:
             elif node.args != (flow,):
                 self._refuse(node, "the return value", "must be one tensor, the end of the chain")
             flow = node
+        self.chain.inner = self._inner_modules()
         return self.chain
+
+    def _inner_modules(self) -> list[tuple[str, str]]:
+        inner = []
+        for name in self.reference.called:
+            module = self.reference.model.get_submodule(name)
+            kind = type(module)
+            for hooks in HOOKS:
+                if getattr(module, hooks):
+                    raise Refusal(
+                        f"{self.reference.path}: {name} ({kind.__name__}) has "
+                        f"{hooks.strip('_').replace('_', ' ')}, which a fused operator cannot run"
+                    )
+            is_layer = getattr(nn, kind.__name__, None) is kind
+            inner.append((name, f"_nn.{kind.__name__}" if is_layer else repr(kind.__qualname__)))
+        return inner
 
     def _require_linear(self, flow: fx.Node, node: fx.Node) -> None:
         uses = [
@@ -101,9 +121,10 @@ class ChainReader:
             if reader is not None and (len(node.args) != 1 or node.kwargs):
                 self._refuse(node, label, "must be called with the tensor alone (no output_size)")
             for name in BAKED.get(type(module), ()):
-                path = attribute_path(self.reference.model, f"{node.target}.{name}")
-                self.chain.constants.append((path, getattr(module, name)))
-            subject: Any = (module, attribute_path(self.reference.model, str(node.target)))
+                constant = baked_attribute(str(node.target), name, getattr(module, name))
+                if constant not in self.chain.constants:
+                    self.chain.constants.append(constant)
+            subject: Any = (module, module_path(str(node.target)))
             if type(module) is nn.MaxPool2d and module.return_indices:
                 self._refuse(node, label, "with return_indices gives two results")
         else:

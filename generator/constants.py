@@ -1,11 +1,14 @@
-"""Attributes of the reference's own modules whose plain values a trace turns into constants."""
+"""What a trace turns into constants: plain attributes of modules, sizes of containers."""
 
 import ast
 from typing import Any
 
-from generator.call_arguments import attribute_path
+from torch import nn
+
+from generator.call_arguments import module_path
 from generator.reference import Reference
 
+_CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
@@ -21,9 +24,27 @@ def reachable_methods(node: ast.ClassDef, start: str) -> set[str]:
     return found
 
 
-def baked_attributes(reference: Reference) -> list[tuple[str, Any]]:
-    """(expression, value) of every plain attribute that forward reads from the modules the file
-    defines.
+def baked_attribute(target: str, name: str, value: Any) -> tuple[str, str, Any]:
+    """(name for readers, expression, value) of an attribute of the model's module `target`."""
+    return f"{target}.{name}" if target else name, f"{module_path(target)}.{name}", value
+
+
+def container_sizes(reference: Reference) -> list[tuple[str, str, Any]]:
+    """(name, expression, value) of the length of every container that holds a called module."""
+    paths: dict[str, None] = {}
+    for name in reference.called:
+        parts = name.split(".")
+        paths |= dict.fromkeys(".".join(parts[:count]) for count in range(1, len(parts)))
+    return [
+        (f"len({path})", f"len({module_path(path)}._modules)", len(module._modules))
+        for path in paths
+        if isinstance(module := reference.model.get_submodule(path), _CONTAINERS)
+    ]
+
+
+def baked_attributes(reference: Reference) -> list[tuple[str, str, Any]]:
+    """(name, expression, value) of every plain attribute that forward reads from the modules the
+    file defines.
     """
     classes = {node.name: node for node in reference.tree.body if isinstance(node, ast.ClassDef)}
     found = []
@@ -44,6 +65,5 @@ def baked_attributes(reference: Reference) -> list[tuple[str, Any]]:
         for name in sorted(names - {"training"}):
             value = getattr(module, name, _PLAIN)
             if isinstance(value, _PLAIN) and value is not _PLAIN:
-                full = f"{path}.{name}" if path else name
-                found.append((attribute_path(reference.model, full), value))
+                found.append(baked_attribute(path, name, value))
     return found

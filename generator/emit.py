@@ -18,7 +18,7 @@ from harness.files import write_files
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
 
-_LATE = ("_CHAIN", "_ACTIVATION")  # constants that need the step classes defined before them
+_LATE = ("_CHAIN", "_ACTIVATION", "_INNER")  # constants that need what stands above them
 
 _PRECISION = """\
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
@@ -148,7 +148,7 @@ def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[State
                     continue
             statements.append(statement)
 
-    for module in ("steps", "forward", matched.entry, "build"):
+    for module in ("steps", "forward", "inner_modules", matched.entry, "build"):
         collect(module)
     written = " ".join([*constants.values(), matched.forward])
     roots = set(re.findall(r"\b_\w+", written)) | {"_operator"}
@@ -190,6 +190,9 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_DIGEST",
         "_CHAIN",
         "_ACTIVATION",
+        "_INNER",
+        "_COMPILED_IN",
+        "_COMPILED_NAMES",
     }
     for statement in split(reference.source, reference.tree):
         shared = statement.defines & ours

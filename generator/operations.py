@@ -233,14 +233,21 @@ FUNCTIONS: dict[Any, Callable] = {
     F.max_pool2d: _max_pool_function,
     torch.max_pool2d: _max_pool_function,
 }
-BAKED = {nn.GELU: ("approximate",), nn.Hardtanh: ("min_val", "max_val")}
+# Attributes that decide what a module does and that the kernels do not read at the call.
+BAKED: dict[type, tuple[str, ...]] = {
+    nn.ConvTranspose2d: ("padding_mode",),
+    nn.MaxPool2d: ("return_indices",),
+    nn.GELU: ("approximate",),
+    nn.Hardtanh: ("min_val", "max_val"),
+    nn.ReLU6: ("min_val", "max_val"),
+}
 MODULES: dict[type, Callable] = {
     nn.ConvTranspose2d: _conv_module,
     nn.BatchNorm2d: _batch_norm_module,
     nn.GroupNorm: _group_norm_module,
     nn.MaxPool2d: _max_pool_module,
     nn.ReLU: _step_module(lambda _: steps.relu()),
-    nn.ReLU6: _step_module(lambda _: steps.hardtanh(0.0, 6.0)),
+    nn.ReLU6: _step_module(lambda module: steps.hardtanh(module.min_val, module.max_val)),
     nn.GELU: _step_module(lambda module: steps.gelu(module.approximate)),
     nn.Tanh: _step_module(lambda _: steps.tanh()),
     nn.Sigmoid: _step_module(lambda _: steps.sigmoid()),

@@ -1,9 +1,9 @@
 """The chains that have kernels, and what a solution of each is made of."""
 
 import dataclasses
-import re
 
 from generator import steps
+from generator.call_arguments import module_path
 from generator.chain import Chain, Operation
 from generator.errors import Refusal
 from generator.reference import Reference
@@ -53,9 +53,6 @@ def _refuse(reference: Reference, operation: Operation, problem: str) -> None:
     raise Refusal(f"{reference.path}:{operation.line}: {operation.label} {problem}; {PATTERNS}")
 
 
-_DIRECT, _SUBMODULE = re.compile(r"^self[.](\w+)$"), r'self._modules["\1"]'
-
-
 def _lines(*arguments: str) -> str:
     return "".join(f"            {argument},\n" for argument in arguments)
 
@@ -65,17 +62,38 @@ def _call(function: str, *arguments: str) -> str:
 
 
 def _forward(chain: Chain, operations: list[Operation], result: str) -> str:
-    """The body of ModelNew.forward: modules looked up once, constants checked, then the call."""
-    modules = [
-        operation.values["module"] for operation in operations if "module" in operation.values
-    ]
-    # nn.Module finds a submodule by attribute in a microsecond, here in a tenth.
-    lines = [f"{name} = {_DIRECT.sub(_SUBMODULE, path)}" for name, path in modules]
+    """The body of ModelNew.forward: modules looked up once, they and constants checked, then the
+    call.
+    """
+    local = {
+        path: name
+        for name, path in (o.values["module"] for o in operations if "module" in o.values)
+    }
+    lines = [f"{name} = {path}" for path, name in local.items()]
+    if chain.inner:
+        paths = [module_path(name) for name, _ in chain.inner]
+        inner = [local.get(path, path) for path in paths]
+        lines.append(_call("_require_inner_modules", "_INNER", *inner))
     if chain.constants:
-        given = "".join(f"{expression}, " for expression, _ in chain.constants)
-        compiled = "".join(f"{steps.literal(value)}, " for _, value in chain.constants)
-        lines.append(f"_require_constants(({given.rstrip()}), ({compiled.rstrip()}))")
+        given = [expression for _, expression, _ in chain.constants]
+        for path, name in local.items():
+            given = [expression.replace(f"{path}.", f"{name}.") for expression in given]
+        lines.append(_call("_require_constants", "_COMPILED_NAMES", "_COMPILED_IN", *given))
     return "\n".join(f"        {line}" for line in [*lines, f"return {result}"])
+
+
+def _checked(chain: Chain) -> dict[str, str]:
+    """The constants that the generated forward compares the model with."""
+    made = {}
+    if chain.inner:
+        inner = "".join(f"    ({steps.literal(name)}, {kind}),\n" for name, kind in chain.inner)
+        made["_INNER"] = f"(\n{inner})"
+    if chain.constants:
+        values = [steps.literal(value) for _, _, value in chain.constants]
+        names = [steps.literal(name) for name, _, _ in chain.constants]
+        made["_COMPILED_NAMES"] = f"({', '.join(names)},)"
+        made["_COMPILED_IN"] = f"({', '.join(values)},)"
+    return made
 
 
 def _chain_constants(chain: Chain, elementwise: list[Operation]) -> dict[str, str]:
@@ -108,7 +126,7 @@ def _conv(chain: Chain, conv: Operation, elementwise: list[Operation]) -> Match:
     return Match(
         entry="conv",
         headers=_epilogue(elementwise),
-        constants=_chain_constants(chain, elementwise),
+        constants=_chain_constants(chain, elementwise) | _checked(chain),
         forward=_forward(chain, [conv], call),
         summary=_summary([conv, *elementwise]),
         method=(
@@ -135,7 +153,7 @@ def _conv_group_norm(
     return Match(
         entry="conv_group_norm",
         headers=_epilogue(elementwise),
-        constants=_chain_constants(chain, elementwise),
+        constants=_chain_constants(chain, elementwise) | _checked(chain),
         forward=_forward(chain, [conv, norm], call),
         summary=_summary([conv, *elementwise, norm]),
         method=(
@@ -177,7 +195,7 @@ def _conv_batch_norm_pool_group_norm(
             "generated_epilogue.h": steps.epilogue_header([]),
             "generated_activation.h": steps.activation_header(step),
         },
-        constants={"_ACTIVATION": step.python},
+        constants={"_ACTIVATION": step.python} | _checked(chain),
         forward=_forward(chain, [conv, *rest], _call("_forward_and_track", *arguments)),
         summary=_summary([conv, *rest]),
         method=(

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import sys
 import traceback
 import types
@@ -17,20 +18,31 @@ from generator.errors import Refusal
 
 @dataclasses.dataclass
 class Reference:
-    """A reference in KernelBench format: its text, and its model from get_init_inputs()."""
+    """A reference in KernelBench format: its text, and its model from get_init_inputs().
+
+    `called`: every name of every module inside the model that its forward calls; trace finds them.
+    """
 
     path: Path
     source: str
     tree: ast.Module
     model: nn.Module
+    called: list[str] = dataclasses.field(default_factory=list)
 
 
 class _Tracer(fx.Tracer):
-    """Notes for every node the line of the reference file it came from, as node.meta["line"]."""
+    """Notes for every node the line of the reference file it came from, as node.meta["line"], and
+    the modules that forward calls, those whose own forward is traced included.
+    """
 
     def __init__(self, file_name: str):
         super().__init__()
         self._file_name = file_name
+        self.called: set[nn.Module] = set()
+
+    def call_module(self, m: nn.Module, *args: Any) -> Any:
+        self.called.add(m)
+        return super().call_module(m, *args)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -73,13 +85,16 @@ def trace(reference: Reference) -> fx.Graph:
     graphs = []
     for training in (False, True):
         reference.model.train(training)
+        tracer = _Tracer(str(reference.path))
         graphs.append(
             _attempt(
                 "tracing forward",
                 reference.path,
-                lambda: _Tracer(str(reference.path)).trace(reference.model),
+                functools.partial(tracer.trace, reference.model),
             )
         )
+    named = reference.model.named_modules(remove_duplicate=False)
+    reference.called = [name for name, module in named if module in tracer.called]
     in_eval, in_training = graphs
     for left, right in zip(in_eval.nodes, in_training.nodes, strict=False):
         if _describe(left) != _describe(right):

@@ -79,7 +79,7 @@ def executed(path: Path, build_dir: Path, device: torch.device) -> dict:
     text, names = path.read_text(), {"__name__": "solution"}
     devices.require_build_tools(text, device)
     build_dir.mkdir(parents=True, exist_ok=True)
-    with _build_environment(build_dir):
+    with build_environment(build_dir):
         exec(compile(text, path.name, "exec"), names)
     return names
 

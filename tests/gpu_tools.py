@@ -63,6 +63,14 @@ def _phases_fit(case: Case) -> bool:
     return reached and case.stride[0] * case.stride[1] <= 16
 
 
+def pytorch_strides(case: Case, x, weight, bias) -> tuple:
+    """Of what PyTorch returns: channels_last where input or weight are."""
+    stride, padding, output_padding, dilation, groups = case.parameters
+    return torch.conv_transpose2d(
+        x, weight, bias, stride, padding, output_padding, groups, dilation
+    ).stride()
+
+
 def check(operator, case: Case, dtype: torch.dtype, *, x=None, weight=None, bias=None):
     """Every output within the bound, with TF32 allowed and forbidden where that matters."""
     made = case.tensors(dtype, "cuda")
@@ -71,7 +79,8 @@ def check(operator, case: Case, dtype: torch.dtype, *, x=None, weight=None, bias
     for allowed in settings(dtype):
         with tf32(allowed):
             y = operator(x, weight, bias, *case.parameters)
-        assert y.is_contiguous() and y.dtype == dtype and y.device == x.device
+        assert y.stride() == pytorch_strides(case, x, weight, bias)
+        assert y.dtype == dtype and y.device == x.device
         rounded = allowed and dtype == torch.float32
         assert_within(y, exact, conv_bound(case, x, weight, bias, dtype, tf32=rounded))
 

@@ -175,6 +175,21 @@ OTHER_REFUSALS = {
         {"body": "return self.conv(x)", "init": "self.conv.register_forward_hook(lambda *a: None)"},
         "forward hooks",
     ),
+    "backward hook": (
+        {
+            "body": "return self.conv(x)",
+            "init": "self.conv.register_full_backward_hook(lambda *a: None)",
+        },
+        r"conv \(ConvTranspose2d\) has backward hooks",
+    ),
+    "hook of a container": (
+        {
+            "body": "return self.up(x)",
+            "init": "self.up = nn.Sequential(self.conv)\n"
+            "        self.up.register_forward_hook(lambda *a: None)",
+        },
+        r"up \(Sequential\) has forward hooks",
+    ),
 }
 
 

@@ -4,6 +4,9 @@
 
 from typing import NamedTuple as _NamedTuple
 
+import torch
+from torch._prims_common import suggest_memory_format as _suggest_memory_format
+
 
 class _Conv(_NamedTuple):
     """Parameters of nn.ConvTranspose2d; each pair is (height, width)."""
@@ -84,6 +87,15 @@ def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
         for axis in range(2)
     ]
     return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
+
+
+def _new_output(shape: tuple, x, weight):
+    """An output without data in PyTorch's layout: channels_last where input or weight are."""
+    out = x.new_empty(shape)
+    formats = [_suggest_memory_format(tensor) for tensor in (x, weight)]
+    if x.dim() == 4 and torch.channels_last in formats:
+        return out.contiguous(memory_format=torch.channels_last)
+    return out
 
 
 def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):

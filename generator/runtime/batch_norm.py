@@ -2,7 +2,7 @@
 
 import torch
 
-from generator.runtime.dispatch import _transformed
+from generator.runtime.dispatch import _as_operator, _transformed
 
 
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
@@ -14,7 +14,9 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     if count == 0:
         return
     with torch.no_grad():
-        running = [norm.running_mean, norm.running_var]
+        # As PyTorch's own update, this one is no change that autograd must know of.
+        compiling = _as_operator() or _transformed()
+        running = [s if compiling else s.data for s in (norm.running_mean, norm.running_var)]
         batch = [batch_mean, batch_var * (count / (count - 1))]
         batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
         if norm.momentum is not None and not _transformed():

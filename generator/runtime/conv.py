@@ -1,7 +1,8 @@
 """The operator of pattern 1: transposed convolution and the element-wise steps after it."""
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv
+from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
+from generator.runtime.autocast import _autocast_chain, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _batched,
@@ -9,9 +10,10 @@ from generator.runtime.gradients import (
     _chain_forward,
     _chain_needs_values,
     _conv_gradients,
+    _no_gradients,
     _recompute_conv,
 )
-from generator.runtime.low_precision import _is_low_precision_on_cpu, _narrow, _widen
+from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.problem import _CHAIN, _NUM_VECTORS
 from generator.runtime.registration import _register, _vector_arguments
@@ -48,28 +50,30 @@ def _make_fake_run(fake):
 
 
 def _fake(x, weight, bias, *args):
-    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, vectors) -> None:
-    ctx.conv = _Conv(*conv)
-    ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *vectors)
+    ctx.conv = conv
+    ctx.save_for_backward(x, weight, bias, *vectors)
 
 
 def _gradients(ctx, grad) -> tuple:
     """(gradients of x, weight and bias, gradients of the vectors)"""
     saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, *vectors = saved
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, *vectors = tensors
     values = None
     if _chain_needs_values(_CHAIN):
-        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
+        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv), vectors)
     grad, vector_grads = _chain_backward(_CHAIN, _batched(grad), values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    narrowed = [[_narrow(g, dtype) for g in grads] for grads in (conv_grads, vector_grads)]
-    return tuple(narrowed)
+    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    return _narrowed(conv_grads, saved[:3]), _narrowed(vector_grads, saved[3:])
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -94,6 +98,8 @@ def _backward_eager(ctx, grad) -> tuple:
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
+    if _autocasting():
+        x, (weight, bias), vectors = _autocast_chain(x, (weight, bias), vectors)
     if _as_operator():
         return _traced(x, weight, bias, *conv, *vectors)
     if _transformed():

@@ -8,17 +8,20 @@ from generator.runtime.arguments import (
     _conv_output_shape,
     _make_conv,
     _make_pool,
+    _new_output,
     _output_size,
     _pooled_shape,
 )
+from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.batch_norm import _update_running_statistics
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
+    _no_gradients,
     _recompute_conv,
 )
-from generator.runtime.low_precision import _is_low_precision_on_cpu, _narrow, _widen
+from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.problem import _ACTIVATION
 from generator.runtime.registration import _register
@@ -98,27 +101,32 @@ def _fake(x, weight, bias, *args):
     pooled = _pooled_shape(shape, _make_pool(*pool_args))
     channels = shape[1] if norm[4] else 0
     dtype = _statistics_dtype(x.dtype)
-    return x.new_empty(pooled), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+    return _new_output(pooled, x, weight), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
 def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
-    ctx.conv, ctx.pool = _Conv(*conv), pool
-    ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
-    ctx.save_for_backward(
-        x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
-    )
+    ctx.conv, ctx.pool = conv, pool
+    ctx.num_groups, group_weight, group_bias, ctx.group_eps = group_norm
+    parameters = norm_weight, norm_bias, group_weight, group_bias
+    if not ctx.use_batch_stats:  # a later batch may move them
+        running_mean, running_var = running_mean.clone(), running_var.clone()
+    ctx.save_for_backward(x, weight, bias, *parameters, running_mean, running_var)
 
 
 def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
-    saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight = saved
+    *saved, running_mean, running_var = ctx.saved_tensors
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:5], grads[5:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, norm_weight, norm_bias, group_weight, _ = tensors
+    if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
+        running_mean, running_var = running_mean.float(), running_var.float()
     aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
-    conv_out = _recompute_conv(x, weight, bias, ctx.conv)
+    conv_out = _recompute_conv(x, weight, bias, conv).contiguous()
     normed, mean, rstd = aten.native_batch_norm.default(
         conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
     )
@@ -141,9 +149,9 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
         ctx.norm_eps,
         [True, *norm_needs],
     )
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    groups = conv_grads, norm_grads, group_grads
-    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
+    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (group_grads, saved[5:])
+    return tuple(_narrowed(*part) for part in parts)
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -200,9 +208,20 @@ def _apply_transformed(x, weight, bias, conv, norm, pool, group_norm) -> tuple:
     return _transformed_run(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm)
 
 
+def _is_batched(tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     """Runs the operator with the nn.BatchNorm2d `norm`, whose running statistics it updates."""
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
+    norm_weight, norm_bias = norm.weight, norm.bias
+    if _autocasting():
+        num_groups, *affine, group_eps = group_norm
+        x, (weight, bias), (norm_weight, norm_bias, *affine), _ = _autocast_norm(
+            x, (weight, bias), (norm_weight, norm_bias, *affine), ()
+        )
+        group_norm = num_groups, *affine, group_eps
     mean, var = norm.running_mean, norm.running_var
     use_batch_stats = norm.training or mean is None
     tracks = norm.training and norm.track_running_stats
@@ -211,8 +230,13 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
         if counted is not None:
             counted.add_(1)
     read = (None, None) if use_batch_stats else (mean, var)
-    about_norm = (norm.weight, norm.bias, *read, use_batch_stats, norm.eps)
+    about_norm = (norm_weight, norm_bias, *read, use_batch_stats, norm.eps)
     keeps = tracks and mean is not None
+    if keeps and _transformed() and _is_batched(x) and not _is_batched(mean):
+        raise RuntimeError(
+            "conv_transpose2d: torch.vmap cannot update BatchNorm's running statistics in place; "
+            "call eval() or construct it with track_running_stats=False"
+        )
     if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm

@@ -1,16 +1,18 @@
 """The operator of pattern 2: transposed convolution, element-wise steps, GroupNorm."""
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv
+from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
+from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
     _conv_gradients,
     _group_norm_gradients,
+    _no_gradients,
     _recompute_conv,
 )
-from generator.runtime.low_precision import _is_low_precision_on_cpu, _narrow, _widen
+from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.problem import _CHAIN, _NUM_VECTORS
 from generator.runtime.registration import _register, _vector_arguments
@@ -48,30 +50,34 @@ def _make_fake_run(fake):
 
 
 def _fake(x, weight, bias, *args):
-    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
-    ctx.conv = _Conv(*conv)
-    ctx.num_groups, norm_weight, _, ctx.norm_eps = norm
-    ctx.save_for_backward(x, weight, bias, norm_weight, *vectors)
+    ctx.conv = conv
+    ctx.num_groups, norm_weight, norm_bias, ctx.norm_eps = norm
+    ctx.save_for_backward(x, weight, bias, norm_weight, norm_bias, *vectors)
 
 
 def _gradients(ctx, grad, norm_needs) -> tuple:
     """(gradients of x, weight and bias, of GroupNorm's weight and bias, of the vectors)"""
     saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, norm_weight, *vectors = saved
-    values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:5], grads[5:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, norm_weight, _, *vectors = tensors
+    # ATen's GroupNorm wants its input contiguous.
+    values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv).contiguous(), vectors)
     grad, *norm_grads = _group_norm_gradients(
         grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, norm_needs
     )
     grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    groups = conv_grads, norm_grads, vector_grads
-    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
+    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
+    return tuple(_narrowed(*part) for part in parts)
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -96,11 +102,16 @@ def _backward_eager(ctx, grad) -> tuple:
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *rest):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
+    num_groups, norm_weight, norm_bias, eps, *vectors = rest
+    if _autocasting():
+        x, (weight, bias), (norm_weight, norm_bias), vectors = _autocast_norm(
+            x, (weight, bias), (norm_weight, norm_bias), vectors
+        )
+        rest = num_groups, norm_weight, norm_bias, eps, *vectors
     if _as_operator():
         return _traced(x, weight, bias, *conv, *rest)
     if _transformed():
         return _transformed_run(x, weight, bias, conv, *rest)
-    _, norm_weight, norm_bias, _, *vectors = rest
     if _wants_gradient(x, weight, bias, norm_weight, norm_bias, *vectors):
         return _run_with_gradient(x, weight, bias, conv, *rest)
     return _run(x, weight, bias, conv, *rest)

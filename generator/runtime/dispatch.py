@@ -21,6 +21,14 @@ def _as_operator() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
+def _outside_autocast(gradients, ctx, grad):
+    """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
+    if not torch._C._is_any_autocast_enabled():
+        return gradients(ctx, grad)
+    with torch.autocast(grad.device.type, enabled=False):
+        return gradients(ctx, grad)
+
+
 def _make_functions(run, save, gradients, functional=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
@@ -38,7 +46,7 @@ def _make_functions(run, save, gradients, functional=None) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
@@ -55,7 +63,14 @@ def _make_functions(run, save, gradients, functional=None) -> tuple:
 
         @staticmethod
         def backward(ctx, grad, *_):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise RuntimeError(
+                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
+                "torch.autograd.forward_ad) is not supported; reverse mode is"
+            )
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply

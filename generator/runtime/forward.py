@@ -6,13 +6,14 @@ def _with_batch_dimension(out):
     return out if out.dim() == 4 else out.unsqueeze(0)
 
 
-def _require_constants(given: tuple, compiled: tuple) -> None:
+def _require_constants(names: tuple, compiled: tuple, *given) -> None:
     """Numbers of the chain are compiled into the kernels: a model with other ones needs other
     kernels.
     """
     if given != compiled:
-        raise ValueError(
-            f"this solution was generated for the constants {compiled}, the model has {given}: "
-            "generate it again from "
-            "a reference whose get_init_inputs() sets these"
-        )
+        for value, constant, name in zip(given, compiled, names, strict=True):
+            if value != constant:
+                raise ValueError(
+                    f"this solution was generated for {name} = {constant!r}, the model has "
+                    f"{value!r}: generate it again from a reference that sets it"
+                )

@@ -30,6 +30,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
@@ -44,6 +48,11 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
         needs,
     )
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
+
+
+def _no_gradients(tensors) -> list:
+    """Of an empty batch."""
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
 
 
 def _chain_needs_values(chain) -> bool:

@@ -1,15 +1,27 @@
-"""fp16 and bf16 on the CPU: computed in fp32, rounded once at the end."""
+"""Backward formulas in fp32 where PyTorch's would not take the dtypes: 16 bits on a CPU, a 16-bit
+input beside fp32 parameters of a norm. Rounded once at the end.
+"""
 
 import torch
 
-
-def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
+_LOW = (torch.float16, torch.bfloat16)
 
 
-def _widen(tensor):
-    return None if tensor is None else tensor.to(torch.float32)
+def _widened(grad, tensors) -> tuple:
+    """(grad, tensors), in fp32 where that is needed; tensors[0] is the input."""
+    x = tensors[0]
+    if x.dtype not in _LOW:
+        return grad, tensors
+    if x.device.type != "cpu" and all(t is None or t.dtype == x.dtype for t in tensors):
+        return grad, tensors
+    return grad.float(), [None if t is None else t.float() for t in tensors]
 
 
-def _narrow(tensor, dtype: torch.dtype):
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+def _narrowed(grads, tensors) -> list:
+    """Each gradient in the dtype of its own tensor."""
+    return [
+        grad
+        if grad is None or tensor is None or grad.dtype is tensor.dtype
+        else grad.to(tensor.dtype)
+        for grad, tensor in zip(grads, tensors, strict=True)
+    ]

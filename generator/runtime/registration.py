@@ -1,7 +1,10 @@
 """Makes the kernels and what PyTorch wants to know of them an operator, once per process."""
 
+import math as _math
+
 import torch
 import torch.autograd.forward_ad as _forward_ad
+from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.build import _NAMESPACE, _load_library
 
@@ -29,6 +32,14 @@ def _refusing_forward_mode(implementation):
     return refusing
 
 
+def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """Of the convolution, as torch.utils.flop_counter counts PyTorch's own: two a product, those
+    that padding crops included.
+    """
+    batch = x_shape[0] if len(x_shape) == 4 else 1
+    return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
+
+
 def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -54,5 +65,6 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
+        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
         namespace._tconv_registry = registry  # keeps them alive
     return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default

@@ -25,8 +25,8 @@ inline void check_geometry(const Geometry& g) {
              g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
 }
 
-inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x) {
-  if (torch_dtype_of(value) != torch_dtype_of(x))
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
+  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
     refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
            dtype_name(torch_dtype_of(x)));
   if (!(device_of(value) == device_of(x)))
@@ -35,11 +35,12 @@ inline void check_same_kind(const char* name, const Tensor& value, const Tensor&
 }
 
 // An optional tensor of one value per channel.
-inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
+                                 bool any_dtype = false) {
   if (!value) return;
   if (value->dim() != 1 || value->size(0) != channels)
     refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
-  check_same_kind(name, *value, x);
+  check_same_kind(name, *value, x, any_dtype);
 }
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.

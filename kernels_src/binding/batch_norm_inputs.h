@@ -28,15 +28,15 @@ struct BatchNormInputs {
         eps(stack.number()) {}
 
   // ValueError as PyTorch for a wrong number of dimensions or values.
-  void check(const ConvInputs& inputs) const {
+  void check(ConvInputs& inputs) const {
     int64_t shape[4];
     size_t dim = 0;
     inputs.shape(inputs.problem.out_h, inputs.problem.out_w, shape, &dim);
     if (dim != 4)
       refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
                    tuple_text(shape, dim));
-    check_channel_vector("the BatchNorm weight", weight, shape[1], inputs.x);
-    check_channel_vector("the BatchNorm bias", bias, shape[1], inputs.x);
+    inputs.check_norm_vector("the BatchNorm weight", weight);
+    inputs.check_norm_vector("the BatchNorm bias", bias);
     if (use_batch_stats) {
       if (shape[0] * shape[2] * shape[3] == 1)
         refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));

@@ -23,6 +23,7 @@ struct ConvInputs {
   Device device{};
   int32_t dtype = 0;           // torch's, of x and of the output
   int64_t computed_dtype = 0;  // enum DType
+  bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
       : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
@@ -38,6 +39,7 @@ struct ConvInputs {
     device = device_of(x);
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
     for (const OptionalTensor& vector : vectors)
       check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
@@ -63,7 +65,17 @@ struct ConvInputs {
     return allocate(sizes, dim, torch_dtype(computed_dtype), device);
   }
 
-  Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
+  Tensor finished(const Tensor& out) const {
+    const Tensor narrow = widened() ? converted(out, kernel_dtype(dtype)) : out;
+    return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
+  }
+
+  // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
+  void check_norm_vector(const char* name, const OptionalTensor& value) {
+    const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
+    if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
+    check_channel_vector(name, value, problem.out_channels, x, wide);
+  }
 
   // Makes the tensors what the kernels read, and the call of them.
   ConvCall prepare(const Tensor& out) {

@@ -17,7 +17,7 @@ struct GroupNormInputs {
       : num_groups(stack.integer()), weight(stack.optional_tensor()), bias(stack.optional_tensor()), eps(stack.number()) {}
 
   // Over an image of that size; raises where PyTorch does.
-  void check(const ConvInputs& inputs, int64_t height, int64_t width) const {
+  void check(ConvInputs& inputs, int64_t height, int64_t width) const {
     int64_t shape[4];
     size_t dim = 0;
     inputs.shape(height, width, shape, &dim);
@@ -26,8 +26,8 @@ struct GroupNormInputs {
     if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
     if (channels % num_groups != 0)
       refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
-    check_channel_vector("the GroupNorm weight", weight, channels, inputs.x);
-    check_channel_vector("the GroupNorm bias", bias, channels, inputs.x);
+    inputs.check_norm_vector("the GroupNorm weight", weight);
+    inputs.check_norm_vector("the GroupNorm bias", bias);
     if (shape[0] * channels / num_groups * height * width == 1)
       refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
                    " and num_groups ", num_groups);

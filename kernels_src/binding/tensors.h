@@ -140,6 +140,22 @@ inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
   return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
 }
 
+// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
+// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
+inline bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4) return false;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (strides[1] == 0) return false;
+  int64_t least = 0;
+  for (const int axis : {1, 3, 2, 0}) {
+    if (sizes[axis] == 0 || strides[axis] < least) return false;
+    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
+    least = strides[axis];
+    if (sizes[axis] > 1) least *= sizes[axis];
+  }
+  return true;
+}
+
 inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
 inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
 

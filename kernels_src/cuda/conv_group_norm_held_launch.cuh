@@ -43,6 +43,7 @@ inline CallPlan plan_anew(const ConvCall& call) {
   if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, "another kernel is forced");
   if (has_no_outputs(p)) return refuse(kUnsupportedKernel, "nothing to compute");
   if (!wanted && !hopper_pays(p)) return refuse(kUnsupportedKernel, "too few channels");
+  if (wants_one_launch(call)) return refuse(kUnsupportedKernel, "few products");
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return refuse(status, "the device cannot be queried");

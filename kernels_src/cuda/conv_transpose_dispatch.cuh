@@ -149,6 +149,15 @@ inline double num_products(const ConvTransposeProblem& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
+// group), and where the tensor cores' way would take five launches for little.
+inline bool wants_one_launch(const ConvCall& call) {
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const ConvTransposeProblem& p = call.problem;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
+  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -172,11 +181,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
   }
-  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
-  // the tensor cores' way takes five for.
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
-  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+  if (wants_one_launch(call)) {
     const KernelPlan plan = direct_plan(call);
     if (plan.status == kOk) return plan;
   }

@@ -28,6 +28,7 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
     return no_pooled_plan(kUnsupportedKernel, "another kernel is forced");
   if (has_no_outputs(p) || p.out_h < 2 || p.out_w < 2) return no_pooled_plan(kUnsupportedKernel, "no whole window");
   if (call.kernel_choice == kAuto && !hopper_pays(p)) return no_pooled_plan(kUnsupportedKernel, "too few channels");
+  if (wants_one_launch(call)) return no_pooled_plan(kUnsupportedKernel, "few products");
   if (!mma_can_index(p)) return no_pooled_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);

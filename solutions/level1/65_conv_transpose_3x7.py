@@ -21,17 +21,21 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     80db027e7387df19d294c6222e7dfedd002664ed98fae91d6bff4f3d43a5f92a
+sha256 of CUDA_SOURCE:     016aa0673894d3cc55f24aa2f1066bd1b6bf792b632ef300e9f18fc314ac3a56
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
-sha256 of OPERATOR_SOURCE: 47965f905eb461be8b9f4d3e6b42af478204b490a0b801b23fc4480c5096d2de
+sha256 of OPERATOR_SOURCE: 8490b8ee191fc66601c59cb82db9e13b0c76c75a1e017226009a0abd5df2ae0d
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
 import hashlib as _hashlib
+import math as _math
 import os as _os
 import re as _re
 import tempfile as _tempfile
+from torch import nn as _nn
+from torch._prims_common import suggest_memory_format as _suggest_memory_format
+from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 import torch
 import torch.autograd.forward_ad as _forward_ad
 import torch.nn as nn
@@ -5120,6 +5124,15 @@ inline double num_products(const ConvTransposeProblem& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
+// group), and where the tensor cores' way would take five launches for little.
+inline bool wants_one_launch(const ConvCall& call) {
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const ConvTransposeProblem& p = call.problem;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
+  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -5143,11 +5156,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
   }
-  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
-  // the tensor cores' way takes five for.
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
-  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+  if (wants_one_launch(call)) {
     const KernelPlan plan = direct_plan(call);
     if (plan.status == kOk) return plan;
   }
@@ -6937,6 +6946,22 @@ inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
   return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
 }
 
+// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
+// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
+inline bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4) return false;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (strides[1] == 0) return false;
+  int64_t least = 0;
+  for (const int axis : {1, 3, 2, 0}) {
+    if (sizes[axis] == 0 || strides[axis] < least) return false;
+    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
+    least = strides[axis];
+    if (sizes[axis] > 1) least *= sizes[axis];
+  }
+  return true;
+}
+
 inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
 inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
 
@@ -6964,8 +6989,8 @@ inline void check_geometry(const Geometry& g) {
              g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
 }
 
-inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x) {
-  if (torch_dtype_of(value) != torch_dtype_of(x))
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
+  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
     refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
            dtype_name(torch_dtype_of(x)));
   if (!(device_of(value) == device_of(x)))
@@ -6974,11 +6999,12 @@ inline void check_same_kind(const char* name, const Tensor& value, const Tensor&
 }
 
 // An optional tensor of one value per channel.
-inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
+                                 bool any_dtype = false) {
   if (!value) return;
   if (value->dim() != 1 || value->size(0) != channels)
     refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
-  check_same_kind(name, *value, x);
+  check_same_kind(name, *value, x, any_dtype);
 }
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.
@@ -7234,6 +7260,7 @@ struct ConvInputs {
   Device device{};
   int32_t dtype = 0;           // torch's, of x and of the output
   int64_t computed_dtype = 0;  // enum DType
+  bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
       : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
@@ -7249,6 +7276,7 @@ struct ConvInputs {
     device = device_of(x);
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
     for (const OptionalTensor& vector : vectors)
       check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
@@ -7274,7 +7302,17 @@ struct ConvInputs {
     return allocate(sizes, dim, torch_dtype(computed_dtype), device);
   }
 
-  Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
+  Tensor finished(const Tensor& out) const {
+    const Tensor narrow = widened() ? converted(out, kernel_dtype(dtype)) : out;
+    return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
+  }
+
+  // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
+  void check_norm_vector(const char* name, const OptionalTensor& value) {
+    const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
+    if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
+    check_channel_vector(name, value, problem.out_channels, x, wide);
+  }
 
   // Makes the tensors what the kernels read, and the call of them.
   ConvCall prepare(const Tensor& out) {
@@ -7328,7 +7366,76 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 
 _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
-_DIGEST = 'c939a505f1a74d6d7242c176a93ca3cbcf0b3a3627eadfa80b9e3a606e764e55'
+_COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
+_COMPILED_IN = ('zeros',)
+_DIGEST = '198cf92af692018ae15e4e5ef4f05274b42ad8ff2239707aa78d0c7b4b22d497'
+
+
+def _require_constants(names: tuple, compiled: tuple, *given) -> None:
+    """Numbers of the chain are compiled into the kernels: a model with other ones needs other
+    kernels.
+    """
+    if given != compiled:
+        for value, constant, name in zip(given, compiled, names, strict=True):
+            if value != constant:
+                raise ValueError(
+                    f"this solution was generated for {name} = {constant!r}, the model has "
+                    f"{value!r}: generate it again from a reference that sets it"
+                )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _require_inner_modules(expected: tuple, *modules) -> None:
+    """Refuses inner modules that would do something else than what is compiled in.
+
+    `expected`: for each of `modules` its name and its class; the qualified name of a class that the
+    reference defines. Raises ValueError where a module was replaced or has hooks.
+    """
+    for module, (name, kind) in zip(modules, expected):  # noqa: B905 - in every call
+        made = type(module)
+        if made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind):
+            # The dictionary, for an attribute of a module costs three times as much.
+            own = module.__dict__
+            if not (
+                own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+            ):
+                continue
+        _refuse_inner_module(name, kind, module)
+
+
+def _runs_forward_of(made, kind) -> bool:
+    """Whether `made` is a subclass of `kind` that leaves its forward alone, as the classes of
+    parametrized modules are.
+    """
+    for base in made.__mro__:
+        if base is kind or base.__qualname__ == kind:
+            return made.forward is base.forward and made.__call__ is _nn.Module.__call__
+    return False
+
+
+def _refuse_inner_module(name, kind, module) -> None:
+    wanted = kind if isinstance(kind, str) else kind.__name__
+    made = type(module)
+    if not (made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind)):
+        raise ValueError(
+            f"this solution was generated for a {wanted} as {name}, the model has a "
+            f"{made.__name__}, which the fused operator would not call: generate it again from a "
+            "reference that has it"
+        )
+    if "forward" in module.__dict__:
+        raise ValueError(f"{name} has a forward of its own, which the fused operator cannot call")
+    hooks = [hook for hook in _HOOKS if module.__dict__[hook]]
+    raise ValueError(
+        f"{name} ({made.__name__}) has {hooks[0].strip('_').replace('_', ' ')}, which the fused "
+        "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
+        "spectral_norm: those of torch's nn.utils.parametrizations work)"
+    )
 
 
 class _Allocation:
@@ -7418,6 +7525,43 @@ def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
+def _new_output(shape: tuple, x, weight):
+    """An output without data in PyTorch's layout: channels_last where input or weight are."""
+    out = x.new_empty(shape)
+    formats = [_suggest_memory_format(tensor) for tensor in (x, weight)]
+    if x.dim() == 4 and torch.channels_last in formats:
+        return out.contiguous(memory_format=torch.channels_last)
+    return out
+
+
+def _autocasting() -> bool:
+    return torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()
+
+
+def _autocast_dtype(x):
+    """The low precision in which a convolution of `x` is asked for, or None."""
+    kind = x.device.type
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _cast_all(tensors, dtype: torch.dtype) -> list:
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+def _autocast_chain(x, tensors, vectors) -> tuple:
+    """(x, tensors, vectors) of a convolution and element-wise operations. A per-channel operand in
+    fp32 makes the result fp32; then all of it is computed in fp32, and not rounded on the way.
+    """
+    dtype = _autocast_dtype(x)
+    if dtype is None:
+        return x, tensors, vectors
+    for vector in vectors:
+        dtype = torch.promote_types(dtype, vector.dtype)
+    return x.to(dtype), _cast_all(tensors, dtype), _cast_all(vectors, dtype)
+
+
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -7426,11 +7570,27 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
-def _make_functions(run, save, gradients) -> tuple:
+def _as_operator() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace is to see the operator: an
+    autograd.Function is a call of Python, which no saved trace can hold.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _outside_autocast(gradients, ctx, grad):
+    """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
+    if not torch._C._is_any_autocast_enabled():
+        return gradients(ctx, grad)
+    with torch.autocast(grad.device.type, enabled=False):
+        return gradients(ctx, grad)
+
+
+def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
+    what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):
@@ -7441,14 +7601,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(*args):
-            return run(*args)
+            return (functional_run or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -7456,7 +7616,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise RuntimeError(
+                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
+                "torch.autograd.forward_ad) is not supported; reverse mode is"
+            )
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply
@@ -7491,6 +7658,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
@@ -7505,6 +7676,11 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
         needs,
     )
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
+
+
+def _no_gradients(tensors) -> list:
+    """Of an empty batch."""
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
 
 
 def _chain_needs_values(chain) -> bool:
@@ -7530,16 +7706,27 @@ def _chain_backward(chain, grad, values, vectors) -> tuple:
     return grad, vector_grads
 
 
-def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
+_LOW = (torch.float16, torch.bfloat16)
 
 
-def _widen(tensor):
-    return None if tensor is None else tensor.to(torch.float32)
+def _widened(grad, tensors) -> tuple:
+    """(grad, tensors), in fp32 where that is needed; tensors[0] is the input."""
+    x = tensors[0]
+    if x.dtype not in _LOW:
+        return grad, tensors
+    if x.device.type != "cpu" and all(t is None or t.dtype == x.dtype for t in tensors):
+        return grad, tensors
+    return grad.float(), [None if t is None else t.float() for t in tensors]
 
 
-def _narrow(tensor, dtype: torch.dtype):
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+def _narrowed(grads, tensors) -> list:
+    """Each gradient in the dtype of its own tensor."""
+    return [
+        grad
+        if grad is None or tensor is None or grad.dtype is tensor.dtype
+        else grad.to(tensor.dtype)
+        for grad, tensor in zip(grads, tensors, strict=True)
+    ]
 
 
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
@@ -7660,6 +7847,14 @@ def _vector_arguments(count: int) -> str:
     return "".join(f", Tensor vector{index}" for index in range(count))
 
 
+def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """Of the convolution, as torch.utils.flop_counter counts PyTorch's own: two a product, those
+    that padding crops included.
+    """
+    batch = x_shape[0] if len(x_shape) == 4 else 1
+    return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
+
+
 def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -7685,6 +7880,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
+        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
         namespace._tconv_registry = registry  # keeps them alive
     return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
 
@@ -7721,28 +7917,30 @@ def _make_fake_run(fake):
 
 
 def _fake(x, weight, bias, *args):
-    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*args[:5])))
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, vectors) -> None:
-    ctx.conv = _Conv(*conv)
-    ctx.save_for_backward(x, weight, bias if _chain_needs_values(_CHAIN) else None, *vectors)
+    ctx.conv = conv
+    ctx.save_for_backward(x, weight, bias, *vectors)
 
 
 def _gradients(ctx, grad) -> tuple:
     """(gradients of x, weight and bias, gradients of the vectors)"""
     saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, *vectors = saved
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, *vectors = tensors
     values = None
     if _chain_needs_values(_CHAIN):
-        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, ctx.conv), vectors)
+        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv), vectors)
     grad, vector_grads = _chain_backward(_CHAIN, _batched(grad), values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    narrowed = [[_narrow(g, dtype) for g in grads] for grads in (conv_grads, vector_grads)]
-    return tuple(narrowed)
+    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    return _narrowed(conv_grads, saved[:3]), _narrowed(vector_grads, saved[3:])
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -7767,7 +7965,9 @@ def _backward_eager(ctx, grad) -> tuple:
 
 def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups, *vectors):
     conv = _make_conv(stride, padding, output_padding, dilation, groups)
-    if torch.compiler.is_compiling():
+    if _autocasting():
+        x, (weight, bias), vectors = _autocast_chain(x, (weight, bias), vectors)
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *vectors)
     if _transformed():
         return _transformed_run(x, weight, bias, conv, *vectors)
@@ -7783,6 +7983,9 @@ _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backw
 
 
 _CHAIN = ()
+_INNER = (
+    ('conv_transpose2d', _nn.ConvTranspose2d),
+)
 
 
 class ModelNew(nn.Module):
@@ -7812,7 +8015,16 @@ class ModelNew(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self._modules["conv_transpose2d"]
+        conv = self._modules.get("conv_transpose2d")
+        _require_inner_modules(
+            _INNER,
+            conv,
+        )
+        _require_constants(
+            _COMPILED_NAMES,
+            _COMPILED_IN,
+            conv.padding_mode,
+        )
         return _operator(
             x,
             conv.weight,

@@ -22,17 +22,21 @@ model with others is refused); everything else is read from the modules at each 
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     dceb2809a0080745917095b03b953cb8c9fd98962ace51a96b79f3c8b4dd3ad9
+sha256 of CUDA_SOURCE:     7fad0846af59cd40be116f0a283c04533e1a1ab9ab4e9ef96e61175d7c6f7b00
 sha256 of CPU_SOURCE:      bc3863c4bbf7b00aa365b4fc23f807153c2d4be7e31c36c1008a9c5a7b4cb4e8
-sha256 of OPERATOR_SOURCE: 3771c285695c1aac2fb3622f0140b771d6b619fce24b508ea2068721de51beac
+sha256 of OPERATOR_SOURCE: c8e7a8f987a39fee36e79933f236bef61f65c911e1ab9836859bc580b1998a85
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
 import hashlib as _hashlib
+import math as _math
 import os as _os
 import re as _re
 import tempfile as _tempfile
+from torch import nn as _nn
+from torch._prims_common import suggest_memory_format as _suggest_memory_format
+from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 import torch
 import torch.autograd.forward_ad as _forward_ad
 import torch.nn as nn
@@ -6022,6 +6026,15 @@ inline double num_products(const ConvTransposeProblem& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
+// group), and where the tensor cores' way would take five launches for little.
+inline bool wants_one_launch(const ConvCall& call) {
+  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  const ConvTransposeProblem& p = call.problem;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
+  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   const ConvTransposeProblem& p = call.problem;
@@ -6045,11 +6058,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
   }
-  // In fp32, though TF32 is allowed: what PyTorch answers in fp32, too (few channels a group), and what one launch does that
-  // the tensor cores' way takes five for.
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const bool few_channels = p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels;
-  if (portable_numeric(call) == Numeric::kTF32 && (few_channels || num_products(p) <= kFewProducts)) {
+  if (wants_one_launch(call)) {
     const KernelPlan plan = direct_plan(call);
     if (plan.status == kOk) return plan;
   }
@@ -6389,6 +6398,7 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
     return no_pooled_plan(kUnsupportedKernel, "another kernel is forced");
   if (has_no_outputs(p) || p.out_h < 2 || p.out_w < 2) return no_pooled_plan(kUnsupportedKernel, "no whole window");
   if (call.kernel_choice == kAuto && !hopper_pays(p)) return no_pooled_plan(kUnsupportedKernel, "too few channels");
+  if (wants_one_launch(call)) return no_pooled_plan(kUnsupportedKernel, "few products");
   if (!mma_can_index(p)) return no_pooled_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
@@ -8642,6 +8652,22 @@ inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
   return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
 }
 
+// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
+// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
+inline bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4) return false;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (strides[1] == 0) return false;
+  int64_t least = 0;
+  for (const int axis : {1, 3, 2, 0}) {
+    if (sizes[axis] == 0 || strides[axis] < least) return false;
+    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
+    least = strides[axis];
+    if (sizes[axis] > 1) least *= sizes[axis];
+  }
+  return true;
+}
+
 inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
 inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
 
@@ -8669,8 +8695,8 @@ inline void check_geometry(const Geometry& g) {
              g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
 }
 
-inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x) {
-  if (torch_dtype_of(value) != torch_dtype_of(x))
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
+  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
     refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
            dtype_name(torch_dtype_of(x)));
   if (!(device_of(value) == device_of(x)))
@@ -8679,11 +8705,12 @@ inline void check_same_kind(const char* name, const Tensor& value, const Tensor&
 }
 
 // An optional tensor of one value per channel.
-inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x) {
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
+                                 bool any_dtype = false) {
   if (!value) return;
   if (value->dim() != 1 || value->size(0) != channels)
     refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
-  check_same_kind(name, *value, x);
+  check_same_kind(name, *value, x, any_dtype);
 }
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.
@@ -8939,6 +8966,7 @@ struct ConvInputs {
   Device device{};
   int32_t dtype = 0;           // torch's, of x and of the output
   int64_t computed_dtype = 0;  // enum DType
+  bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
       : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
@@ -8954,6 +8982,7 @@ struct ConvInputs {
     device = device_of(x);
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
     for (const OptionalTensor& vector : vectors)
       check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
   }
@@ -8979,7 +9008,17 @@ struct ConvInputs {
     return allocate(sizes, dim, torch_dtype(computed_dtype), device);
   }
 
-  Tensor finished(const Tensor& out) const { return widened() ? converted(out, kernel_dtype(dtype)) : out; }
+  Tensor finished(const Tensor& out) const {
+    const Tensor narrow = widened() ? converted(out, kernel_dtype(dtype)) : out;
+    return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
+  }
+
+  // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
+  void check_norm_vector(const char* name, const OptionalTensor& value) {
+    const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
+    if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
+    check_channel_vector(name, value, problem.out_channels, x, wide);
+  }
 
   // Makes the tensors what the kernels read, and the call of them.
   ConvCall prepare(const Tensor& out) {
@@ -9033,15 +9072,15 @@ struct BatchNormInputs {
         eps(stack.number()) {}
 
   // ValueError as PyTorch for a wrong number of dimensions or values.
-  void check(const ConvInputs& inputs) const {
+  void check(ConvInputs& inputs) const {
     int64_t shape[4];
     size_t dim = 0;
     inputs.shape(inputs.problem.out_h, inputs.problem.out_w, shape, &dim);
     if (dim != 4)
       refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
                    tuple_text(shape, dim));
-    check_channel_vector("the BatchNorm weight", weight, shape[1], inputs.x);
-    check_channel_vector("the BatchNorm bias", bias, shape[1], inputs.x);
+    inputs.check_norm_vector("the BatchNorm weight", weight);
+    inputs.check_norm_vector("the BatchNorm bias", bias);
     if (use_batch_stats) {
       if (shape[0] * shape[2] * shape[3] == 1)
         refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));
@@ -9112,7 +9151,7 @@ struct GroupNormInputs {
       : num_groups(stack.integer()), weight(stack.optional_tensor()), bias(stack.optional_tensor()), eps(stack.number()) {}
 
   // Over an image of that size; raises where PyTorch does.
-  void check(const ConvInputs& inputs, int64_t height, int64_t width) const {
+  void check(ConvInputs& inputs, int64_t height, int64_t width) const {
     int64_t shape[4];
     size_t dim = 0;
     inputs.shape(height, width, shape, &dim);
@@ -9121,8 +9160,8 @@ struct GroupNormInputs {
     if (num_groups <= 0) refuse("num_groups must be positive, got ", num_groups);
     if (channels % num_groups != 0)
       refuse("channels must be divisible by num_groups, got ", channels, " channels and num_groups ", num_groups);
-    check_channel_vector("the GroupNorm weight", weight, channels, inputs.x);
-    check_channel_vector("the GroupNorm bias", bias, channels, inputs.x);
+    inputs.check_norm_vector("the GroupNorm weight", weight);
+    inputs.check_norm_vector("the GroupNorm bias", bias);
     if (shape[0] * channels / num_groups * height * width == 1)
       refuse_value("group_norm: expected more than 1 value per group, got an input of shape ", tuple_text(shape, dim),
                    " and num_groups ", num_groups);
@@ -9228,7 +9267,9 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_DIGEST = '38a2ab628269d8370edf6572addcd142a4735fe5cd412f9461e727c64bc4ae08'
+_COMPILED_NAMES = ('conv_transpose.padding_mode', 'max_pool.return_indices',)
+_COMPILED_IN = ('zeros', False,)
+_DIGEST = 'f579bc592acc64a55890ae5a8b7d8b70177c1f04188b1cc1029fa84fff3ba0e1'
 
 
 class _Tanh:
@@ -9239,6 +9280,73 @@ class _Tanh:
 
     def backward(self, grad, before, after, vectors, vector_grads):
         return torch.ops.aten.tanh_backward.default(grad, after)
+
+
+def _require_constants(names: tuple, compiled: tuple, *given) -> None:
+    """Numbers of the chain are compiled into the kernels: a model with other ones needs other
+    kernels.
+    """
+    if given != compiled:
+        for value, constant, name in zip(given, compiled, names, strict=True):
+            if value != constant:
+                raise ValueError(
+                    f"this solution was generated for {name} = {constant!r}, the model has "
+                    f"{value!r}: generate it again from a reference that sets it"
+                )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _require_inner_modules(expected: tuple, *modules) -> None:
+    """Refuses inner modules that would do something else than what is compiled in.
+
+    `expected`: for each of `modules` its name and its class; the qualified name of a class that the
+    reference defines. Raises ValueError where a module was replaced or has hooks.
+    """
+    for module, (name, kind) in zip(modules, expected):  # noqa: B905 - in every call
+        made = type(module)
+        if made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind):
+            # The dictionary, for an attribute of a module costs three times as much.
+            own = module.__dict__
+            if not (
+                own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+            ):
+                continue
+        _refuse_inner_module(name, kind, module)
+
+
+def _runs_forward_of(made, kind) -> bool:
+    """Whether `made` is a subclass of `kind` that leaves its forward alone, as the classes of
+    parametrized modules are.
+    """
+    for base in made.__mro__:
+        if base is kind or base.__qualname__ == kind:
+            return made.forward is base.forward and made.__call__ is _nn.Module.__call__
+    return False
+
+
+def _refuse_inner_module(name, kind, module) -> None:
+    wanted = kind if isinstance(kind, str) else kind.__name__
+    made = type(module)
+    if not (made is kind or made.__qualname__ == kind or _runs_forward_of(made, kind)):
+        raise ValueError(
+            f"this solution was generated for a {wanted} as {name}, the model has a "
+            f"{made.__name__}, which the fused operator would not call: generate it again from a "
+            "reference that has it"
+        )
+    if "forward" in module.__dict__:
+        raise ValueError(f"{name} has a forward of its own, which the fused operator cannot call")
+    hooks = [hook for hook in _HOOKS if module.__dict__[hook]]
+    raise ValueError(
+        f"{name} ({made.__name__}) has {hooks[0].strip('_').replace('_', ' ')}, which the fused "
+        "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
+        "spectral_norm: those of torch's nn.utils.parametrizations work)"
+    )
 
 
 class _Allocation:
@@ -9341,6 +9449,15 @@ def _conv_output_shape(x, weight, bias, conv: tuple) -> tuple:
     return (*x.shape[:-3], weight.shape[1] * conv[4], *sizes)
 
 
+def _new_output(shape: tuple, x, weight):
+    """An output without data in PyTorch's layout: channels_last where input or weight are."""
+    out = x.new_empty(shape)
+    formats = [_suggest_memory_format(tensor) for tensor in (x, weight)]
+    if x.dim() == 4 and torch.channels_last in formats:
+        return out.contiguous(memory_format=torch.channels_last)
+    return out
+
+
 def _pooled_size(size, kernel, stride, padding, dilation, ceil_mode):
     """One axis after nn.MaxPool2d: in ceil_mode a last window that starts beyond the image is
     dropped.
@@ -9357,6 +9474,37 @@ def _pooled_shape(shape, pool: tuple) -> tuple:
     return (*shape[:2], *sizes)
 
 
+def _autocasting() -> bool:
+    return torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()
+
+
+def _autocast_dtype(x):
+    """The low precision in which a convolution of `x` is asked for, or None."""
+    kind = x.device.type
+    if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _cast_all(tensors, dtype: torch.dtype) -> list:
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+def _autocast_norm(x, tensors, norm_tensors, vectors) -> tuple:
+    """The same where GroupNorm ends the chain: on CUDA its result is fp32, on a CPU the low
+    precision, beside which a norm's parameters may stay in fp32.
+    """
+    dtype = _autocast_dtype(x)
+    if dtype is None:
+        return x, tensors, norm_tensors, vectors
+    if x.device.type == "cuda":
+        dtype = torch.float32
+        norm_tensors = _cast_all(norm_tensors, dtype)
+    for vector in vectors:
+        dtype = torch.promote_types(dtype, vector.dtype)
+    return x.to(dtype), _cast_all(tensors, dtype), norm_tensors, _cast_all(vectors, dtype)
+
+
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     """Moves the running statistics of `norm` towards a batch of `count` values per channel.
 
@@ -9366,7 +9514,9 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     if count == 0:
         return
     with torch.no_grad():
-        running = [norm.running_mean, norm.running_var]
+        # As PyTorch's own update, this one is no change that autograd must know of.
+        compiling = torch.compiler.is_compiling()
+        running = [s if compiling else s.data for s in (norm.running_mean, norm.running_var)]
         batch = [batch_mean, batch_var * (count / (count - 1))]
         batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
         if norm.momentum is not None:
@@ -9384,11 +9534,27 @@ def _wants_gradient(*tensors) -> bool:
     return False
 
 
-def _make_functions(run, save, gradients) -> tuple:
+def _as_operator() -> bool:
+    """Whether a compiler, an exporter or torch.jit.trace is to see the operator: an
+    autograd.Function is a call of Python, which no saved trace can hold.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _outside_autocast(gradients, ctx, grad):
+    """Gradients are formed in the dtypes of what forward saved, wherever backward is called."""
+    if not torch._C._is_any_autocast_enabled():
+        return gradients(ctx, grad)
+    with torch.autocast(grad.device.type, enabled=False):
+        return gradients(ctx, grad)
+
+
+def _make_functions(run, save, gradients, functional_run=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
+    what gradients(ctx, grad) needs, which returns one for each argument.
     """
 
     class Eager(torch.autograd.Function):
@@ -9399,14 +9565,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(*args):
-            return run(*args)
+            return (functional_run or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -9414,7 +9580,14 @@ def _make_functions(run, save, gradients) -> tuple:
 
         @staticmethod
         def backward(ctx, grad):
-            return gradients(ctx, grad)
+            return _outside_autocast(gradients, ctx, grad)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            raise RuntimeError(
+                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
+                "torch.autograd.forward_ad) is not supported; reverse mode is"
+            )
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply
@@ -9449,6 +9622,10 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
     grads = torch.ops.aten.convolution_backward.default(
         grad,
         batched,
@@ -9463,6 +9640,11 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
         needs,
     )
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
+
+
+def _no_gradients(tensors) -> list:
+    """Of an empty batch."""
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
 
 
 def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
@@ -9494,16 +9676,27 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
 
 
-def _is_low_precision_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type == "cpu"
+_LOW = (torch.float16, torch.bfloat16)
 
 
-def _widen(tensor):
-    return None if tensor is None else tensor.to(torch.float32)
+def _widened(grad, tensors) -> tuple:
+    """(grad, tensors), in fp32 where that is needed; tensors[0] is the input."""
+    x = tensors[0]
+    if x.dtype not in _LOW:
+        return grad, tensors
+    if x.device.type != "cpu" and all(t is None or t.dtype == x.dtype for t in tensors):
+        return grad, tensors
+    return grad.float(), [None if t is None else t.float() for t in tensors]
 
 
-def _narrow(tensor, dtype: torch.dtype):
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+def _narrowed(grads, tensors) -> list:
+    """Each gradient in the dtype of its own tensor."""
+    return [
+        grad
+        if grad is None or tensor is None or grad.dtype is tensor.dtype
+        else grad.to(tensor.dtype)
+        for grad, tensor in zip(grads, tensors, strict=True)
+    ]
 
 
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
@@ -9617,6 +9810,14 @@ def _load_library() -> None:
             _os.replace(built, library)
 
 
+def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """Of the convolution, as torch.utils.flop_counter counts PyTorch's own: two a product, those
+    that padding crops included.
+    """
+    batch = x_shape[0] if len(x_shape) == 4 else 1
+    return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
+
+
 def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -9642,6 +9843,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
+        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
         namespace._tconv_registry = registry  # keeps them alive
     return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
 
@@ -9721,27 +9923,32 @@ def _fake(x, weight, bias, *args):
     pooled = _pooled_shape(shape, _make_pool(*pool_args))
     channels = shape[1] if norm[4] else 0
     dtype = _statistics_dtype(x.dtype)
-    return x.new_empty(pooled), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+    return _new_output(pooled, x, weight), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
 def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
-    ctx.conv, ctx.pool = _Conv(*conv), pool
-    ctx.num_groups, group_weight, _, ctx.group_eps = group_norm
-    ctx.save_for_backward(
-        x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight
-    )
+    ctx.conv, ctx.pool = conv, pool
+    ctx.num_groups, group_weight, group_bias, ctx.group_eps = group_norm
+    parameters = norm_weight, norm_bias, group_weight, group_bias
+    if not ctx.use_batch_stats:  # a later batch may move them
+        running_mean, running_var = running_mean.clone(), running_var.clone()
+    ctx.save_for_backward(x, weight, bias, *parameters, running_mean, running_var)
 
 
 def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
-    saved = ctx.saved_tensors
-    dtype = saved[0].dtype
-    if _is_low_precision_on_cpu(saved[0]):
-        grad, saved = _widen(grad), [_widen(tensor) for tensor in saved]
-    x, weight, bias, norm_weight, norm_bias, running_mean, running_var, group_weight = saved
+    *saved, running_mean, running_var = ctx.saved_tensors
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:5], grads[5:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, norm_weight, norm_bias, group_weight, _ = tensors
+    if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
+        running_mean, running_var = running_mean.float(), running_var.float()
     aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
-    conv_out = _recompute_conv(x, weight, bias, ctx.conv)
+    conv_out = _recompute_conv(x, weight, bias, conv).contiguous()
     normed, mean, rstd = aten.native_batch_norm.default(
         conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
     )
@@ -9764,9 +9971,9 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
         ctx.norm_eps,
         [True, *norm_needs],
     )
-    conv_grads = _conv_gradients(grad, x, weight, ctx.conv, ctx.needs_input_grad[:3])
-    groups = conv_grads, norm_grads, group_grads
-    return tuple([_narrow(g, dtype) for g in grads] for grads in groups)
+    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (group_grads, saved[5:])
+    return tuple(_narrowed(*part) for part in parts)
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -9786,6 +9993,13 @@ def _flat_run(x, weight, bias, conv, pool, *args):
     return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
 
 
+def _functional_run(x, weight, bias, conv, pool, *args):
+    norm, kept, group_norm = args[:6], args[6:12], args[12:]
+    if kept[0] is not None or kept[4] is not None:
+        return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
+    return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
+
+
 def _save_eager(ctx, args) -> None:
     x, weight, bias, conv, pool, *rest = args
     _save(ctx, x, weight, bias, conv, rest[:6], pool, rest[12:])
@@ -9801,7 +10015,7 @@ def _operator(x, weight, bias, *args):
     """The output; statistics are read, never kept."""
     conv_args, norm, pool_args, group_norm = _split_arguments(args)
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
-    if torch.compiler.is_compiling():
+    if _as_operator():
         return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
     return _apply(x, weight, bias, conv, norm, _KEEPS_NOTHING, pool, group_norm)
 
@@ -9817,6 +10031,13 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     """Runs the operator with the nn.BatchNorm2d `norm`, whose running statistics it updates."""
     conv, pool = _make_conv(*conv_args), _make_pool(*pool_args)
+    norm_weight, norm_bias = norm.weight, norm.bias
+    if _autocasting():
+        num_groups, *affine, group_eps = group_norm
+        x, (weight, bias), (norm_weight, norm_bias, *affine), _ = _autocast_norm(
+            x, (weight, bias), (norm_weight, norm_bias, *affine), ()
+        )
+        group_norm = num_groups, *affine, group_eps
     mean, var = norm.running_mean, norm.running_var
     use_batch_stats = norm.training or mean is None
     tracks = norm.training and norm.track_running_stats
@@ -9825,9 +10046,14 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
         if counted is not None:
             counted.add_(1)
     read = (None, None) if use_batch_stats else (mean, var)
-    about_norm = (norm.weight, norm.bias, *read, use_batch_stats, norm.eps)
+    about_norm = (norm_weight, norm_bias, *read, use_batch_stats, norm.eps)
     keeps = tracks and mean is not None
-    if torch.compiler.is_compiling():
+    if keeps and _transformed() and torch._C._functorch.is_batchedtensor(x):
+        raise RuntimeError(
+            "conv_transpose2d: torch.vmap cannot update BatchNorm's running statistics in place; "
+            "call eval() or construct it with track_running_stats=False"
+        )
+    if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm
         )
@@ -9858,10 +10084,19 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
-_run_with_gradient, _transformed_run = _make_functions(_flat_run, _save_eager, _backward_eager)
+_run_with_gradient, _transformed_run = _make_functions(
+    _flat_run, _save_eager, _backward_eager, _functional_run
+)
 
 
 _ACTIVATION = _Tanh()
+_INNER = (
+    ('conv_transpose', _nn.ConvTranspose2d),
+    ('batch_norm', _nn.BatchNorm2d),
+    ('tanh', _nn.Tanh),
+    ('max_pool', _nn.MaxPool2d),
+    ('group_norm', _nn.GroupNorm),
+)
 
 
 class ModelNew(nn.Module):
@@ -9879,10 +10114,24 @@ class ModelNew(nn.Module):
         self.group_norm = nn.GroupNorm(num_groups=num_groups, num_channels=out_channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        conv = self._modules["conv_transpose"]
-        batch_norm = self._modules["batch_norm"]
-        pool = self._modules["max_pool"]
-        group_norm = self._modules["group_norm"]
+        conv = self._modules.get("conv_transpose")
+        batch_norm = self._modules.get("batch_norm")
+        pool = self._modules.get("max_pool")
+        group_norm = self._modules.get("group_norm")
+        _require_inner_modules(
+            _INNER,
+            conv,
+            batch_norm,
+            self._modules.get("tanh"),
+            pool,
+            group_norm,
+        )
+        _require_constants(
+            _COMPILED_NAMES,
+            _COMPILED_IN,
+            conv.padding_mode,
+            pool.return_indices,
+        )
         return _forward_and_track(
             batch_norm,
             x,
