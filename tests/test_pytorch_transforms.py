@@ -73,6 +73,28 @@ def test_forward_mode_is_right_or_refused_by_name(shelf, name, way):
         assert_same(got, expected)
 
 
+@pytest.mark.parametrize("way", ["jvp", "forward_ad", "forward_ad no_grad"])
+@pytest.mark.parametrize("how", ["compiled", "exported", "traced"])
+def test_forward_mode_of_what_was_made_of_a_solution(shelf, how, way):
+    """The operator that compilers, exporters and traces hold gives no silent zeros either."""
+    model, new = pair_of(shelf, "19")
+    x = input_of("19")
+    expected = FORWARD_MODE[way](model, x)
+    torch._dynamo.reset()
+    made = {
+        "compiled": lambda: torch.compile(new, backend="aot_eager"),
+        "exported": lambda: torch.export.export(new, (x,)).module(),
+        "traced": lambda: torch.jit.trace(new, (x,), check_trace=False),
+    }[how]()
+    try:
+        got = FORWARD_MODE[way](made, x)
+    except (RuntimeError, NotImplementedError) as error:
+        assert re.search("forward.mode|jvp", str(error), re.IGNORECASE), error
+    else:
+        assert got is not None
+        assert_same(got, expected)
+
+
 @modes
 def test_forward_mode_over_a_parameter_is_no_silent_none(shelf, name, training):
     """A tangent on a weight alone, none on the input."""

@@ -11,6 +11,7 @@ from tests.solution_tools import ROOT
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "docs" / "pytorch.md",
     ROOT / "harness" / "README.md",
     ROOT / "kernels_src" / "README.md",
     ROOT / "kernels_src" / "cpu" / "README.md",

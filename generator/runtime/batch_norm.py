@@ -2,6 +2,8 @@
 
 import torch
 
+from generator.runtime.dispatch import _as_operator, _transformed
+
 
 def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
     """Moves the running statistics of `norm` towards a batch of `count` values per channel.
@@ -13,12 +15,15 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
         return
     with torch.no_grad():
         # As PyTorch's own update, this one is no change that autograd must know of.
-        compiling = torch.compiler.is_compiling()
+        compiling = _as_operator() or _transformed()
         running = [s if compiling else s.data for s in (norm.running_mean, norm.running_var)]
         batch = [batch_mean, batch_var * (count / (count - 1))]
         batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
-        if norm.momentum is not None:
+        if norm.momentum is not None and not _transformed():
             torch._foreach_lerp_(running, batch, norm.momentum)  # one launch for both
             return
         for old, new in zip(running, batch, strict=True):
-            old.lerp_(new, 1.0 / norm.num_batches_tracked.to(old.dtype))
+            weight = norm.momentum
+            if weight is None:
+                weight = 1.0 / norm.num_batches_tracked.to(old.dtype)
+            old.lerp_(new, weight)

@@ -5,6 +5,8 @@ it.
 import fcntl as _fcntl
 import hashlib as _hashlib
 import os as _os
+import shlex as _shlex
+import shutil as _shutil
 import tempfile as _tempfile
 
 import torch
@@ -47,6 +49,16 @@ def _can_build_cuda() -> bool:
     return _os.path.isfile(_os.path.join(home, "bin", "nvcc"))
 
 
+def _require_compiler() -> None:
+    """One sentence instead of a build's log where there is no compiler to be started."""
+    compiler = _cpp_extension.get_cxx_compiler()
+    if _shutil.which(_shlex.split(compiler)[0]) is None:
+        raise RuntimeError(
+            "this solution must be compiled once, and there is no C++ compiler: "
+            f"{compiler!r} is not on PATH; install g++ or clang++, or name one in CXX"
+        )
+
+
 def _file_digest(path: str) -> str:
     with open(path, "rb") as file:
         return _hashlib.file_digest(file, "sha256").hexdigest()
@@ -67,7 +79,7 @@ def _load_library() -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators.
 
-    Raises RuntimeError with the compiler's output where the build fails.
+    Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
     with_cuda = _can_build_cuda()
     cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
@@ -82,6 +94,7 @@ def _load_library() -> None:
     if _is_whole(library):  # nothing is written: the directory may be read-only
         torch.ops.load_library(library)
         return
+    _require_compiler()
     _os.makedirs(directory, exist_ok=True)
     # The kernel drops this lock when its holder dies, so a build that was killed blocks nobody.
     with open(_os.path.join(directory, "flock"), "w") as guard:

@@ -171,11 +171,8 @@ def _flat_run(x, weight, bias, conv, pool, *args):
     return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
 
 
-def _functional_run(x, weight, bias, conv, pool, *args):
-    norm, kept, group_norm = args[:6], args[6:12], args[12:]
-    if kept[0] is not None or kept[4] is not None:
-        return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
-    return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
+def _flat_traced(x, weight, bias, conv, pool, *args):
+    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:])
 
 
 def _save_eager(ctx, args) -> None:
@@ -200,10 +197,19 @@ def _operator(x, weight, bias, *args):
 
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
     if _transformed():
-        return _transformed_run(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+        return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
     if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
+
+
+def _apply_transformed(x, weight, bias, conv, norm, pool, group_norm) -> tuple:
+    """(output, mean and variance of the batch)"""
+    return _transformed_run(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm)
+
+
+def _is_batched(tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
@@ -226,7 +232,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     read = (None, None) if use_batch_stats else (mean, var)
     about_norm = (norm_weight, norm_bias, *read, use_batch_stats, norm.eps)
     keeps = tracks and mean is not None
-    if keeps and _transformed() and torch._C._functorch.is_batchedtensor(x):
+    if keeps and _transformed() and _is_batched(x) and not _is_batched(mean):
         raise RuntimeError(
             "conv_transpose2d: torch.vmap cannot update BatchNorm's running statistics in place; "
             "call eval() or construct it with track_running_stats=False"
@@ -234,6 +240,10 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm
+        )
+    elif _transformed():
+        out, batch_mean, batch_var = _apply_transformed(
+            x, weight, bias, conv, about_norm, pool, group_norm
         )
     else:
         if not keeps:
@@ -263,5 +273,5 @@ _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(
-    _flat_run, _save_eager, _backward_eager, _functional_run
+    _flat_run, _save_eager, _backward_eager, _flat_traced
 )

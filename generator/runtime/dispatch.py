@@ -29,12 +29,13 @@ def _outside_autocast(gradients, ctx, grad):
         return gradients(ctx, grad)
 
 
-def _make_functions(run, save, gradients, functional_run=None) -> tuple:
+def _make_functions(run, save, gradients, functional=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
-    what gradients(ctx, grad) needs, which returns one for each argument.
+    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional, where given, is what the transforms run instead, because vmap takes no operator that
+    writes to its arguments: the result and, as further ones, what run would have written.
     """
 
     class Eager(torch.autograd.Function):
@@ -52,14 +53,16 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
 
         @staticmethod
         def forward(*args):
-            return (functional_run or run)(*args)
+            return (functional or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
+            if functional is not None:
+                ctx.mark_non_differentiable(*output[1:])
             save(ctx, inputs)
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(ctx, grad, *_):
             return _outside_autocast(gradients, ctx, grad)
 
         @staticmethod

@@ -3,6 +3,7 @@
 import math as _math
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.build import _NAMESPACE, _load_library
@@ -13,6 +14,22 @@ def _vector_arguments(count: int) -> str:
     slowly.)
     """
     return "".join(f", Tensor vector{index}" for index in range(count))
+
+
+def _refusing_forward_mode(implementation):
+    """The operator's autograd drops tangents, so its result would count as constant. They cannot be
+    seen from here under torch.func.jvp: every call in forward mode is refused.
+    """
+
+    def refusing(*args):
+        if _forward_ad._current_level >= 0:
+            raise NotImplementedError(
+                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
+                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+            )
+        return implementation(*args)
+
+    return refusing
 
 
 def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
@@ -39,7 +56,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = make_traced(make_run(namespace.run.default))
+        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
