@@ -217,8 +217,8 @@ def test_files_that_are_no_reference(tmp_path, text, message):
 
 def test_a_name_of_ours_in_the_reference_is_refused(tmp_path):
     path = write_reference(tmp_path, "return self.conv(x)", init="self.a = 1")
-    path.write_text(path.read_text() + "\n\n_launch = 3\n")
-    with pytest.raises(Refusal, match="the name _launch is one that solutions use"):
+    path.write_text(path.read_text() + "\n\n_tf32_allowed = 3\n")
+    with pytest.raises(Refusal, match="the name _tf32_allowed is one that solutions use"):
         generate(path, tmp_path / "solution.py")
 
 

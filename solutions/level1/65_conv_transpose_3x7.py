@@ -17,7 +17,8 @@ the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32.
 
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
-model with others is refused); everything else is read from the modules at each call.
+model with others is refused); everything else is read from the modules at each call. Layers inside
+the model are never called: one that was replaced, or that has hooks, is refused by name.
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
@@ -32,6 +33,8 @@ import hashlib as _hashlib
 import math as _math
 import os as _os
 import re as _re
+import shlex as _shlex
+import shutil as _shutil
 import tempfile as _tempfile
 from torch import nn as _nn
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
@@ -7368,7 +7371,7 @@ _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
 _COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
 _COMPILED_IN = ('zeros',)
-_DIGEST = '198cf92af692018ae15e4e5ef4f05274b42ad8ff2239707aa78d0c7b4b22d497'
+_DIGEST = 'd6bf766008c1e62cf5aef7c9a4dfa30e1a25a9b776ba7598848faf5d9127ecb4'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -7585,12 +7588,13 @@ def _outside_autocast(gradients, ctx, grad):
         return gradients(ctx, grad)
 
 
-def _make_functions(run, save, gradients, functional_run=None) -> tuple:
+def _make_functions(run, save, gradients, functional=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
-    what gradients(ctx, grad) needs, which returns one for each argument.
+    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional, where given, is what the transforms run instead, because vmap takes no operator that
+    writes to its arguments: the result and, as further ones, what run would have written.
     """
 
     class Eager(torch.autograd.Function):
@@ -7608,14 +7612,16 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
 
         @staticmethod
         def forward(*args):
-            return (functional_run or run)(*args)
+            return (functional or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
+            if functional is not None:
+                ctx.mark_non_differentiable(*output[1:])
             save(ctx, inputs)
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(ctx, grad, *_):
             return _outside_autocast(gradients, ctx, grad)
 
         @staticmethod
@@ -7777,6 +7783,16 @@ def _can_build_cuda() -> bool:
     return _os.path.isfile(_os.path.join(home, "bin", "nvcc"))
 
 
+def _require_compiler() -> None:
+    """One sentence instead of a build's log where there is no compiler to be started."""
+    compiler = _cpp_extension.get_cxx_compiler()
+    if _shutil.which(_shlex.split(compiler)[0]) is None:
+        raise RuntimeError(
+            "this solution must be compiled once, and there is no C++ compiler: "
+            f"{compiler!r} is not on PATH; install g++ or clang++, or name one in CXX"
+        )
+
+
 def _file_digest(path: str) -> str:
     with open(path, "rb") as file:
         return _hashlib.file_digest(file, "sha256").hexdigest()
@@ -7797,7 +7813,7 @@ def _load_library() -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators.
 
-    Raises RuntimeError with the compiler's output where the build fails.
+    Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
     with_cuda = _can_build_cuda()
     cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
@@ -7812,6 +7828,7 @@ def _load_library() -> None:
     if _is_whole(library):  # nothing is written: the directory may be read-only
         torch.ops.load_library(library)
         return
+    _require_compiler()
     _os.makedirs(directory, exist_ok=True)
     # The kernel drops this lock when its holder dies, so a build that was killed blocks nobody.
     with open(_os.path.join(directory, "flock"), "w") as guard:
@@ -7847,6 +7864,22 @@ def _vector_arguments(count: int) -> str:
     return "".join(f", Tensor vector{index}" for index in range(count))
 
 
+def _refusing_forward_mode(implementation):
+    """The operator's autograd drops tangents, so its result would count as constant. They cannot be
+    seen from here under torch.func.jvp: every call in forward mode is refused.
+    """
+
+    def refusing(*args):
+        if _forward_ad._current_level >= 0:
+            raise NotImplementedError(
+                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
+                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+            )
+        return implementation(*args)
+
+    return refusing
+
+
 def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     """Of the convolution, as torch.utils.flop_counter counts PyTorch's own: two a product, those
     that padding crops included.
@@ -7871,7 +7904,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = make_traced(make_run(namespace.run.default))
+        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"

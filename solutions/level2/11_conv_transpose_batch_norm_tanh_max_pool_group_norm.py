@@ -18,7 +18,8 @@ the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32.
 
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
-model with others is refused); everything else is read from the modules at each call.
+model with others is refused); everything else is read from the modules at each call. Layers inside
+the model are never called: one that was replaced, or that has hooks, is refused by name.
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
@@ -33,6 +34,8 @@ import hashlib as _hashlib
 import math as _math
 import os as _os
 import re as _re
+import shlex as _shlex
+import shutil as _shutil
 import tempfile as _tempfile
 from torch import nn as _nn
 from torch._prims_common import suggest_memory_format as _suggest_memory_format
@@ -9269,7 +9272,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _COMPILED_NAMES = ('conv_transpose.padding_mode', 'max_pool.return_indices',)
 _COMPILED_IN = ('zeros', False,)
-_DIGEST = 'f579bc592acc64a55890ae5a8b7d8b70177c1f04188b1cc1029fa84fff3ba0e1'
+_DIGEST = '06298d06795d79337e8fa0f18814e80cf646389e537729932ab49794f07a7382'
 
 
 class _Tanh:
@@ -9505,27 +9508,6 @@ def _autocast_norm(x, tensors, norm_tensors, vectors) -> tuple:
     return x.to(dtype), _cast_all(tensors, dtype), norm_tensors, _cast_all(vectors, dtype)
 
 
-def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
-    """Moves the running statistics of `norm` towards a batch of `count` values per channel.
-
-    batch_var is the biased variance; the running one is unbiased. momentum None means the
-    cumulative average, 1 / num_batches_tracked. An empty batch changes nothing.
-    """
-    if count == 0:
-        return
-    with torch.no_grad():
-        # As PyTorch's own update, this one is no change that autograd must know of.
-        compiling = torch.compiler.is_compiling()
-        running = [s if compiling else s.data for s in (norm.running_mean, norm.running_var)]
-        batch = [batch_mean, batch_var * (count / (count - 1))]
-        batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
-        if norm.momentum is not None:
-            torch._foreach_lerp_(running, batch, norm.momentum)  # one launch for both
-            return
-        for old, new in zip(running, batch, strict=True):
-            old.lerp_(new, 1.0 / norm.num_batches_tracked.to(old.dtype))
-
-
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -9549,12 +9531,13 @@ def _outside_autocast(gradients, ctx, grad):
         return gradients(ctx, grad)
 
 
-def _make_functions(run, save, gradients, functional_run=None) -> tuple:
+def _make_functions(run, save, gradients, functional=None) -> tuple:
     """run(*args) as an autograd.Function, for eager mode and for the transforms of torch.func: the
     form that these need costs fifty microseconds a call.
 
-    functional_run: what transforms call, where run changes tensors in place. save(ctx, args) keeps
-    what gradients(ctx, grad) needs, which returns one for each argument.
+    save(ctx, args) keeps what gradients(ctx, grad) needs, which returns one for each argument.
+    functional, where given, is what the transforms run instead, because vmap takes no operator that
+    writes to its arguments: the result and, as further ones, what run would have written.
     """
 
     class Eager(torch.autograd.Function):
@@ -9572,14 +9555,16 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
 
         @staticmethod
         def forward(*args):
-            return (functional_run or run)(*args)
+            return (functional or run)(*args)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
+            if functional is not None:
+                ctx.mark_non_differentiable(*output[1:])
             save(ctx, inputs)
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(ctx, grad, *_):
             return _outside_autocast(gradients, ctx, grad)
 
         @staticmethod
@@ -9595,6 +9580,30 @@ def _make_functions(run, save, gradients, functional_run=None) -> tuple:
 
 def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
+
+
+def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
+    """Moves the running statistics of `norm` towards a batch of `count` values per channel.
+
+    batch_var is the biased variance; the running one is unbiased. momentum None means the
+    cumulative average, 1 / num_batches_tracked. An empty batch changes nothing.
+    """
+    if count == 0:
+        return
+    with torch.no_grad():
+        # As PyTorch's own update, this one is no change that autograd must know of.
+        compiling = _as_operator() or _transformed()
+        running = [s if compiling else s.data for s in (norm.running_mean, norm.running_var)]
+        batch = [batch_mean, batch_var * (count / (count - 1))]
+        batch = [new.to(old.dtype) for new, old in zip(batch, running, strict=True)]
+        if norm.momentum is not None and not _transformed():
+            torch._foreach_lerp_(running, batch, norm.momentum)  # one launch for both
+            return
+        for old, new in zip(running, batch, strict=True):
+            weight = norm.momentum
+            if weight is None:
+                weight = 1.0 / norm.num_batches_tracked.to(old.dtype)
+            old.lerp_(new, weight)
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
@@ -9747,6 +9756,16 @@ def _can_build_cuda() -> bool:
     return _os.path.isfile(_os.path.join(home, "bin", "nvcc"))
 
 
+def _require_compiler() -> None:
+    """One sentence instead of a build's log where there is no compiler to be started."""
+    compiler = _cpp_extension.get_cxx_compiler()
+    if _shutil.which(_shlex.split(compiler)[0]) is None:
+        raise RuntimeError(
+            "this solution must be compiled once, and there is no C++ compiler: "
+            f"{compiler!r} is not on PATH; install g++ or clang++, or name one in CXX"
+        )
+
+
 def _file_digest(path: str) -> str:
     with open(path, "rb") as file:
         return _hashlib.file_digest(file, "sha256").hexdigest()
@@ -9767,7 +9786,7 @@ def _load_library() -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators.
 
-    Raises RuntimeError with the compiler's output where the build fails.
+    Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
     with_cuda = _can_build_cuda()
     cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
@@ -9782,6 +9801,7 @@ def _load_library() -> None:
     if _is_whole(library):  # nothing is written: the directory may be read-only
         torch.ops.load_library(library)
         return
+    _require_compiler()
     _os.makedirs(directory, exist_ok=True)
     # The kernel drops this lock when its holder dies, so a build that was killed blocks nobody.
     with open(_os.path.join(directory, "flock"), "w") as guard:
@@ -9810,6 +9830,22 @@ def _load_library() -> None:
             _os.replace(built, library)
 
 
+def _refusing_forward_mode(implementation):
+    """The operator's autograd drops tangents, so its result would count as constant. They cannot be
+    seen from here under torch.func.jvp: every call in forward mode is refused.
+    """
+
+    def refusing(*args):
+        if _forward_ad._current_level >= 0:
+            raise NotImplementedError(
+                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
+                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+            )
+        return implementation(*args)
+
+    return refusing
+
+
 def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     """Of the convolution, as torch.utils.flop_counter counts PyTorch's own: two a product, those
     that padding crops included.
@@ -9834,7 +9870,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = make_traced(make_run(namespace.run.default))
+        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
@@ -9993,11 +10029,8 @@ def _flat_run(x, weight, bias, conv, pool, *args):
     return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
 
 
-def _functional_run(x, weight, bias, conv, pool, *args):
-    norm, kept, group_norm = args[:6], args[6:12], args[12:]
-    if kept[0] is not None or kept[4] is not None:
-        return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
-    return _traced(x, weight, bias, *conv, *norm, *pool, *group_norm)[0]
+def _flat_traced(x, weight, bias, conv, pool, *args):
+    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:])
 
 
 def _save_eager(ctx, args) -> None:
@@ -10022,10 +10055,19 @@ def _operator(x, weight, bias, *args):
 
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
     if _transformed():
-        return _transformed_run(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+        return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
     if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
+
+
+def _apply_transformed(x, weight, bias, conv, norm, pool, group_norm) -> tuple:
+    """(output, mean and variance of the batch)"""
+    return _transformed_run(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm)
+
+
+def _is_batched(tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
@@ -10048,7 +10090,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     read = (None, None) if use_batch_stats else (mean, var)
     about_norm = (norm_weight, norm_bias, *read, use_batch_stats, norm.eps)
     keeps = tracks and mean is not None
-    if keeps and _transformed() and torch._C._functorch.is_batchedtensor(x):
+    if keeps and _transformed() and _is_batched(x) and not _is_batched(mean):
         raise RuntimeError(
             "conv_transpose2d: torch.vmap cannot update BatchNorm's running statistics in place; "
             "call eval() or construct it with track_running_stats=False"
@@ -10056,6 +10098,10 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     if _as_operator():
         out, batch_mean, batch_var = _traced(
             x, weight, bias, *conv, *about_norm, *pool, *group_norm
+        )
+    elif _transformed():
+        out, batch_mean, batch_var = _apply_transformed(
+            x, weight, bias, conv, about_norm, pool, group_norm
         )
     else:
         if not keeps:
@@ -10085,7 +10131,7 @@ _run, _traced = _register(
     _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(
-    _flat_run, _save_eager, _backward_eager, _functional_run
+    _flat_run, _save_eager, _backward_eager, _flat_traced
 )
 
 
