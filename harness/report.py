@@ -1,4 +1,5 @@
-"""`python -m harness.report` writes the README's result tables from the records in results/.
+"""`python -m harness.report` writes the result tables of README.md and docs/results.md from the
+records in results/.
 
 A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
 of results/. With `--html FILE` or `--pictures DIR` it writes a page or pictures (fast_p, speedups,
@@ -8,6 +9,7 @@ places that cannot be written are status 2, an internal error 4.
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -23,6 +25,15 @@ _TABLE = re.compile(
     r"(?P<open><!-- table:(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(?P<close><!-- /table -->)",
     re.DOTALL,
 )
+
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+_HOST_MODES = {
+    "no_grad": "no_grad: ours / eager µs (ratio)",
+    "grad": "gradients enabled",
+    "backward": "forward + backward",
+}
+_HOST = re.compile(r"(?P<open><!-- host_time -->\n).*?(?P<close><!-- /host_time -->)", re.DOTALL)
 
 
 def render(found: list[dict]) -> str:
@@ -109,7 +120,28 @@ def rendered(text: str, results: Path) -> str:
         found = records.read_records(results / match["name"])
         return match["open"] + render(found) + match["close"]
 
-    return _TABLE.sub(replace, text)
+    text = _TABLE.sub(replace, text)
+    return _HOST.sub(lambda match: match["open"] + host_table(results) + match["close"], text)
+
+
+def host_table(results: Path) -> str:
+    """The Markdown table of every device's record of `python -m harness.host_time`."""
+    lines = ["| device | problem | " + " | ".join(_HOST_MODES.values()) + " |", "|" + " --- |" * 5]
+    for path in sorted(results.glob("*/host_time.json")):
+        record = json.loads(path.read_text())
+        for problem in record["problems"]:
+            cells = [
+                f"{mode['solution']['median']:.0f} / {mode['eager']['median']:.0f} "
+                f"({mode['ratio']:.2f}{_allowed(mode['bound'])})"
+                for mode in (problem["modes"][name] for name in _HOST_MODES)
+            ]
+            row = [record["device_name"], problem["problem"], *cells]
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _allowed(bound: float | None) -> str:
+    return f"; allowed {bound:g}" if bound else ""
 
 
 def pages(given: argparse.Namespace) -> dict[Path, bytes]:
@@ -146,10 +178,12 @@ def _run(given: argparse.Namespace) -> int:
         files = pages(given)
     elif given.records:
         raise UsageError("records are for --html and --pictures; the README takes --results")
-    elif not given.readme.is_file():
-        raise UsageError(f"{given.readme}: no such file")
     else:
-        files = {given.readme: rendered(given.readme.read_text(), given.results).encode()}
+        files = {}
+        for page in [given.readme] if given.readme else PAGES:
+            if not page.is_file():
+                raise UsageError(f"{page}: no such file")
+            files[page] = rendered(page.read_text(), given.results).encode()
     if not given.check:
         write_files(files)
         return 0
@@ -174,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="write pictures")
     parser.add_argument("--format", choices=["both", "svg", "png"], default="both")
     parser.add_argument("--check", action="store_true", help="exit 1 on a difference")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--readme", type=Path, metavar="PAGE", help="this page alone")
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     parser.add_argument(
         "--ladder",

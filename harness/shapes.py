@@ -39,7 +39,7 @@ _EXAMPLES = """examples:
   python -m harness.shapes --record                 all shapes, results/<device>/shapes.json
   python -m harness.shapes --shapes 5x5,7x7 --dtype float16 --build-dir builds
   python -m harness.shapes --device cpu --batch 1   a quick look without a GPU
-  python -m harness.shapes --render                 write the README's tables from results/
+  python -m harness.shapes --render                 write docs/results.md's tables from results/
   python -m harness.shapes --list
 
 exit status: 0 all right, 1 a wrong answer (or --check found a difference), 2 wrong usage, 3 the
@@ -102,9 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         help="write DIR/<device>/shapes.json; default DIR: results",
     )
     parser.add_argument("--list", action="store_true", help="list the shapes and stop")
-    parser.add_argument("--render", action="store_true", help="write the README's tables and stop")
+    parser.add_argument(
+        "--render", action="store_true", help="write docs/results.md's tables and stop"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 where --render would change")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="FILE")
+    parser.add_argument("--readme", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR")
     return parser
 

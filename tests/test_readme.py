@@ -12,6 +12,7 @@ from tests.solution_tools import ROOT
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "pytorch.md",
+    ROOT / "docs" / "results.md",
     ROOT / "harness" / "README.md",
     ROOT / "kernels_src" / "README.md",
     ROOT / "kernels_src" / "cpu" / "README.md",
