@@ -124,18 +124,27 @@ def test_hashes_in_the_docstring(path, shelf):
     )
 
 
-def test_cold_build_takes_at_most_ten_seconds_on_two_cores(tmp_path):
+COLD = """
+import os, sys, time
+import torch, torch.utils.cpp_extension, torch.utils.flop_counter
+text = open(sys.argv[1]).read()
+before, started = os.times(), time.monotonic()
+exec(compile(text, "solution", "exec"), {"__name__": "solution"})
+elapsed, after = time.monotonic() - started, os.times()
+spent = after.children_user + after.children_system
+print(elapsed, spent - before.children_user - before.children_system)
+"""
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_cold_build_takes_at_most_ten_seconds_on_two_cores(path, tmp_path):
     """The smaller of wall time and processor time of the compilers: a busy machine is no fault."""
-    for path in SOLUTIONS:
-        before = os.times()
-        started = time.monotonic()
-        with environment(TORCH_EXTENSIONS_DIR=tmp_path):
-            load_text(path.read_text())
-        elapsed = time.monotonic() - started
-        after = os.times()
-        spent = after.children_user + after.children_system
-        spent -= before.children_user + before.children_system
-        assert 0 < min(elapsed, spent) <= 10, (path.name, elapsed, spent)
+    environment_ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COLD, str(path)]
+    run = subprocess.run(command, env=environment_, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    elapsed, spent = map(float, run.stdout.split())
+    assert 0 < min(elapsed, spent) <= 10, (elapsed, spent)
 
 
 def test_processes_building_at_the_same_time(tmp_path):
@@ -155,13 +164,15 @@ def test_a_killed_build_does_not_block_the_next(tmp_path):
     """A build that dies leaves PyTorch's lock file behind, for which PyTorch itself would wait for
     ever.
     """
-    text = by_number("65").read_text()
-    with environment(TORCH_EXTENSIONS_DIR=tmp_path):
-        load_text(text)
-    (folder,) = tmp_path.glob("tconv_*")
-    (folder / "lock").touch()
     command = [sys.executable, "-c", LOAD, str(by_number("65"))]
     environment_ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    subprocess.run(command, env=environment_, check=True)
+    (folder,) = tmp_path.glob("tconv_*")
+    (library,) = folder.glob("*.so")
+    library.unlink()  # as if the build had not come to its end
+    (folder / "build.0").mkdir()
+    for place in (folder, folder / "build.0"):
+        (place / "lock").touch()
     run = subprocess.run(command, env=environment_, timeout=120, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
