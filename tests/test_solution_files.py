@@ -8,14 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from generator import emit
-from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
+from tests.solution_tools import PROBLEMS, ROOT, load_text
 
 SOLUTIONS = sorted((ROOT / "solutions").glob("level*/*.py"))
 LOAD = (
