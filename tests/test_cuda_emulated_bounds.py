@@ -3,6 +3,7 @@ the layers whose tiles once overstepped it.
 """
 
 import ctypes
+import subprocess
 from unittest import mock
 
 import pytest
@@ -116,9 +117,11 @@ def probe(tmp_path_factory):
     wide = [f"if (which == {100 + i}) {{ {text}; }}" for i, text in enumerate(WARP_WIDE.values())]
     source = SOURCE.format(cases="\n    ".join(cases), warp_wide="\n  ".join(wide))
     with mock.patch("tests.cuda_emulator.translate._EXPORTS", ""):
-        path = emulator.build(
+        built = emulator.build(
             f'CUDA_SOURCE = r"""{source}"""', tmp_path_factory.mktemp("probe"), "-O1"
         )
+    path = built.with_suffix(".so")
+    subprocess.run(["g++", "-shared", built, "-o", path], check=True)
     library = ctypes.CDLL(str(path))
     library.explain_error.restype = ctypes.c_char_p
     library.launch.argtypes = [ctypes.c_int64] * 3
