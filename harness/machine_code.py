@@ -114,7 +114,11 @@ def _changes(before: list[str], after: list[str]) -> Iterator[str]:
 
 
 def parts_of(record: dict) -> list[dict]:
-    """The record itself, or of a record of profiles those, each with what it is told of all."""
+    """The record itself, or of a record of profiles those, each with what it is told of all. A record
+    of host times is none of kernels.
+    """
+    if record.get("benchmark") == "host_time":
+        return []
     if record.get("benchmark") != "profile":
         return [record]
     common = {name: record[name] for name in ("device", "versions")}
