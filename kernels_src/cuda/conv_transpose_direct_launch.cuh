@@ -47,7 +47,7 @@ inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, con
 template <typename Storage>
 int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
   const ConvTransposeProblem& p = call.problem;
-  DirectParams<Storage> params;
+  DirectParams<Storage> params{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
   params.x = static_cast<const Storage*>(call.x);
   params.weight = static_cast<const Storage*>(call.weight);
   params.out = static_cast<Storage*>(out);

@@ -22,7 +22,7 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     016aa0673894d3cc55f24aa2f1066bd1b6bf792b632ef300e9f18fc314ac3a56
+sha256 of CUDA_SOURCE:     7bc829e06eb07862b9e9eb17b11fc38429ed31ae00addc1b67eac7d7d75c926b
 sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
 sha256 of OPERATOR_SOURCE: 8490b8ee191fc66601c59cb82db9e13b0c76c75a1e017226009a0abd5df2ae0d
 """
@@ -1403,7 +1403,7 @@ inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, con
 template <typename Storage>
 int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
   const ConvTransposeProblem& p = call.problem;
-  DirectParams<Storage> params;
+  DirectParams<Storage> params{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
   params.x = static_cast<const Storage*>(call.x);
   params.weight = static_cast<const Storage*>(call.weight);
   params.out = static_cast<Storage*>(out);
