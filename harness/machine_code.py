@@ -114,8 +114,8 @@ def _changes(before: list[str], after: list[str]) -> Iterator[str]:
 
 
 def parts_of(record: dict) -> list[dict]:
-    """The record itself, or of a record of profiles those, each with what it is told of all; of host
-    times none: they are of no kernel.
+    """The record itself, or of a record of profiles those, each with what it is told of all. A
+    record of host times has none: it is of no kernel.
     """
     if record.get("benchmark") == "host_time":
         return []
