@@ -34,9 +34,9 @@ class CallArguments:
     def __init__(self, reference: Reference, node: fx.Node, flow: fx.Node, label: str):
         self.reference, self.node, self.flow, self.label = reference, node, flow, label
 
-    def refuse(self, problem: str) -> None:
+    def refuse(self, why: str) -> None:
         line = self.node.meta.get("line", "?")
-        raise Refusal(f"{self.reference.path}:{line}: {self.label} {problem}")
+        raise Refusal(f"{self.reference.path}:{line}: {self.label} {why}")
 
     def bind(self, *required: str, **defaults: Any) -> dict[str, Any]:
         """Arguments after the tensor, by name, in this order; refuses unknown, missing and surplus

@@ -105,9 +105,9 @@ class ChainReader:
                 "does not take just the result of the operation before it (a branch?)",
             )
 
-    def _refuse(self, node: fx.Node, label: str, problem: str) -> None:
+    def _refuse(self, node: fx.Node, label: str, why: str) -> None:
         line = node.meta.get("line") or max(n.meta.get("line", 0) for n in self.graph.nodes)
-        raise Refusal(f"{self.reference.path}:{line}: {label} {problem}")
+        raise Refusal(f"{self.reference.path}:{line}: {label} {why}")
 
     def _operation(self, node: fx.Node, flow: fx.Node) -> Operation | None:
         label = _label(node)

@@ -144,12 +144,12 @@ def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[State
             if isinstance(statement.node, ast.ImportFrom) and statement.node.module:
                 prefix, _, name = statement.node.module.rpartition(".")
                 if prefix == "generator.runtime":
-                    if name != "problem":
+                    if name != "generated":
                         collect(name)
                     continue
             statements.append(statement)
 
-    for module in ("steps", "forward", "inner_modules", matched.entry, "build"):
+    for module in ("step_gradients", "forward", "inner_modules", matched.entry, "build"):
         collect(module)
     written = " ".join([*constants.values(), matched.forward])
     roots = set(re.findall(r"\b_\w+", written)) | {"_operator"}

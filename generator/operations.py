@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from generator import steps
+from generator import step_table
 from generator.call_arguments import CallArguments
 
 
@@ -86,12 +86,12 @@ def _max_pool_function(reader: Any, call: CallArguments):
     return "max_pool", {"arguments": [*pairs, str(bool(arguments["ceil_mode"]))]}
 
 
-def _step_module(make: Callable[[Any], steps.Step]) -> Callable:
+def _step_module(make: Callable[[Any], step_table.Step]) -> Callable:
     return lambda reader, subject: ("step", {"step": make(subject[0])})
 
 
 def _step_function(
-    make: Callable[..., steps.Step], *required: str, inplace: bool = False, **defaults: Any
+    make: Callable[..., step_table.Step], *required: str, inplace: bool = False, **defaults: Any
 ) -> Callable:
     """Reader of a function whose arguments after the tensor are numbers (or None), in the order of
     PyTorch's own signature. `inplace`: it has that argument, too, the last one in PyTorch.
@@ -109,7 +109,7 @@ def _step_function(
     return read
 
 
-def _bounded(make: Callable[..., steps.Step], **defaults: Any) -> Callable:
+def _bounded(make: Callable[..., step_table.Step], **defaults: Any) -> Callable:
     """Reader of clamp: a bound at least, as PyTorch demands."""
     read_step = _step_function(make, **defaults)
 
@@ -128,7 +128,7 @@ def _hardtanh_function(inplace: bool) -> Callable:
         low, high = (call.number(arguments[name], name) for name in ("min_val", "max_val"))
         if low > high:
             call.refuse(f"needs min_val <= max_val, got {low!r} and {high!r}")
-        return "step", {"step": steps.hardtanh(low, high)}
+        return "step", {"step": step_table.hardtanh(low, high)}
 
     return read
 
@@ -137,7 +137,7 @@ def _gelu_function(reader: Any, call: CallArguments):
     approximate = call.bind(approximate="none")["approximate"]
     if approximate not in ("none", "tanh"):
         call.refuse(f"knows the forms 'none' and 'tanh', got approximate={approximate!r}")
-    return "step", {"step": steps.gelu(approximate)}
+    return "step", {"step": step_table.gelu(approximate)}
 
 
 def _binary(by_number: Callable, by_vector: Callable, reverse: bool = False) -> Callable:
@@ -159,30 +159,32 @@ def _binary(by_number: Callable, by_vector: Callable, reverse: bool = False) -> 
     return read
 
 
-def _subtract_number(value: float, swapped: bool) -> steps.Step:
-    return steps.subtract_from(value) if swapped else steps.add(-value)
+def _subtract_number(value: float, swapped: bool) -> step_table.Step:
+    return step_table.subtract_from(value) if swapped else step_table.add(-value)
 
 
-def _subtract_vector(index: int, swapped: bool) -> steps.Step:
-    return steps.add_vector(index, -1, 1) if swapped else steps.add_vector(index, 1, -1)
+def _subtract_vector(index: int, swapped: bool) -> step_table.Step:
+    return step_table.add_vector(index, -1, 1) if swapped else step_table.add_vector(index, 1, -1)
 
 
-_ADD = _binary(lambda value, _: steps.add(value), lambda index, _: steps.add_vector(index))
+_ADD = _binary(
+    lambda value, _: step_table.add(value), lambda index, _: step_table.add_vector(index)
+)
 _SUBTRACT = _binary(_subtract_number, _subtract_vector)
 _MULTIPLY = _binary(
-    lambda value, _: steps.multiply(value), lambda index, _: steps.multiply_vector(index)
+    lambda value, _: step_table.multiply(value), lambda index, _: step_table.multiply_vector(index)
 )
 _DIVIDE = _binary(
-    lambda value, swapped: None if swapped else steps.divide(value),
-    lambda index, swapped: None if swapped else steps.divide_vector(index),
+    lambda value, swapped: None if swapped else step_table.divide(value),
+    lambda index, swapped: None if swapped else step_table.divide_vector(index),
 )
-_RELU = _step_function(steps.relu)
-_TANH = _step_function(steps.tanh)
-_SIGMOID = _step_function(steps.sigmoid)
-_CLAMP = _bounded(steps.clamp, min=None, max=None)
-_CLAMP_MIN = _step_function(lambda low: steps.clamp(low, None), "min")
-_CLAMP_MAX = _step_function(lambda high: steps.clamp(None, high), "max")
-_NEGATE = _step_function(lambda: steps.multiply(-1))
+_RELU = _step_function(step_table.relu)
+_TANH = _step_function(step_table.tanh)
+_SIGMOID = _step_function(step_table.sigmoid)
+_CLAMP = _bounded(step_table.clamp, min=None, max=None)
+_CLAMP_MIN = _step_function(lambda low: step_table.clamp(low, None), "min")
+_CLAMP_MAX = _step_function(lambda high: step_table.clamp(None, high), "max")
+_NEGATE = _step_function(lambda: step_table.multiply(-1))
 
 METHODS: dict[str, Callable] = {
     "relu": _RELU,
@@ -219,9 +221,9 @@ FUNCTIONS: dict[Any, Callable] = {
     operator.truediv: _DIVIDE,
     operator.itruediv: _DIVIDE,
     operator.neg: _NEGATE,
-    F.relu: _step_function(steps.relu, inplace=True),
+    F.relu: _step_function(step_table.relu, inplace=True),
     F.relu_: _RELU,
-    F.relu6: _step_function(lambda: steps.hardtanh(0.0, 6.0), inplace=True),
+    F.relu6: _step_function(lambda: step_table.hardtanh(0.0, 6.0), inplace=True),
     F.gelu: _gelu_function,
     F.tanh: _TANH,
     F.sigmoid: _SIGMOID,
@@ -246,11 +248,11 @@ MODULES: dict[type, Callable] = {
     nn.BatchNorm2d: _batch_norm_module,
     nn.GroupNorm: _group_norm_module,
     nn.MaxPool2d: _max_pool_module,
-    nn.ReLU: _step_module(lambda _: steps.relu()),
-    nn.ReLU6: _step_module(lambda module: steps.hardtanh(module.min_val, module.max_val)),
-    nn.GELU: _step_module(lambda module: steps.gelu(module.approximate)),
-    nn.Tanh: _step_module(lambda _: steps.tanh()),
-    nn.Sigmoid: _step_module(lambda _: steps.sigmoid()),
-    nn.Hardtanh: _step_module(lambda module: steps.hardtanh(module.min_val, module.max_val)),
+    nn.ReLU: _step_module(lambda _: step_table.relu()),
+    nn.ReLU6: _step_module(lambda module: step_table.hardtanh(module.min_val, module.max_val)),
+    nn.GELU: _step_module(lambda module: step_table.gelu(module.approximate)),
+    nn.Tanh: _step_module(lambda _: step_table.tanh()),
+    nn.Sigmoid: _step_module(lambda _: step_table.sigmoid()),
+    nn.Hardtanh: _step_module(lambda module: step_table.hardtanh(module.min_val, module.max_val)),
     nn.Identity: lambda reader, subject: None,
 }

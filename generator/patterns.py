@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from generator import steps
+from generator import step_table
 from generator.call_arguments import module_path
 from generator.chain import Chain, Operation
 from generator.errors import Refusal
@@ -20,7 +20,7 @@ class Match:
 
     entry: str  # kernels_src/<device>/entry_<entry>.*, generator/runtime/<entry>.py
     headers: dict[str, str]  # generated headers by file name
-    constants: dict[str, str]  # problem constants of generator/runtime/problem.py
+    constants: dict[str, str]  # what stands in for generator/runtime/generated.py
     forward: str
     summary: str  # the chain in words
     method: str  # what the kernels do
@@ -49,8 +49,8 @@ def match(reference: Reference, chain: Chain) -> Match:
     return _conv_batch_norm_pool_group_norm(reference, chain, operations[0], rest)
 
 
-def _refuse(reference: Reference, operation: Operation, problem: str) -> None:
-    raise Refusal(f"{reference.path}:{operation.line}: {operation.label} {problem}; {PATTERNS}")
+def _refuse(reference: Reference, operation: Operation, why: str) -> None:
+    raise Refusal(f"{reference.path}:{operation.line}: {operation.label} {why}; {PATTERNS}")
 
 
 def _lines(*arguments: str) -> str:
@@ -86,11 +86,12 @@ def _checked(chain: Chain) -> dict[str, str]:
     """The constants that the generated forward compares the model with."""
     made = {}
     if chain.inner:
-        inner = "".join(f"    ({steps.literal(name)}, {kind}),\n" for name, kind in chain.inner)
+        rows = [(step_table.literal(name), kind) for name, kind in chain.inner]
+        inner = "".join(f"    ({name}, {kind}),\n" for name, kind in rows)
         made["_INNER"] = f"(\n{inner})"
     if chain.constants:
-        values = [steps.literal(value) for _, _, value in chain.constants]
-        names = [steps.literal(name) for name, _, _ in chain.constants]
+        values = [step_table.literal(value) for _, _, value in chain.constants]
+        names = [step_table.literal(name) for name, _, _ in chain.constants]
         made["_COMPILED_NAMES"] = f"({', '.join(names)},)"
         made["_COMPILED_IN"] = f"({', '.join(values)},)"
     return made
@@ -106,7 +107,7 @@ def _chain_constants(chain: Chain, elementwise: list[Operation]) -> dict[str, st
 
 def _epilogue(elementwise: list[Operation]) -> dict[str, str]:
     made = [operation.values["step"] for operation in elementwise]
-    return {"generated_epilogue.h": steps.epilogue_header(made)}
+    return {"generated_epilogue.h": step_table.epilogue_header(made)}
 
 
 def _summary(operations: list[Operation]) -> str:
@@ -192,8 +193,8 @@ def _conv_batch_norm_pool_group_norm(
     return Match(
         entry="conv_batch_norm_pool_group_norm",
         headers={
-            "generated_epilogue.h": steps.epilogue_header([]),
-            "generated_activation.h": steps.activation_header(step),
+            "generated_epilogue.h": step_table.epilogue_header([]),
+            "generated_activation.h": step_table.activation_header(step),
         },
         constants={"_ACTIVATION": step.python} | _checked(chain),
         forward=_forward(chain, [conv, *rest], _call("_forward_and_track", *arguments)),

@@ -67,5 +67,5 @@ def cpu_source(entry: str, replacements: dict[str, str]) -> str:
 
 def operator_source(entry: str) -> str:
     """What stands behind cpu_source(entry) in one file, whose headers it shares."""
-    shared = tuple(KERNELS / name for name in ("common.h", "problem.h", "call.h"))
+    shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
     return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", given=shared)

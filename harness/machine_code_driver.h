@@ -24,7 +24,7 @@ void set_pointer(T*& pointer, const char* name) {
 }
 
 inline void fill(tconv::ConvCall& call) {
-  tconv::ConvTransposeProblem& p = call.problem;
+  tconv::ConvTransposeLayer& p = call.layer;
 #define TCONV_SET(name) p.name = number(#name);
   TCONV_SET(batch) TCONV_SET(in_channels) TCONV_SET(out_channels) TCONV_SET(groups)
   TCONV_SET(in_h) TCONV_SET(in_w) TCONV_SET(out_h) TCONV_SET(out_w)

@@ -71,8 +71,8 @@ SHAPES = (
 
 # Why a shape is below 1x: by the folder of the record, the record's file name without .json, and
 # the shape's name. A test wants an entry for each such shape of a committed record. What is said
-# of the Hopper kernel follows from its plan (kernels_src/cuda/conv_transpose_sm90_plan.h); times of
-# 1x1 and 5x5-stride3 are of builds with parts left out, or with another kernel forced.
+# of the Hopper kernel follows from its plan (kernels_src/cuda/conv_transpose_hopper_plan.h); times
+# of 1x1 and 5x5-stride3 are of builds with parts left out, or with another kernel forced.
 WHY: dict[str, dict[str, str]] = {
     "nvidia-h200/shapes": {
         "1x1": "bytes decide: without its epilogue the call still took 0.08 ms",

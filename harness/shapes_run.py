@@ -33,9 +33,9 @@ SEED = 2026
 # A CPU's batch is cut to about this much work a call.
 _CPU_FLOPS = 1e9
 _KERNELS = {
-    "conv_transpose_sm90": "hopper",
-    "conv_transpose_direct": "direct",
-    "conv_transpose_mma_kernel": "portable",
+    "conv_transpose_hopper_kernel": "hopper",
+    "conv_transpose_direct_kernel": "direct",
+    "conv_transpose_portable_kernel": "portable",
     "conv_transpose_plain_kernel": "plain",
 }
 

@@ -3,14 +3,14 @@
 // Vectors and tensors have the call's dtype unless stated.
 #pragma once
 
-#include "problem.h"
+#include "layer.h"
 
 namespace tconv {
 
 constexpr int kMaxChannelVectors = 4;
 
 struct ConvCall {
-  ConvTransposeProblem problem;
+  ConvTransposeLayer layer;
   int64_t dtype;          // DType of x, weight, bias, channel vectors, out
   int64_t math;           // MathMode
   int64_t kernel_choice;  // KernelChoice

@@ -38,7 +38,7 @@ enum KernelChoice : int64_t {
 enum Status : int64_t {
   kOk = 0,
   kUnsupportedDType = -1,
-  kUnsupportedKernel = -2,  // the forced kernel cannot do this problem
+  kUnsupportedKernel = -2,  // the forced kernel cannot do this layer
   kWorkspaceTooSmall = -3,
 };
 

@@ -8,7 +8,7 @@ UNIT, TAP_BYTES, PIXEL_BYTES = 64, 8192, 128
 MAX_RING_UNITS, MAX_WEIGHT_STAGES = 28, 32
 
 
-def check_resources(plan, problem):
+def check_resources(plan, case):
     assert plan.pitch % 4 == 0 and plan.pitch >= 8  # a quad of pixels lies in one row
     assert plan.tile_pixels % 4 == 0 and (plan.num_strips == 1 or plan.tile_w % 4 == 0)
     for phase in plan.phases:
@@ -19,16 +19,16 @@ def check_resources(plan, problem):
     last = plan.last_tapped_phase  # gives a tile's window back
     assert with_taps[last] and not any(with_taps[last + 1 :])
     if plan.twin:
-        check_twins(plan, problem)
-    if plan.n == 256 and not problem.sixteen_bit:
+        check_twins(plan, case)
+    if plan.n == 256 and not case.sixteen_bit:
         assert plan.batches_in_flight == 1
-    if problem.size[1] % 4 == 0:  # vectors of the line are vectors of the input
+    if case.size[1] % 4 == 0:  # vectors of the line are vectors of the input
         assert plan.col_offset % 4 == 0
     assert plan.segment_pixels <= plan.n
     assert plan.num_segments * plan.blocks_per_sweep == plan.num_consumers
     assert plan.tile_pixels == plan.num_segments * plan.segment_pixels
     padded = plan.num_sweeps * plan.blocks_per_sweep * 64
-    assert padded - 64 < -(-problem.out_channels // problem.groups // 64) * 64 <= padded
+    assert padded - 64 < -(-case.out_channels // case.groups // 64) * 64 <= padded
     # Ring and mirror. A ring that is never wrapped is one window.
     assert plan.ring_units <= MAX_RING_UNITS
     # Units of two batches: a data warp's steps are no longer than a lap.
@@ -67,12 +67,12 @@ def check_resources(plan, problem):
     used = plan.ring_bytes + plan.weight_stages * TAP_BYTES
     used += plan.num_consumers * 4 * stores + 2 * 8 * (MAX_RING_UNITS + MAX_WEIGHT_STAGES)
     used += 8 * plan.num_consumers  # whose turn it is
-    assert used <= plan.smem_bytes <= problem.smem_limit
+    assert used <= plan.smem_bytes <= case.smem_limit
 
 
-def check_twins(plan, problem):
+def check_twins(plan, case):
     """Phases come in pairs, even and odd columns of the same rows, which are neighbours."""
-    assert problem.stride[1] == 2 and not plan.pooled and len(plan.phases) % 2 == 0
+    assert case.stride[1] == 2 and not plan.pooled and len(plan.phases) % 2 == 0
     for even, odd in zip(plan.phases[::2], plan.phases[1::2], strict=True):
         assert (even.first_w, odd.first_w) == (0, 1)
         assert (even.first_h, even.count_h) == (odd.first_h, odd.count_h)
@@ -98,12 +98,12 @@ def chunks(plan, block, blocks):
             chunk = begin(place // size * strips + strip + blocks)
 
 
-def check_ranges(plan, problem):
+def check_ranges(plan, case):
     """The blocks' chunks hold every tile of every line once, and none is empty."""
-    lines = -(-problem.batch // plan.line_samples) * problem.groups
+    lines = -(-case.batch // plan.line_samples) * case.groups
     assert plan.mirror_pixels > 0 or plan.range_tiles == 1  # nothing to wrap into
     seen = np.zeros((plan.num_strips, lines, plan.num_tiles), dtype=np.int64)
-    blocks = min(plan.num_ranges, problem.num_sms)
+    blocks = min(plan.num_ranges, case.num_sms)
     for block in range(blocks):
         for strip, line, first, end in chunks(plan, block, blocks):
             assert first < end and line < lines
@@ -111,9 +111,9 @@ def check_ranges(plan, problem):
     assert (seen == 1).all()
 
 
-def check_every_output_once(plan, problem):
+def check_every_output_once(plan, case):
     images = min(plan.line_samples, 5)  # all lie alike
-    seen = np.zeros((images, *problem.out), dtype=np.int64)
+    seen = np.zeros((images, *case.out), dtype=np.int64)
     tiles = np.arange(plan.num_tiles)[:, None, None] * plan.tile_pixels
     segments = np.arange(plan.num_segments)[:, None] * plan.segment_pixels
     places = (tiles + segments + np.arange(plan.segment_pixels)).ravel()
@@ -126,31 +126,29 @@ def check_every_output_once(plan, problem):
             first = strip * plan.tile_w
             width = min(plan.tile_w, phase.count_w - first)
             real = (image < images) & (rows < phase.count_h) & (cols < width)
-            out_h = rows[real] * problem.stride[0] + phase.first_h
-            out_w = (first + cols[real]) * problem.stride[1] + phase.first_w
+            out_h = rows[real] * case.stride[0] + phase.first_h
+            out_w = (first + cols[real]) * case.stride[1] + phase.first_w
             np.add.at(seen, (image[real], out_h, out_w), 1)
     assert (seen == 1).all()
 
 
-def input_positions(problem, axis, outputs):
+def input_positions(case, axis, outputs):
     """[outputs, taps]: input positions of an axis's outputs, of one phase, ascending, from the
     definition; those outside the input included.
     """
     found = []
     for out in outputs:
         numerators = [
-            out + problem.padding[axis] - k * problem.dilation[axis]
-            for k in reversed(range(problem.kernel[axis]))
+            out + case.padding[axis] - k * case.dilation[axis]
+            for k in reversed(range(case.kernel[axis]))
         ]
-        found.append(
-            [v // problem.stride[axis] for v in numerators if v % problem.stride[axis] == 0]
-        )
+        found.append([v // case.stride[axis] for v in numerators if v % case.stride[axis] == 0])
     return np.array(found)
 
 
-def check_taps(plan, problem):
+def check_taps(plan, case):
     """The line at position + shift of the tap is the tap's input pixel, or both are zeros."""
-    in_h, in_w = problem.size
+    in_h, in_w = case.size
 
     def pixel(ih, iw):  # its index, or -1: a zero
         inside = (ih >= 0) & (ih < in_h) & (iw >= 0) & (iw < in_w)
@@ -158,15 +156,15 @@ def check_taps(plan, problem):
 
     for phase in plan.phases:
         if phase.taps_h == 0:
-            check_no_tap(problem, phase)
+            check_no_tap(case, phase)
             continue
         near_edges = {0, 1, 2, phase.count_h // 2, phase.count_h - 2, phase.count_h - 1}
         rows = np.array(sorted(near_edges & set(range(phase.count_h))), dtype=np.int64)
         if rows.size == 0 or phase.count_w == 0:
             continue
         cols = np.arange(phase.count_w)
-        want_h = input_positions(problem, 0, rows * problem.stride[0] + phase.first_h)
-        want_w = input_positions(problem, 1, cols * problem.stride[1] + phase.first_w)
+        want_h = input_positions(case, 0, rows * case.stride[0] + phase.first_h)
+        want_w = input_positions(case, 1, cols * case.stride[1] + phase.first_w)
         assert want_h.shape[1] == phase.taps_h and want_w.shape[1] == phase.taps_w
         strips = cols // plan.tile_w
         position = rows[:, None] * plan.pitch + (cols - strips * plan.tile_w)
@@ -187,10 +185,10 @@ def check_taps(plan, problem):
                 assert ((image == 0) | (got == -1)).all(), "a pixel of the next image"
 
 
-def check_no_tap(problem, phase):
+def check_no_tap(case, phase):
     """No input reaches the outputs of this phase: along one axis or both no tap falls on one."""
-    taps_h = input_positions(problem, 0, [phase.first_h]).size
-    taps_w = input_positions(problem, 1, [phase.first_w]).size
+    taps_h = input_positions(case, 0, [phase.first_h]).size
+    taps_w = input_positions(case, 1, [phase.first_w]).size
     assert taps_h * taps_w == 0
 
 
@@ -276,12 +274,12 @@ def check_pooling(plan):
     assert plan.tile_w <= plan.pitch and plan.n % 8 == 0
 
 
-def check(plan, problem, with_outputs=True):
-    check_resources(plan, problem)
-    check_ranges(plan, problem)
+def check(plan, case, with_outputs=True):
+    check_resources(plan, case)
+    check_ranges(plan, case)
     if with_outputs:
-        check_every_output_once(plan, problem)
-    check_taps(plan, problem)
+        check_every_output_once(plan, case)
+    check_taps(plan, case)
     check_ring(plan, min(plan.range_tiles, plan.num_tiles))
     if plan.mirror_pixels > 0:  # the cost alone decides how long chunks are
         check_ring(plan, plan.num_tiles)

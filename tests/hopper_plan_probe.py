@@ -1,4 +1,4 @@
-"""The Hopper kernel's plan, which is plain C++, compiled by itself and asked about problems."""
+"""The Hopper kernel's plan, which is plain C++, compiled by itself and asked about cases."""
 
 import json
 import random
@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from tests.solution_tools import ROOT
 
 H200 = (232448, 132)  # bytes of shared memory for a block, SMs
-HEADERS = [f"conv_transpose_sm90_{part}.h" for part in ("types", "cost", "plan")]
+HEADERS = [f"conv_transpose_hopper_{part}.h" for part in ("types", "cost", "plan")]
 PROBE = r"""
 #include <cstdio>
-#include "conv_transpose_sm90_plan.h"
+#include "conv_transpose_hopper_plan.h"
 using namespace tconv;
-using namespace tconv::sm90;
+using namespace tconv::hopper;
 static_assert(kUnitPixels == 64 && kTapBytes == 8192 && kPixelBytes == 128, "");
 static_assert(kMaxRingUnits == 28 && kMaxWeightStages == 32, "");
 
@@ -42,13 +42,13 @@ void show(const Plan& q) {
   std::printf("]}\n");
 }
 
-// For each problem: the plans of both calls, every cut that plan_tiles takes, and an empty line.
+// For each case: the plans of both calls, every cut that plan_tiles takes, and an empty line.
 int main() {
   long long v[19];
   for (;;) {
     for (long long& value : v)
       if (std::scanf("%lld", &value) != 1) return 0;
-    ConvTransposeProblem p{};
+    ConvTransposeLayer p{};
     p.batch = v[0], p.in_channels = v[1], p.out_channels = v[2], p.groups = v[3];
     p.in_h = v[4], p.in_w = v[5], p.out_h = v[6], p.out_w = v[7];
     p.kernel_h = v[8], p.kernel_w = v[9], p.stride_h = v[10], p.stride_w = v[11];
@@ -97,7 +97,7 @@ SHAPES = [
 ]
 
 
-class Problem:
+class PlanCase:
     """A shape, the output it has (with output padding added), the device it is planned for, and
     whether its values have 16 bits.
     """
@@ -128,7 +128,7 @@ class Problem:
         return f"{self.shape} -> {self.out}, {self.smem_limit} bytes, {self.num_sms} SMs{bits}"
 
 
-def random_problems(count: int, seed: int) -> list[Problem]:
+def random_plan_cases(count: int, seed: int) -> list[PlanCase]:
     rng, found = random.Random(seed), []
     while len(found) < count:
         stride = rng.choice([(1, 1), (1, 1), (1, 1), (2, 2), (1, 2), (3, 1), (3, 3)])
@@ -146,14 +146,14 @@ def random_problems(count: int, seed: int) -> list[Problem]:
         )
         smem_limit = rng.choice([H200[0], H200[0], 163 << 10, 99 << 10])
         more = tuple(rng.randrange(max(s, d)) for s, d in zip(stride, shape[8], strict=True))
-        problem = Problem(shape, smem_limit, rng.choice([132, 7, 114]), more, rng.random() < 0.5)
-        if min(problem.out) > 0:
-            found.append(problem)
+        case = PlanCase(shape, smem_limit, rng.choice([132, 7, 114]), more, rng.random() < 0.5)
+        if min(case.out) > 0:
+            found.append(case)
     return found
 
 
 def build_probe(folder, edit: Callable[[str], str] | None = None):
-    """A function from problems to (plan, pooled plan, all cuts) of each. `edit` changes the text of
+    """A function from cases to (plan, pooled plan, all cuts) of each. `edit` changes the text of
     the headers that make plans.
     """
     (folder / "probe.cpp").write_text(PROBE)
@@ -163,8 +163,8 @@ def build_probe(folder, edit: Callable[[str], str] | None = None):
     command = ["c++", "-std=c++17", "-Wall", "-Werror", "-I.", f"-I{include}", "probe.cpp"]
     subprocess.run([*command, "-o", "probe"], cwd=folder, check=True)
 
-    def run(problems):
-        lines = "\n".join(problem.line() for problem in problems)
+    def run(cases):
+        lines = "\n".join(case.line() for case in cases)
         command = [folder / "probe"]
         done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
         answers = []
@@ -173,7 +173,7 @@ def build_probe(folder, edit: Callable[[str], str] | None = None):
             for plan in plans:
                 plan.phases = [SimpleNamespace(**named_phase(values)) for values in plan.phases]
             answers.append((plans[0], plans[1], plans[2:]))
-        assert len(answers) == len(problems)
+        assert len(answers) == len(cases)
         return answers
 
     return run

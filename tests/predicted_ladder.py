@@ -5,7 +5,8 @@
 compiles the plan headers of the commits that the ladder's versions are, as git has them, and asks
 each for the problems' convolutions by themselves on an H200. The model gives cycles; at CLOCK_GHZ,
 which the GPU keeps in the harness, they are milliseconds. Needs a C++ compiler and the whole
-history; versions that are not here were not committed by themselves.
+history; versions that are not here were not committed by themselves. The program speaks the names
+of those commits: sm90 for hopper, a problem for a layer.
 """
 
 import subprocess

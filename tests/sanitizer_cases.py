@@ -149,16 +149,16 @@ def _on_device(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 _PROBE = r"""
 #include <cstdio>
-#include "conv_transpose_sm90_plan.h"
+#include "conv_transpose_hopper_plan.h"
 using namespace tconv;
 int main() {
-  for (const auto& s : sm90::kShapes)
+  for (const auto& s : hopper::kShapes)
     for (int half = 0; half < 2; ++half)  // in fp32, in 16 bits
-      if (sm90::serves(s, sm90::Outputs::kAlone, half))
+      if (hopper::serves(s, hopper::Outputs::kAlone, half))
         std::printf("[%d, %d, %d]\n", s.n, s.producer_warps, half);
   long long batch, ci, co, h, w, k, s;
   while (std::scanf("%lld %lld %lld %lld %lld %lld %lld", &batch, &ci, &co, &h, &w, &k, &s) == 7) {
-    ConvTransposeProblem p{};
+    ConvTransposeLayer p{};
     p.batch = batch, p.in_channels = ci, p.out_channels = co, p.groups = 1;
     p.in_h = h, p.in_w = w, p.out_h = (h - 1) * s + k, p.out_w = (w - 1) * s + k;
     p.x_stride_w = 1, p.x_stride_h = w, p.x_stride_c = h * w;
@@ -166,7 +166,8 @@ int main() {
     p.kernel_h = p.kernel_w = k, p.stride_h = p.stride_w = s, p.dilation_h = p.dilation_w = 1;
     const long long outputs = p.batch * co * p.out_h * p.out_w;
     for (int half = 0; half < 2; ++half) {
-      const sm90::Plan q = sm90::make_plan(p, sm90::Outputs::kAlone, half, SMEM_LIMIT, NUM_SMS);
+      const auto alone = hopper::Outputs::kAlone;
+      const hopper::Plan q = hopper::make_plan(p, alone, half, SMEM_LIMIT, NUM_SMS);
       std::printf("[%d, %d, %d, %d, %lld]\n", q.usable, q.n, q.producer_warps, half, outputs);
     }
   }

@@ -122,16 +122,15 @@ def test_hopper_kernels_multiply_by_wgmma(disassembly):
     hopper = {
         name: has
         for name, has in kernels_with("HGMMA", disassembly).items()
-        if "conv_transpose_sm90" in name or "conv_group_norm_held_sm90" in name
+        if "conv_transpose_hopper_kernel" in name or "conv_group_norm_held_kernel" in name
     }
     assert hopper and all(hopper.values()), hopper
 
 
 def test_held_outputs_are_stored_beside_the_chain(disassembly):
     """A row of stores with each fragment, which ptxas would gather behind all fragments."""
-    held = [
-        part for part in disassembly.split("Function : ")[1:] if "group_norm_held_sm90" in part[:99]
-    ]
+    functions = disassembly.split("Function : ")[1:]
+    held = [part for part in functions if "conv_group_norm_held_kernel" in part[:99]]
     if not held:
         pytest.skip("a solution without that kernel")
     for part in held:  # 22 fragments of a segment's 176 columns, and what they differ from

@@ -9,7 +9,7 @@ from generator.chain import read_chain
 from generator.emit import generate
 from generator.errors import Refusal
 from generator.reference import load_reference, trace
-from generator.runtime import steps as step_classes
+from generator.runtime import step_gradients
 from tests.solution_tools import load_text
 from tests.test_generator import write_reference
 
@@ -25,7 +25,7 @@ def computed(path, x: torch.Tensor) -> torch.Tensor:
     reference = load_reference(path)
     chain = read_chain(reference, trace(reference))
     model = reference.model.double()
-    names = {"self": model, "_pair": torch.nn.modules.utils._pair, **vars(step_classes)}
+    names = {"self": model, "_pair": torch.nn.modules.utils._pair, **vars(step_gradients)}
     vectors = [eval(text, dict(names)) for text in chain.vectors]
     for operation in chain.operations:
         if "module" in operation.values:

@@ -19,7 +19,7 @@ int main() {
   int value_bytes, smem, sms;
   while (std::scanf("%lld %lld %lld %lld %lld %lld", &ci, &co, &h, &w, &kh, &kw) == 6 &&
          std::scanf("%lld %lld %lld %d %d %d", &ph, &pw, &d, &value_bytes, &smem, &sms) == 6) {
-    ConvTransposeProblem p{};
+    ConvTransposeLayer p{};
     p.batch = 4, p.in_channels = ci, p.out_channels = co, p.groups = 1, p.in_h = h, p.in_w = w;
     p.out_h = h - 1 - 2 * ph + d * (kh - 1) + 1, p.out_w = w - 1 - 2 * pw + d * (kw - 1) + 1;
     p.kernel_h = kh, p.kernel_w = kw, p.padding_h = ph, p.padding_w = pw;

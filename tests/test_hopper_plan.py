@@ -1,12 +1,12 @@
 """The Hopper kernel's plan, without a GPU: every output is computed once, every tap reads the right
 pixel of the line, the ring holds what is read for as long as it is read, and shared memory
-suffices, for every cut that the plan allows of many random problems.
+suffices, for every cut that the plan allows of many random cases.
 """
 
 import pytest
 
 from tests.hopper_plan_checks import check
-from tests.hopper_plan_probe import HEADERS, SHAPES, Problem, build_probe, random_problems
+from tests.hopper_plan_probe import HEADERS, SHAPES, PlanCase, build_probe, random_plan_cases
 from tests.solution_tools import ROOT
 
 
@@ -15,18 +15,18 @@ def probe(tmp_path_factory):
     return build_probe(tmp_path_factory.mktemp("plan"))
 
 
-def check_all(probe, problems) -> dict[str, int]:
+def check_all(probe, cases) -> dict[str, int]:
     """Checks every plan and cut of these; how many of each kind there were."""
     names = "pooled stacked single strips resident streamed wrapping twin".split()
     kinds = dict.fromkeys([*names, "side by side"], 0)
-    for problem, (plan, pooled, cuts) in zip(problems, probe(problems), strict=True):
+    for case, (plan, pooled, cuts) in zip(cases, probe(cases), strict=True):
         for one in (plan, pooled, *cuts):
             if not one.usable:
                 continue
             try:
-                check(one, problem)
+                check(one, case)
             except AssertionError as error:
-                raise AssertionError(f"{problem}: {vars(one)}") from error
+                raise AssertionError(f"{case}: {vars(one)}") from error
             kinds["pooled"] += one.pooled
             kinds["stacked"] += one.line_samples > 1
             kinds["side by side"] += one.ring_ic_blocks > 1
@@ -40,29 +40,29 @@ def check_all(probe, problems) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_known_problems(probe, shape):
-    problem = Problem(shape)
-    assert probe([problem])[0][0].usable
-    check_all(probe, [problem])
+def test_known_layers(probe, shape):
+    case = PlanCase(shape)
+    assert probe([case])[0][0].usable
+    check_all(probe, [case])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_problems(probe, seed):
-    kinds = check_all(probe, random_problems(60, seed))
-    assert min(kinds.values()) >= 10, kinds  # the problems reach every kind of plan
+def test_random_plan_cases(probe, seed):
+    kinds = check_all(probe, random_plan_cases(60, seed))
+    assert min(kinds.values()) >= 10, kinds  # the cases reach every kind of plan
 
 
 @pytest.mark.parametrize(("size", "share"), [(7, 0.7), (14, 0.75)])
 def test_small_images_fill_tiles(probe, size, share):
     """Most pixels of the tiles are outputs."""
-    plan = probe([Problem((512, 128, 128, 1, (size, size), (3, 3), (1, 1), (1, 1), (1, 1)))])[0][0]
+    plan = probe([PlanCase((512, 128, 128, 1, (size, size), (3, 3), (1, 1), (1, 1), (1, 1)))])[0][0]
     tiles = -(-512 // plan.line_samples) * plan.num_tiles
     assert 512 * size * size >= share * tiles * plan.tile_pixels
 
 
 def test_the_cheapest_cut_is_taken(probe):
     compared = 0
-    for plan, pooled, cuts in probe(random_problems(60, 11)):
+    for plan, pooled, cuts in probe(random_plan_cases(60, 11)):
         for best, is_pooled in ((plan, 0), (pooled, 1)):
             # Narrow images are not cut into strips.
             others = [
@@ -136,13 +136,13 @@ def test_the_checks_can_fail(tmp_path, name):
     probe = build_probe(
         tmp_path, lambda text: text.replace(right, wrong).replace(begin, helper + begin, 1)
     )
-    one_column = Problem((1, 64, 64, 1, (3, 1), (1, 1), (2, 2), (0, 0), (1, 1)))
+    one_column = PlanCase((1, 64, 64, 1, (3, 1), (1, 1), (2, 2), (0, 0), (1, 1)))
     with pytest.raises(AssertionError):
-        check_all(probe, [one_column, *random_problems(60, 0)])
+        check_all(probe, [one_column, *random_plan_cases(60, 0)])
 
 
 def test_too_many_phases_are_refused(probe):
-    plan = probe([Problem((1, 64, 64, 1, (8, 8), (5, 5), (5, 5), (0, 0), (1, 1)))])[0][0]
+    plan = probe([PlanCase((1, 64, 64, 1, (8, 8), (5, 5), (5, 5), (0, 0), (1, 1)))])[0][0]
     assert not plan.usable and "phases" in plan.reason
 
 
@@ -152,14 +152,14 @@ def test_columns_two_apart_are_stored_together(probe):
         (32, 128, 64, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1)),
         (16, 64, 64, 1, (128, 128), (1, 1), (2, 2), (0, 0), (1, 1)),
     ):
-        assert probe([Problem(shape)])[0][0].twin
+        assert probe([PlanCase(shape)])[0][0].twin
     few = (64, 64, 3, 1, (128, 128), (4, 4), (2, 2), (1, 1), (1, 1))
-    assert not probe([Problem(few)])[0][0].twin
+    assert not probe([PlanCase(few)])[0][0].twin
 
 
 def test_warpgroups_take_turns_with_weights_of_their_own(probe):
     """1/69 and 2/11: two blocks of output channels. 2/19's weights are resident."""
     (p69, _, _), (_, p11, _), (p19, _, _), (p65, _, _) = probe(
-        [Problem(SHAPES[i]) for i in (1, 2, 3, 0)]
+        [PlanCase(SHAPES[i]) for i in (1, 2, 3, 0)]
     )
     assert [plan.alternate for plan in (p69, p11, p19, p65)] == [1, 1, 0, 0]

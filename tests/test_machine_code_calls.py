@@ -34,7 +34,7 @@ extern "C" int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   config.attrs = &attribute, config.numAttrs = 1;
   Params params;  // not all of it is written
   params.first = 1, params.scale = SCALE, params.reason = "a text of the host's", params.x = conv.x;
-  params.last = static_cast<int>(conv.problem.out_w);
+  params.last = static_cast<int>(conv.layer.out_w);
   cudaLaunchKernelEx(&config, fill, params, static_cast<float*>(conv.out));
   config.numAttrs = 0;
   return cudaLaunchKernelEx(&config, scan, static_cast<const int*>(conv.workspace) + OFFSET);

@@ -10,11 +10,11 @@ import pytest
 from tests.random_layers import random_layers
 from tests.solution_tools import ROOT, Case
 
-# How the kernel counts windows and where a tap reads: conv_transpose_mma.cuh's find_work,
+# How the kernel counts windows and where a tap reads: conv_transpose_portable.cuh's find_work,
 # find_window and pair_offset.
 PROBE = r"""
 #include <cstdio>
-#include "conv_transpose_mma_plan.h"
+#include "conv_transpose_portable_plan.h"
 using namespace tconv;
 using namespace tconv::cuda;
 
@@ -23,7 +23,7 @@ struct Counts {
 };
 
 template <typename Config>
-bool fits(const ConvTransposeProblem& p, const TileGeometry& g, Counts& counts) {
+bool fits(const ConvTransposeLayer& p, const TileGeometry& g, Counts& counts) {
   const int64_t ic_blocks = ceil_div(p.in_channels / p.groups, Config::BLOCK_IC);
   bool good = true;
   for (int64_t rh = 0; rh < p.stride_h; ++rh)
@@ -52,7 +52,7 @@ bool fits(const ConvTransposeProblem& p, const TileGeometry& g, Counts& counts) 
 }
 
 template <typename Config>
-void check(const ConvTransposeProblem& p, Counts& counts) {
+void check(const ConvTransposeLayer& p, Counts& counts) {
   const TileLimits limits{132, 232448, 233472, 1024};
   const auto visit = [&](const TileGeometry& g) {
     ++counts.geometries;
@@ -66,15 +66,15 @@ int main() {
   for (;;) {
     for (long long& value : v)
       if (std::scanf("%lld", &value) != 1) return 0;
-    ConvTransposeProblem p{};
+    ConvTransposeLayer p{};
     p.batch = v[0], p.in_channels = v[1], p.out_channels = v[2], p.groups = v[3];
     p.in_h = v[4], p.in_w = v[5], p.out_h = v[6], p.out_w = v[7];
     p.kernel_h = v[8], p.kernel_w = v[9], p.stride_h = v[10], p.stride_w = v[11];
     p.padding_h = v[12], p.padding_w = v[13], p.dilation_h = v[14], p.dilation_w = v[15];
     Counts counts;
-    check<MmaConfig<Numeric::kTF32>>(p, counts);
-    check<MmaConfig<Numeric::kStrictFP32>>(p, counts);
-    check<MmaConfig<Numeric::kFP16>>(p, counts);
+    check<PortableConfig<Numeric::kTF32>>(p, counts);
+    check<PortableConfig<Numeric::kStrictFP32>>(p, counts);
+    check<PortableConfig<Numeric::kFP16>>(p, counts);
     std::printf("%lld %lld %lld\n", counts.geometries, counts.overstepping, counts.empty_phases);
   }
 }

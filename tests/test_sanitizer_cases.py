@@ -39,7 +39,8 @@ def test_every_cuda_kernel_is_launched(shelf):
     """By the profiler, on this device: the Hopper kernel only where there is one."""
     names, kernels = kernel_names(), sanitizer_cases.KERNELS
     if torch.cuda.get_device_capability() != (9, 0):
-        names, kernels = {n for n in names if "sm90" not in n}, kernels[:3]
+        names = {n for n in names if "hopper" not in n and "held" not in n}
+        kernels = kernels[:3]
     runs = list(sanitizer_cases.runs(kernels))
     cuda = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[cuda]) as profiler:

@@ -12,7 +12,7 @@ import tempfile as _tempfile
 import torch
 import torch.utils.cpp_extension as _cpp_extension
 
-from generator.runtime.problem import _DIGEST, _SLUG, CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
+from generator.runtime.generated import _DIGEST, _SLUG, CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
 _CPU_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique")
 # Always the same architectures, whether or not a GPU is visible: machine code for sm_80 and sm_90a,

@@ -15,6 +15,7 @@ from generator.runtime.arguments import (
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.batch_norm import _update_running_statistics
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
+from generator.runtime.generated import _ACTIVATION
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
@@ -23,7 +24,6 @@ from generator.runtime.gradients import (
 )
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
-from generator.runtime.problem import _ACTIVATION
 from generator.runtime.registration import _register
 
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),

@@ -4,6 +4,7 @@ from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
+from generator.runtime.generated import _CHAIN, _NUM_VECTORS
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
@@ -14,7 +15,6 @@ from generator.runtime.gradients import (
 )
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
-from generator.runtime.problem import _CHAIN, _NUM_VECTORS
 from generator.runtime.registration import _register, _vector_arguments
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`

@@ -1,4 +1,4 @@
-// Checks of the transposed convolution's arguments, and the problem that the kernels see.
+// Checks of the transposed convolution's arguments, and the layer that the kernels see.
 #pragma once
 
 #include "../call.h"
@@ -48,9 +48,9 @@ inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometr
   return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
 }
 
-// The problem of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
+// The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
 // [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
-inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
   check_geometry(g);
   const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
   if (sizes.size() != 3 && sizes.size() != 4)
@@ -78,7 +78,7 @@ inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, 
     refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
            ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
 
-  ConvTransposeProblem p{};
+  ConvTransposeLayer p{};
   p.batch = batched ? sizes[0] : 1;
   p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
   p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;

@@ -31,7 +31,7 @@ struct BatchNormInputs {
   void check(ConvInputs& inputs) const {
     int64_t shape[4];
     size_t dim = 0;
-    inputs.shape(inputs.problem.out_h, inputs.problem.out_w, shape, &dim);
+    inputs.shape(inputs.layer.out_h, inputs.layer.out_w, shape, &dim);
     if (dim != 4)
       refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
                    tuple_text(shape, dim));
@@ -73,8 +73,8 @@ struct BatchNormInputs {
 
   static void check_read(const char* name, const OptionalTensor& value, const ConvInputs& inputs) {
     if (!value) refuse(name, " is needed where batch statistics are not used, got None");
-    if (value->dim() != 1 || value->size(0) != inputs.problem.out_channels || !(device_of(*value) == inputs.device))
-      refuse(name, " must have shape (", inputs.problem.out_channels, ",) on ", inputs.device.name(), ", got ",
+    if (value->dim() != 1 || value->size(0) != inputs.layer.out_channels || !(device_of(*value) == inputs.device))
+      refuse(name, " must have shape (", inputs.layer.out_channels, ",) on ", inputs.device.name(), ", got ",
              shape_text(*value), " on ", device_of(*value).name());
   }
 

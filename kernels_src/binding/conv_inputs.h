@@ -19,7 +19,7 @@ struct ConvInputs {
   Geometry geometry;
   bool tf32;
   OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
-  ConvTransposeProblem problem{};
+  ConvTransposeLayer layer{};
   Device device{};
   int32_t dtype = 0;           // torch's, of x and of the output
   int64_t computed_dtype = 0;  // enum DType
@@ -35,13 +35,13 @@ struct ConvInputs {
 
   // Raises where PyTorch does.
   void check() {
-    problem = make_problem(x, weight, bias, geometry);
+    layer = make_layer(x, weight, bias, geometry);
     device = device_of(x);
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
     channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
     for (const OptionalTensor& vector : vectors)
-      check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
+      check_channel_vector("a per-channel operand", vector, layer.out_channels, x);
   }
 
   bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
@@ -53,8 +53,8 @@ struct ConvInputs {
   void shape(int64_t out_h, int64_t out_w, int64_t (&sizes)[4], size_t* dim) const {
     *dim = static_cast<size_t>(x.dim());
     int64_t* size = sizes;
-    if (*dim == 4) *size++ = problem.batch;
-    size[0] = problem.out_channels, size[1] = out_h, size[2] = out_w;
+    if (*dim == 4) *size++ = layer.batch;
+    size[0] = layer.out_channels, size[1] = out_h, size[2] = out_w;
   }
 
   // Where the kernels write; `finished` turns it into what the operator returns.
@@ -74,7 +74,7 @@ struct ConvInputs {
   void check_norm_vector(const char* name, const OptionalTensor& value) {
     const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
     if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
-    check_channel_vector(name, value, problem.out_channels, x, wide);
+    check_channel_vector(name, value, layer.out_channels, x, wide);
   }
 
   // Makes the tensors what the kernels read, and the call of them.
@@ -83,12 +83,12 @@ struct ConvInputs {
       x = converted(x, computed_dtype);
       const auto strides = x.strides();  // of the copy
       const size_t first = x.dim() == 4 ? 1 : 0;
-      if (first == 1) problem.x_stride_n = strides[0];
-      problem.x_stride_c = strides[first], problem.x_stride_h = strides[first + 1], problem.x_stride_w = strides[first + 2];
+      if (first == 1) layer.x_stride_n = strides[0];
+      layer.x_stride_c = strides[first], layer.x_stride_h = strides[first + 1], layer.x_stride_w = strides[first + 2];
     }
     weight = dense(converted(weight, computed_dtype));
     bias = readable(bias);
-    ConvCall call = make_call(problem, computed_dtype, tf32);
+    ConvCall call = make_call(layer, computed_dtype, tf32);
     call.x = pointer_of(x);
     call.weight = pointer_of(weight);
     call.bias = pointer_of(bias);

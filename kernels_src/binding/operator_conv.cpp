@@ -14,8 +14,8 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   inputs.take_vectors(stack);
 
   inputs.check();
-  const Tensor out = inputs.allocate_output(inputs.problem.out_h, inputs.problem.out_w);
-  if (inputs.problem.batch > 0) {
+  const Tensor out = inputs.allocate_output(inputs.layer.out_h, inputs.layer.out_w);
+  if (inputs.layer.batch > 0) {
     ConvOnlyCall call{inputs.prepare(out)};
     launch(call, inputs.device);
   }

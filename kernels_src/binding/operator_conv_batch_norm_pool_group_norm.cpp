@@ -18,7 +18,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   GroupNormInputs group_norm(stack);
 
   inputs.check();
-  const ConvTransposeProblem& p = inputs.problem;
+  const ConvTransposeLayer& p = inputs.layer;
   batch_norm.check(inputs);
   const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
   group_norm.check(inputs, pooled.h, pooled.w);

@@ -18,9 +18,9 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   inputs.take_vectors(stack);
 
   inputs.check();
-  group_norm.check(inputs, inputs.problem.out_h, inputs.problem.out_w);
-  const Tensor out = inputs.allocate_output(inputs.problem.out_h, inputs.problem.out_w);
-  if (inputs.problem.batch > 0) {
+  group_norm.check(inputs, inputs.layer.out_h, inputs.layer.out_w);
+  const Tensor out = inputs.allocate_output(inputs.layer.out_h, inputs.layer.out_w);
+  if (inputs.layer.batch > 0) {
     ConvGroupNormCall call{inputs.prepare(out), group_norm.prepare(inputs)};
     launch(call, inputs.device);
   }

@@ -16,9 +16,9 @@ constexpr int64_t kWorkspaceAlignment = 256;
 constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
 
 // How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
-inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
+inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool tf32) {
   ConvCall call{};
-  call.problem = problem;
+  call.layer = layer;
   call.dtype = dtype;
   call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
   call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
@@ -28,7 +28,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
 [[noreturn]] inline void raise_failure(int64_t status, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
-    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer");
     case kWorkspaceTooSmall: refuse("the workspace is too small");
     default: break;
   }
@@ -86,7 +86,7 @@ class CurrentDevice {
 
 // Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
 // machine milliseconds. Results do not depend on it.
-inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
+inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
   constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
   const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
                           p.kernel_h * p.kernel_w;
@@ -97,7 +97,7 @@ inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
 template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
-    call.conv.num_threads = useful_threads(call.conv.problem, torch::stable::get_num_threads());
+    call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
     return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)

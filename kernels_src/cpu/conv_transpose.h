@@ -30,7 +30,7 @@ class ConvTranspose {
   }
 
   int64_t workspace_bytes() const { return packed_ ? packed_->workspace_bytes() : 0; }
-  int64_t num_partials() const { return packed_ ? packed_->num_partials() : plain_num_partials(call_.problem); }
+  int64_t num_partials() const { return packed_ ? packed_->num_partials() : plain_num_partials(call_.layer); }
 
   // Once per call, before run.
   void pack() {

@@ -16,7 +16,7 @@ inline bool all_finite(const float* values, int64_t count) {
 }
 
 // packed[group][tile][in channel][tap][channel of the tile], taps in the order of tap_offsets.
-inline void pack_weights(const ConvTransposeProblem& p, const PackedPlan& plan, const PhasePlan& phase,
+inline void pack_weights(const ConvTransposeLayer& p, const PackedPlan& plan, const PhasePlan& phase,
                          const float* weight, int64_t num_threads, float* packed) {
   const int64_t taps = phase.tap_count(), kernel = p.kernel_h * p.kernel_w;
 #pragma omp parallel for num_threads(int(num_threads))
@@ -37,7 +37,7 @@ inline void pack_weights(const ConvTransposeProblem& p, const PackedPlan& plan, 
 }
 
 // One channel's rows for the block of output rows that starts at `first_out_row`.
-inline void pack_plane(const ConvTransposeProblem& p, const PhasePlan& phase, const float* channel,
+inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel,
                        int64_t first_out_row, float* plane) {
   const int64_t begin = std::clamp<int64_t>(-phase.first_column, 0, phase.pitch);
   const int64_t end = std::clamp<int64_t>(p.in_w - phase.first_column, begin, phase.pitch);

@@ -17,9 +17,9 @@ class PackedConvTranspose {
  public:
   PackedConvTranspose(const ConvCall& call, int64_t samples_at_once, void* workspace)
       : call_(call),
-        p_(call.problem),
+        p_(call.layer),
         isa_(pick_isa(call.kernel_choice)),
-        plan_(call.problem, isa_, samples_at_once, call.num_threads),
+        plan_(call.layer, isa_, samples_at_once, call.num_threads),
         args_(make_epilogue_args<float>(call)) {
     Workspace space(workspace);
     weights_ = space.take<float>(plan_.weights_floats);
@@ -162,7 +162,7 @@ class PackedConvTranspose {
   }
 
   const ConvCall& call_;
-  const ConvTransposeProblem& p_;
+  const ConvTransposeLayer& p_;
   Isa isa_;
   PackedPlan plan_;
   EpilogueArgs<float> args_;

@@ -23,7 +23,7 @@ inline int64_t tap_shift(const AxisPhase& phase, int tap) {
 
 // Sums of output row `oh` of channel `co`, without bias, into row[0 .. out_w).
 template <typename T>
-inline void plain_row(const ConvTransposeProblem& p, const T* x_sample, const T* weight, int64_t co, int64_t oh,
+inline void plain_row(const ConvTransposeLayer& p, const T* x_sample, const T* weight, int64_t co, int64_t oh,
                       T* __restrict row) {
   for (int64_t i = 0; i < p.out_w; ++i) row[i] = 0;
   const int64_t group_in = p.in_channels / p.groups, group_out = p.out_channels / p.groups;
@@ -51,11 +51,11 @@ inline void plain_row(const ConvTransposeProblem& p, const T* x_sample, const T*
 }
 
 // Rows are the units of the moments.
-inline int64_t plain_num_partials(const ConvTransposeProblem& p) { return p.out_h; }
+inline int64_t plain_num_partials(const ConvTransposeLayer& p) { return p.out_h; }
 
 template <typename T>
 inline void run_conv_transpose_plain(const ConvCall& call, const ConvOutputs<T>& outputs) {
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   const EpilogueArgs<T> epilogue_args = make_epilogue_args<T>(call);
 #pragma omp parallel for collapse(3) schedule(dynamic) num_threads(int(call.num_threads))
   for (int64_t n = 0; n < outputs.num_samples; ++n) {

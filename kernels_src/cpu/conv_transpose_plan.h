@@ -1,4 +1,4 @@
-// How the packed convolution cuts a problem into pieces: phases, channel tiles, blocks of rows, scratch sizes.
+// How the packed convolution cuts a layer into pieces: phases, channel tiles, blocks of rows, scratch sizes.
 //
 // Within a phase the image is walked as one line: the rows of the input are copied one after another, `pitch` floats
 // apart, with zeros around them, so that every tap is a constant offset into the line and no tile meets an edge.
@@ -57,12 +57,12 @@ struct PackedPlan {
   int64_t tiles_per_item, items_per_block;
   int64_t weights_floats, x_floats, sums_stride, sums_floats;  // the last three per thread
 
-  PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads);
+  PackedPlan(const ConvTransposeLayer& p, Isa for_isa, int64_t samples, int64_t num_threads);
 
  private:
-  PhasePlan plan_phase(const ConvTransposeProblem& p, int64_t residue_h, int64_t residue_w) const;
+  PhasePlan plan_phase(const ConvTransposeLayer& p, int64_t residue_h, int64_t residue_w) const;
   void cut_channels(int64_t most);
-  void cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads);
+  void cut_rows(const ConvTransposeLayer& p, int64_t samples, int64_t num_threads);
 };
 
 // Tiles of `most` channels; a remainder of one or two shares with its neighbour, because narrow tiles are slow.
@@ -76,7 +76,7 @@ inline void PackedPlan::cut_channels(int64_t most) {
   }
 }
 
-inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t residue_h, int64_t residue_w) const {
+inline PhasePlan PackedPlan::plan_phase(const ConvTransposeLayer& p, int64_t residue_h, int64_t residue_w) const {
   PhasePlan phase;
   phase.h = phase_h(p, residue_h);
   phase.w = phase_w(p, residue_w);
@@ -112,7 +112,7 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t r
 }
 
 // Blocks of about 2048 pixels, or 4096 with a larger L2, fewer where threads would idle.
-inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads) {
+inline void PackedPlan::cut_rows(const ConvTransposeLayer& p, int64_t samples, int64_t num_threads) {
   constexpr int64_t kBlockPixels = 2048, kItemsPerThread = 4;
   const int64_t rows_h = ceil_div(p.out_h, p.stride_h), columns = ceil_div(p.out_w, p.stride_w);
   const int64_t residues = std::min(p.stride_h, p.out_h);
@@ -128,7 +128,7 @@ inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples,
   items_per_block = ceil_div(num_tiles, tiles_per_item);
 }
 
-inline PackedPlan::PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads)
+inline PackedPlan::PackedPlan(const ConvTransposeLayer& p, Isa for_isa, int64_t samples, int64_t num_threads)
     : isa(for_isa) {
   group_in = p.in_channels / p.groups;
   group_out = p.out_channels / p.groups;

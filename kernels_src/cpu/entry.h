@@ -24,7 +24,7 @@ inline int64_t run_pattern(const Call& call) {
   const int64_t status = check_call(call.conv);
   if (status != kOk) return status;
   if (call.conv.workspace_bytes < pattern_workspace_bytes<Pattern>(call)) return kWorkspaceTooSmall;
-  if (call.conv.problem.batch == 0) return kOk;
+  if (call.conv.layer.batch == 0) return kOk;
   if (call.conv.dtype == kFloat32)
     Pattern<float>(call, call.conv.workspace).run();
   else

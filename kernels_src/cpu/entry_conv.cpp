@@ -10,14 +10,14 @@ template <typename T>
 class ConvOnly {
  public:
   ConvOnly(const ConvOnlyCall& call, void* workspace)
-      : call_(call.conv), conv_(call.conv, call.conv.problem.batch, workspace) {}
+      : call_(call.conv), conv_(call.conv, call.conv.layer.batch, workspace) {}
 
   int64_t workspace_bytes() const { return conv_.workspace_bytes(); }
 
   void run() {
-    prefer_huge_pages(call_.out, output_bytes(call_.problem, sizeof(T)));
+    prefer_huge_pages(call_.out, output_bytes(call_.layer, sizeof(T)));
     conv_.pack();
-    conv_.run(ConvOutputs<T>{0, call_.problem.batch, static_cast<T*>(call_.out), nullptr});
+    conv_.run(ConvOutputs<T>{0, call_.layer.batch, static_cast<T*>(call_.out), nullptr});
   }
 
  private:

@@ -15,7 +15,7 @@ class ConvBatchNormPoolGroupNorm {
  public:
   ConvBatchNormPoolGroupNorm(const ConvBatchNormPoolGroupNormCall& call, void* workspace)
       : call_(call),
-        p_(call.conv.problem),
+        p_(call.conv.layer),
         pool_(call.batch_norm_pool),
         space_(workspace),
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
@@ -94,7 +94,7 @@ class ConvBatchNormPoolGroupNorm {
   }
 
   const ConvBatchNormPoolGroupNormCall& call_;
-  const ConvTransposeProblem& p_;
+  const ConvTransposeLayer& p_;
   const BatchNormPoolArgs& pool_;
   Workspace space_;
   int64_t chunk_;

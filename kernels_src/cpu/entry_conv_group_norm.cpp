@@ -14,7 +14,7 @@ class ConvGroupNorm {
  public:
   ConvGroupNorm(const ConvGroupNormCall& call, void* workspace)
       : call_(call),
-        p_(call.conv.problem),
+        p_(call.conv.layer),
         space_(workspace),
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
         conv_(call.conv, chunk_, workspace) {
@@ -57,7 +57,7 @@ class ConvGroupNorm {
   }
 
   const ConvGroupNormCall& call_;
-  const ConvTransposeProblem& p_;
+  const ConvTransposeLayer& p_;
   Workspace space_;
   int64_t chunk_;
   ConvTranspose<T> conv_;

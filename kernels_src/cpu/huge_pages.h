@@ -1,7 +1,7 @@
 // Huge pages under large outputs: their first touch then takes a few page faults instead of thousands.
 #pragma once
 
-#include "../problem.h"
+#include "../layer.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 namespace tconv {
 namespace cpu {
 
-inline int64_t output_bytes(const ConvTransposeProblem& p, int64_t element_size) {
+inline int64_t output_bytes(const ConvTransposeLayer& p, int64_t element_size) {
   return p.batch * p.out_channels * p.out_h * p.out_w * element_size;
 }
 

@@ -67,7 +67,7 @@ int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
 inline const char* error_string(int64_t code) {
   switch (code) {
     case kUnsupportedDType: return "unsupported dtype";
-    case kUnsupportedKernel: return "the forced kernel cannot do this problem";
+    case kUnsupportedKernel: return "the forced kernel cannot do this layer";
     case kWorkspaceTooSmall: return "workspace too small";
     default: return code < 0 ? "unknown status" : cudaGetErrorString(static_cast<cudaError_t>(code));
   }

@@ -18,10 +18,10 @@ namespace held {
 
 // All blocks must run at once.
 template <typename Storage>
-__global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const __grid_constant__ Args<Storage> args) {
+__global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_kernel(const __grid_constant__ Args<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char smem[];
-  const Shared shared(args.plan, sm90::smem_address(smem));
+  const Shared shared(args.plan, hopper::smem_address(smem));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Place place(args.plan);
   if (threadIdx.x == 0) {
@@ -29,16 +29,16 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
     store_word(shared.place + 4, place.strip);
     store_word(shared.place + 8, place.tile);
     for (int stage = 0; stage < args.plan.num_weight_stages; ++stage) {
-      sm90::mbarrier_init(shared.weights_full + 8 * stage, 1);
-      sm90::mbarrier_init(shared.weights_empty + 8 * stage, 4 * kSegments);
+      hopper::mbarrier_init(shared.weights_full + 8 * stage, 1);
+      hopper::mbarrier_init(shared.weights_empty + 8 * stage, 4 * kSegments);
     }
     for (int stage = 0; stage < args.plan.num_stages; ++stage) {
-      sm90::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
-      sm90::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
+      hopper::mbarrier_init(shared.chunk_full + 8 * stage, kProducerWarps);
+      hopper::mbarrier_init(shared.chunk_empty + 8 * stage, 4 * kSegments);
     }
-    sm90::mbarrier_init(shared.moments_full, 32 * 4 * kSegments);
-    sm90::mbarrier_init(shared.affine_full, 32);
-    sm90::fence_barrier_init();
+    hopper::mbarrier_init(shared.moments_full, 32 * 4 * kSegments);
+    hopper::mbarrier_init(shared.affine_full, 32);
+    hopper::fence_barrier_init();
   }
   fill_offsets(args, shared, place);
   if (warp == 0) fill_parameters(args, shared, lane);
@@ -48,14 +48,14 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_sm90(const _
   // Told to the compiler as the same for a warp: what follows from it goes to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup > 0) {
-    sm90::set_registers<kLaunchRegisters, kConsumerRegisters>();
+    hopper::set_registers<kLaunchRegisters, kConsumerRegisters>();
     if (args.pair_stores) {
       consume<true>(args, shared, place, warpgroup - 1);
     } else {
       consume<false>(args, shared, place, warpgroup - 1);
     }
   } else {
-    sm90::set_registers<kLaunchRegisters, kOtherRegisters>();
+    hopper::set_registers<kLaunchRegisters, kOtherRegisters>();
     if (warp == kProducerWarps) {
       agree_and_load(args, shared, place, lane);
     } else if (args.whole_quads) {

@@ -5,7 +5,7 @@
 #include "../moments.h"
 #include "conv_group_norm_held_gelu.cuh"
 #include "conv_group_norm_held_types.h"
-#include "conv_transpose_sm90_args.cuh"
+#include "conv_transpose_hopper_args.cuh"
 #include "group_norm_storage.cuh"
 
 namespace tconv {
@@ -13,7 +13,7 @@ namespace cuda {
 namespace held {
 
 using namespace tconv::held;
-using tconv::sm90::kVectorPixels;
+using tconv::hopper::kVectorPixels;
 
 // Registers of a thread: what the others do not need of the 65536 goes to consumers, for kN / 2 accumulators.
 constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;

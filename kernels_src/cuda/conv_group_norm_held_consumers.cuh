@@ -11,9 +11,9 @@ namespace cuda {
 namespace held {
 
 // Where the `count`-th of all is in a ring.
-__device__ __forceinline__ sm90::RingCursor ring_place(uint32_t count, uint32_t size) {
+__device__ __forceinline__ hopper::RingCursor ring_place(uint32_t count, uint32_t size) {
   const uint32_t laps = count / size;
-  sm90::RingCursor place;
+  hopper::RingCursor place;
   place.slot = count - laps * size, place.parity = laps % 2;
   return place;
 }
@@ -25,38 +25,38 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
   const Plan& plan = args.plan;
   const int thread = consumer_thread(), segment = thread / 128;
   constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
-  const uint32_t weights_low = sm90::descriptor_low(shared.weights);
-  const uint32_t ring_low = sm90::uniform(sm90::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
-  sm90::RingCursor stage = ring_place(turn * plan.num_chunks, plan.num_stages);
-  sm90::RingCursor weights = ring_place(turn * plan.weight_rows(), plan.num_weight_stages);
+  const uint32_t weights_low = hopper::descriptor_low(shared.weights);
+  const uint32_t ring_low = hopper::uniform(hopper::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
+  hopper::RingCursor stage = ring_place(turn * plan.num_chunks, plan.num_stages);
+  hopper::RingCursor weights = ring_place(turn * plan.weight_rows(), plan.num_weight_stages);
   uint32_t chunk_done = 0, weights_done = 0;  // barriers of the chunk, where it has ended, and the row of taps before
   const auto give_back = [&]() {
     if (thread % 32 == 0) {
-      if (chunk_done != 0) sm90::mbarrier_arrive(chunk_done);
-      sm90::mbarrier_arrive(weights_done);
+      if (chunk_done != 0) hopper::mbarrier_arrive(chunk_done);
+      hopper::mbarrier_arrive(weights_done);
     }
     __syncwarp();
     chunk_done = 0;
   };
   const auto multiply = [&](uint32_t a, uint32_t b, uint32_t onto) {
-    multiply_onto<kBFloat16>(acc, sm90::narrow_matrix_descriptor(a), sm90::narrow_matrix_descriptor(b), onto);
+    multiply_onto<kBFloat16>(acc, hopper::narrow_matrix_descriptor(a), hopper::narrow_matrix_descriptor(b), onto);
   };
   for (int chunk = 0; chunk < plan.num_chunks; ++chunk) {
-    sm90::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
+    hopper::mbarrier_wait(shared.chunk_full + 8 * stage.slot, stage.parity);
     // Here and not with the producers: as MEMBAR it waits for loads under way, of which they have many.
-    sm90::fence_async_proxy();
+    hopper::fence_async_proxy();
     uint32_t b = ring_low + stage.slot * (plan.stage_bytes >> 4);
     for (int tap_h = 0; tap_h < plan.taps_h; ++tap_h, b += plan.tap_step_h * kPixel) {
-      sm90::mbarrier_wait(shared.weights_full + 8 * weights.slot, weights.parity);
+      hopper::mbarrier_wait(shared.weights_full + 8 * weights.slot, weights.parity);
       const uint32_t a = weights_low + weights.slot * (plan.weight_stage_bytes >> 4), step = plan.tap_step_w * kPixel;
-      sm90::wgmma_fence();
-      multiply(a, b, sm90::uniform(weights_done));  // nothing before the first
-      sm90::wgmma_commit();
+      hopper::wgmma_fence();
+      multiply(a, b, hopper::uniform(weights_done));  // nothing before the first
+      hopper::wgmma_commit();
       if (weights_done != 0) {
-        sm90::wgmma_wait<1>();  // the row before is done
+        hopper::wgmma_wait<1>();  // the row before is done
         give_back();
       }
-      sm90::wgmma_fence();
+      hopper::wgmma_fence();
       if (plan.taps_w == 3) {  // the commonest kernel, without a loop
         multiply(a + kTap, b + step, 1);
         multiply(a + 2 * kTap, b + 2 * step, 1);
@@ -64,16 +64,16 @@ __device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const
 #pragma unroll 1
         for (int tap_w = 1; tap_w < plan.taps_w; ++tap_w) multiply(a + tap_w * kTap, b + tap_w * step, 1);
       }
-      sm90::wgmma_commit();
+      hopper::wgmma_commit();
       weights_done = shared.weights_empty + 8 * weights.slot;
       weights.next(plan.num_weight_stages);
     }
     chunk_done = shared.chunk_empty + 8 * stage.slot;
     stage.next(plan.num_stages);
   }
-  sm90::wgmma_wait<0>();
+  hopper::wgmma_wait<0>();
   give_back();
-  sm90::pin_registers(acc);
+  hopper::pin_registers(acc);
 }
 
 // Which of a thread's pixels are outputs: those of fragments of 8 columns. The same for every sample.
@@ -201,7 +201,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
       words.store(held + 4 * pair_bytes(sizeof(Storage)) * j);
     }
   };
-  if (turn > 0) sm90::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
+  if (turn > 0) hopper::mbarrier_wait(shared.affine_full, (turn - 1) % 2);
   if constexpr (!kPairStores) store_rounds<kPairStores>(args, shared, turn - 1);
   const WarpStores<Storage> warp_stores(args, shared, turn - 1);
 #pragma unroll
@@ -224,7 +224,7 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
                     static_cast<float>(__popc(is_first) + __popc(is_second)));
     }
     __syncwarp();  // the round's words are read
-    if (round == kRounds - 1) sm90::mbarrier_arrive(shared.moments_full);
+    if (round == kRounds - 1) hopper::mbarrier_arrive(shared.moments_full);
     hold_round(round);
   }
   __syncwarp();
@@ -240,7 +240,7 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
     hold_segment<kPairStores>(args, shared, part, acc, turn);
   }
   --turn;
-  sm90::mbarrier_wait(shared.affine_full, turn % 2);
+  hopper::mbarrier_wait(shared.affine_full, turn % 2);
   store_rounds<kPairStores>(args, shared, turn);
 }
 

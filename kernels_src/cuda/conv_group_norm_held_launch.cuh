@@ -38,7 +38,7 @@ inline CallPlan plan_anew(const ConvCall& call) {
     result.status = status, result.reason = reason;
     return result;
   };
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   const bool wanted = call.kernel_choice == kHeld;
   if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, "another kernel is forced");
   if (has_no_outputs(p)) return refuse(kUnsupportedKernel, "nothing to compute");
@@ -47,9 +47,9 @@ inline CallPlan plan_anew(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return refuse(status, "the device cannot be queried");
-  const char* const why_not = sm90::cannot_run(call, device);
+  const char* const why_not = hopper::cannot_run(call, device);
   if (why_not != nullptr) return refuse(kUnsupportedKernel, why_not);
-  if (call.dtype == kFloat32 && !mma_can_index(p))
+  if (call.dtype == kFloat32 && !fits_32_bit_indices(p))
     return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   result.plan = make_plan(p, call.dtype == kFloat32 ? 4 : 2, static_cast<int>(device.smem_per_block), device.sm_count);
   if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
@@ -66,7 +66,7 @@ inline const CallPlan& plan_call(const ConvCall& call) { return remembered_plan<
 
 // Of what blocks tell each other.
 inline int64_t messages_bytes(const CallPlan& plan, const ConvGroupNormCall& call) {
-  const int64_t groups = call.conv.problem.batch * call.group_norm.num_groups;
+  const int64_t groups = call.conv.layer.batch * call.group_norm.num_groups;
   return groups * static_cast<int64_t>(sizeof(Statistics) + plan.plan.blocks_per_sample() * sizeof(Entry));
 }
 
@@ -77,17 +77,17 @@ inline int64_t workspace_bytes(const CallPlan& plan, const ConvGroupNormCall& ca
 template <typename Storage>
 int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) {
   const Workspace layout(plan);
-  sm90::WeightsArgs<Storage> weights{};
-  weights.plan = sm90::plan_geometry(call.problem);
+  hopper::WeightsArgs<Storage> weights{};
+  weights.plan = hopper::plan_geometry(call.layer);
   weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
   weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
-  weights.kernel_h = static_cast<int>(call.problem.kernel_h), weights.kernel_w = static_cast<int>(call.problem.kernel_w);
+  weights.kernel_h = static_cast<int>(call.layer.kernel_h), weights.kernel_w = static_cast<int>(call.layer.kernel_w);
   weights.narrow_rows = true;
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
-  return launch_kernel(sm90::transform_weights_sm90<Storage>, dim3(kChannels), dim3(sm90::WeightsConfig::kThreads), 0, call.stream,
+  return launch_kernel(hopper::transform_weights_hopper_kernel<Storage>, dim3(kChannels), dim3(hopper::WeightsConfig::kThreads), 0, call.stream,
                        weights);
 }
 
@@ -97,7 +97,7 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
 template <typename Storage>
 int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace, const int** guard) {
   const ConvCall& conv = call.conv;
-  const ConvTransposeProblem& p = conv.problem;
+  const ConvTransposeLayer& p = conv.layer;
   const Plan& plan = call_plan.plan;
   const Workspace layout(plan);
   const auto stream = static_cast<cudaStream_t>(conv.stream);
@@ -115,7 +115,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
-  args.whole_quads = sm90::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+  args.whole_quads = hopper::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                      reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
   const bool one_piece = p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
   const bool aligned = reinterpret_cast<uintptr_t>(conv.x) % 16 == 0 && p.x_stride_n * sizeof(Storage) % 16 == 0;
@@ -141,7 +141,7 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.entries = reinterpret_cast<Entry*>(args.statistics + p.batch * args.num_groups);
   TCONV_RETURN_IF_ERROR(cudaMemsetAsync(args.statistics, 0xFF, messages_bytes(call_plan, call), stream));
 
-  const auto kernel = conv_group_norm_held_sm90<Storage>;
+  const auto kernel = conv_group_norm_held_kernel<Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   args.samples_at_once = static_cast<int>(std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch));
   const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));

@@ -1,10 +1,10 @@
-// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_sm90_plan.h.
+// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_hopper_plan.h.
 #pragma once
 
 #include <algorithm>
 
 #include "conv_group_norm_held_types.h"
-#include "conv_transpose_sm90_plan.h"
+#include "conv_transpose_hopper_plan.h"
 
 namespace tconv {
 namespace held {
@@ -21,7 +21,7 @@ inline bool is_better(const Plan& a, const Plan& b, int num_sms) {
 }
 
 // The best cut, or a plan that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeLayer& p, int value_bytes, int smem_limit, int num_sms) {
   Plan best{};
   best.usable = false;
   const auto refuse = [&](const char* reason) {
@@ -29,23 +29,23 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
     return best;
   };
   if (p.stride_h != 1 || p.stride_w != 1 || p.groups != 1) return refuse("strides or groups");
-  if (p.in_channels > sm90::kBlockIC || p.out_channels > kChannels) return refuse("more than 64 channels");
-  const sm90::Plan geometry = sm90::plan_geometry(p);
+  if (p.in_channels > hopper::kBlockIC || p.out_channels > kChannels) return refuse("more than 64 channels");
+  const hopper::Plan geometry = hopper::plan_geometry(p);
   if (!geometry.usable) return refuse(geometry.reason);
-  const sm90::Phase& phase = geometry.phases[0];
+  const hopper::Phase& phase = geometry.phases[0];
   Plan plan{};
   plan.usable = true;
   plan.reason = "";
   plan.held_bytes = held_bytes(value_bytes);
   plan.in_channels = geometry.in_channels_per_group;
   plan.out_channels = geometry.out_channels_per_group;
-  plan.num_chunks = sm90::ceil_div(plan.in_channels, kChunkChannels);
+  plan.num_chunks = hopper::ceil_div(plan.in_channels, kChunkChannels);
   plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
   if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
   plan.weight_stage_bytes = plan.taps_w * kTapBytes;
   // Windows begin at pairs of pixels, not at whole quads.
-  plan.whole_rows = p.in_w % sm90::kVectorPixels == 0;
+  plan.whole_rows = p.in_w % hopper::kVectorPixels == 0;
   const int skipped = phase.col_shift / 2 * 2, col_shift = phase.col_shift - skipped;
   plan.col_offset += skipped;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
@@ -55,20 +55,20 @@ inline Plan make_plan(const ConvTransposeProblem& p, int value_bytes, int smem_l
   for (int strips = 1; strips <= num_sms; ++strips) {
     // The last one has what is left.
     plan.num_strips = strips;
-    plan.strip_w = sm90::round_up(sm90::ceil_div(p.out_w, strips), 2);
+    plan.strip_w = hopper::round_up(hopper::ceil_div(p.out_w, strips), 2);
     if (int64_t{strips - 1} * plan.strip_w >= p.out_w) continue;
-    const int64_t widest = strips == 1 ? p.out_w : plan.strip_w, pitch = sm90::round_up(widest + beyond_w, 2);
+    const int64_t widest = strips == 1 ? p.out_w : plan.strip_w, pitch = hopper::round_up(widest + beyond_w, 2);
     const int64_t line = (p.out_h - 1) * pitch + widest;
     if (line > int64_t{num_sms} * kTilePixels) {
       if (!best.usable) best.reason = too_large;
       continue;
     }
     plan.pitch = static_cast<int>(pitch);
-    plan.num_tiles = sm90::ceil_div(line, kTilePixels);
-    const int64_t window = sm90::round_up(kTilePixels + beyond_h * pitch + beyond_w, 2);
+    plan.num_tiles = hopper::ceil_div(line, kTilePixels);
+    const int64_t window = hopper::round_up(kTilePixels + beyond_h * pitch + beyond_w, 2);
     if (window > smem_limit / kPixelBytes) continue;
     plan.window_pixels = static_cast<int>(window);
-    plan.stage_bytes = sm90::round_up(plan.window_pixels * kPixelBytes, kSwizzleBytes);
+    plan.stage_bytes = hopper::round_up(plan.window_pixels * kPixelBytes, kSwizzleBytes);
     plan.first_pixel = phase.row_shift * plan.pitch + col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     if (plan.blocks_per_sample() > num_sms) {

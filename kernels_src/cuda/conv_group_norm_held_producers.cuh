@@ -4,7 +4,7 @@
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
-#include "conv_transpose_sm90_producers.cuh"
+#include "conv_transpose_hopper_producers.cuh"
 #include "mma_sync.cuh"
 
 namespace tconv {
@@ -81,7 +81,7 @@ struct LaneSource {
         const int octet = k % 2, offset = static_cast<int>(offsets[k / 2]);
         Vector vector = {};
         if (offset != kOutside && octet * kOctet < channels_left)
-          vector = sm90::load_with_neighbours(reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
+          vector = hopper::load_with_neighbours(reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
         *reinterpret_cast<Vector*>(values[k]) = vector;
       }
     } else {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_batch(GuardState* guard, uint32_t stage, u
     const uint32_t unit = __byte_perm(of_group[group], 0, gives_second ? 0x4432 : 0x4410);
     store_transposed(unit != kNoPair ? stage + (unit ^ octet) * 16 + pixel * kPixelBytes : nowhere, words);
   }
-  sm90::guard_pixels(values, largest, guard);
+  hopper::guard_pixels(values, largest, guard);
 }
 
 // One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time.
@@ -177,17 +177,17 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   };
 #pragma unroll
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
-  sm90::RingCursor stage;
+  hopper::RingCursor stage;
   int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
   const auto store_next = [&](const Storage (&from)[kLoads][kVectorPixels]) {
-    if (first == warp * kBatchQuads) sm90::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
+    if (first == warp * kBatchQuads) hopper::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
     const uint4 units = load_shared_16(of_lane(shared.units, first, lane % 8 / 2));
     store_batch(args.guard, shared.ring + stage.slot * plan.stage_bytes, nowhere, units, lane, from);
     first += kProducerWarps * kBatchQuads;
     if (first >= quads.count) {
       first = warp * kBatchQuads;
       __syncwarp();
-      if (lane == 0) sm90::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
+      if (lane == 0) hopper::mbarrier_arrive(shared.chunk_full + 8 * stage.slot);
       stage.next(plan.num_stages);
       --chunks_left;
     }

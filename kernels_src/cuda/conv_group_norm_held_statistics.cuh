@@ -185,7 +185,7 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
     Statistics* const statistics = args.statistics + static_cast<int64_t>(sample) * args.num_groups;
     do {
       look_after_weights();
-    } while (!__all_sync(0xFFFFFFFFu, sm90::mbarrier_passed(shared.moments_full, parity)));
+    } while (!__all_sync(0xFFFFFFFFu, hopper::mbarrier_passed(shared.moments_full, parity)));
     for (int first = 0; first < args.num_groups; first += 32 >> log_lanes) {
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
@@ -225,7 +225,7 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
         store_word(shared.affine_at(segment, channel) + 8, __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
       }
     }
-    sm90::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
+    hopper::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
     if constexpr (!kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }

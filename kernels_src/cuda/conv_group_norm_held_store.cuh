@@ -3,7 +3,7 @@
 
 #include "conv_group_norm_held_args.cuh"
 #include "conv_group_norm_held_rows.cuh"
-#include "conv_transpose_sm90_epilogue.cuh"
+#include "conv_transpose_hopper_epilogue.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -88,9 +88,9 @@ struct WarpStores {
   Storage* to;  // row 0, column 0 of the strip in the warp's first channel
 
   __device__ __forceinline__ WarpStores(const Args<Storage>& args, const Shared& shared, int turn) {
-    const int warp = static_cast<int>(sm90::uniform(consumer_thread() / 32)), segment = warp / 4;
-    const int strip = static_cast<int>(sm90::uniform(load_word(shared.place + 4)));
-    const int tile = static_cast<int>(sm90::uniform(load_word(shared.place + 8)));
+    const int warp = static_cast<int>(hopper::uniform(consumer_thread() / 32)), segment = warp / 4;
+    const int strip = static_cast<int>(hopper::uniform(load_word(shared.place + 4)));
+    const int tile = static_cast<int>(hopper::uniform(load_word(shared.place + 8)));
     const int channel = warp % 4 * 2 * kPartner;
     channels = args.plan.out_channels - channel;
     columns = turn >= 0 && channels > 0 ? args.plan.columns(strip, args.out_w) : 0;
@@ -147,7 +147,7 @@ struct StoreRound {
       asm("" : "+l"(offset));  // to uniform registers: as part of the sum each lane would work it out
       Storage* const at = reinterpret_cast<Storage*>(reinterpret_cast<char*>(to) + offset);
       if constexpr (kPairStores && sizeof(Storage) == 4) {
-        if (first) sm90::store_pair(at, make_float2(left, right));
+        if (first) hopper::store_pair(at, make_float2(left, right));
       } else if constexpr (kPairStores) {
         store_pair_if(first, at, left, right);
       } else {

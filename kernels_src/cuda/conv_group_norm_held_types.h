@@ -1,16 +1,16 @@
 // What the kernel that holds a sample's outputs until they are normalised (conv_group_norm_held.cuh) and its launcher read: its
 // shape, and the plan of a call (conv_group_norm_held_plan.h makes it). Plain C++.
 //
-// Terms as in conv_transpose_sm90_plan.h: strip, line, pitch, tile, segment, window. A *chunk* is 16 input channels of a window: 32
+// Terms as in conv_transpose_hopper_plan.h: strip, line, pitch, tile, segment, window. A *chunk* is 16 input channels of a window: 32
 // bytes a pixel, pixel after pixel.
 #pragma once
 
-#include "conv_transpose_sm90_types.h"
+#include "conv_transpose_hopper_types.h"
 
 namespace tconv {
 namespace held {
 
-constexpr int kChannels = sm90::kBlockOC;  // of outputs, at most: wgmma's M
+constexpr int kChannels = hopper::kBlockOC;  // of outputs, at most: wgmma's M
 constexpr int kSegments = 3;               // a warpgroup of consumers each
 constexpr int kN = 176;
 constexpr int kPairs = kN / 2;             // of neighbouring pixels
@@ -45,7 +45,7 @@ constexpr int kRowClasses = 2;
 constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's rounds of stores end, a word for each class of rows
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
 constexpr int kFixedBytes =
-    sm90::round_up(kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, 16);
+    hopper::round_up(kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, 16);
 static_assert(row_bytes(4) - held_words(4) * kPairs * 4 >= kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 >= kPaddingBytes,
               "producers' place for what is no pixel of the window");
 static_assert(32 * kProducerWarps <= kSegments * kRows, "a row for each lane");
@@ -53,9 +53,9 @@ static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleByte
 
 // Of where each quad of a window comes from, or goes to; with these and the number of outputs in each of a sample's blocks, all that lies
 // before the outputs.
-TCONV_HD constexpr int offsets_bytes(int window_quads) { return sm90::round_up(window_quads, kBatchQuads) * 4; }
+TCONV_HD constexpr int offsets_bytes(int window_quads) { return hopper::round_up(window_quads, kBatchQuads) * 4; }
 TCONV_HD constexpr int tables_bytes(int blocks, int window_quads) {
-  return sm90::round_up(kFixedBytes + 2 * offsets_bytes(window_quads) + blocks * 4, kSwizzleBytes);
+  return hopper::round_up(kFixedBytes + 2 * offsets_bytes(window_quads) + blocks * 4, kSwizzleBytes);
 }
 
 struct Plan {
@@ -94,13 +94,13 @@ struct WindowQuads {
       : pitch(plan.pitch),
         window_pixels(plan.window_pixels),
         first_pixel(tile * kTilePixels),
-        lead(plan.whole_rows ? (strip * plan.strip_w + plan.col_offset) & (sm90::kVectorPixels - 1) : 0),
-        per_row(sm90::round_up(lead + pitch, sm90::kVectorPixels) / sm90::kVectorPixels),
+        lead(plan.whole_rows ? (strip * plan.strip_w + plan.col_offset) & (hopper::kVectorPixels - 1) : 0),
+        per_row(hopper::round_up(lead + pitch, hopper::kVectorPixels) / hopper::kVectorPixels),
         first(of_pixel(first_pixel)),
         count(of_pixel(first_pixel + window_pixels - 1) + 1 - first) {}
 
   TCONV_HD int row(int quad) const { return (first + quad) / per_row; }  // of the line
-  TCONV_HD int column(int quad) const { return (first + quad) % per_row * sm90::kVectorPixels - lead; }
+  TCONV_HD int column(int quad) const { return (first + quad) % per_row * hopper::kVectorPixels - lead; }
   // Of the window.
   TCONV_HD int pixel(int quad) const { return row(quad) * pitch + column(quad) - first_pixel; }
   // Is the quad's first pair of pixels one of the window's, or its second one?
@@ -110,7 +110,7 @@ struct WindowQuads {
   }
 
  private:
-  TCONV_HD int of_pixel(int at) const { return at / pitch * per_row + (at % pitch + lead) / sm90::kVectorPixels; }
+  TCONV_HD int of_pixel(int at) const { return at / pitch * per_row + (at % pitch + lead) / hopper::kVectorPixels; }
 };
 
 }  // namespace held

@@ -1,8 +1,8 @@
-// wgmma m64n176k16 of the kernel that holds a sample's outputs: as in sm90_wgmma.cuh, but a sample's first product need not find zeros.
+// wgmma m64n176k16 of the kernel that holds a sample's outputs: as in wgmma.cuh, but a sample's first product need not find zeros.
 #pragma once
 
 #include "conv_group_norm_held_types.h"
-#include "sm90_wgmma.cuh"
+#include "wgmma.cuh"
 
 namespace tconv {
 namespace cuda {

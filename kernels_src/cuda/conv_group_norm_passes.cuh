@@ -12,7 +12,7 @@ namespace tconv {
 namespace cuda {
 
 inline norm::GroupNormShape shape_of(const ConvGroupNormCall& call) {
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   return {p.batch, p.out_channels, p.out_h * p.out_w, call.group_norm.num_groups};
 }
 
@@ -58,13 +58,13 @@ class InSlices {
 
   // Slices use it one after the other; the last one, which is smaller, may be cut into more tiles.
   int64_t workspace_bytes() const {
-    const int64_t batch = call_.conv.problem.batch;
+    const int64_t batch = call_.conv.layer.batch;
     return std::max(InPasses<S>(slice(0)).layout.bytes(), InPasses<S>(slice((batch - 1) / samples_ * samples_)).layout.bytes());
   }
 
   int64_t run() const {
     TCONV_RETURN_IF_ERROR(status_);
-    for (int64_t first = 0; first < call_.conv.problem.batch; first += samples_) {
+    for (int64_t first = 0; first < call_.conv.layer.batch; first += samples_) {
       const ConvGroupNormCall part = slice(first);
       TCONV_RETURN_IF_ERROR(InPasses<S>(part).run(part));
     }
@@ -74,7 +74,7 @@ class InSlices {
  private:
   ConvGroupNormCall slice(int64_t first) const {
     ConvGroupNormCall part = call_;
-    ConvTransposeProblem& p = part.conv.problem;
+    ConvTransposeLayer& p = part.conv.layer;
     p.batch = std::min(samples_, p.batch - first);
     part.conv.kernel_choice = kAuto;
     part.conv.x = static_cast<const S*>(call_.conv.x) + first * p.x_stride_n;

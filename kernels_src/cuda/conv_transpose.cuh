@@ -5,14 +5,14 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
-#include "conv_transpose_sm90_types.h"
+#include "conv_transpose_hopper_types.h"
 
 namespace tconv {
 namespace cuda {
 
 // kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
 // that the answer rules out.
-using tconv::sm90::Outputs;
+using tconv::hopper::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the

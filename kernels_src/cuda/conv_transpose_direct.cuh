@@ -12,7 +12,7 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
-#include "../problem.h"
+#include "../layer.h"
 #include "mma_sync.cuh"
 #include "storage.cuh"
 
@@ -29,7 +29,7 @@ struct DirectConfig {
 };
 
 template <typename Storage>
-struct DirectParams {
+struct DirectArgs {
   const Storage* x;
   const Storage* weight;
   Storage* out;
@@ -101,14 +101,14 @@ __device__ __forceinline__ void store_neighbours(Storage* at, const float (&valu
 // Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants is one
 // of the input's. `x`: the group's first channel; `weights` as staged.
 template <bool kInside, typename Storage, int kPositions, int kPhases, int kChannels>
-__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectParams<Storage>& params,
+__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectArgs<Storage>& args,
                                                const AxisPhase& tap_rows, const AxisPhase* columns, const Storage* x,
                                                const float* weights, int row, int position) {
-  for (int in = 0; in < params.in_channels; ++in, x += params.x_stride_c) {
-    for (int j = 0; j < tap_rows.tap_count; ++j, weights += params.kernel_w * kChannels) {
+  for (int in = 0; in < args.in_channels; ++in, x += args.x_stride_c) {
+    for (int j = 0; j < tap_rows.tap_count; ++j, weights += args.kernel_w * kChannels) {
       const int in_row = row + tap_rows.offset_first - j * tap_rows.offset_step;
-      if (in_row < 0 || in_row >= params.in_h) continue;  // the same for the warp
-      const Storage* const source = x + in_row * params.x_stride_h;
+      if (in_row < 0 || in_row >= args.in_h) continue;  // the same for the warp
+      const Storage* const source = x + in_row * args.x_stride_h;
 #pragma unroll
       for (int phase = 0; phase < kPhases; ++phase) {
         const AxisPhase& taps = columns[phase];
@@ -125,8 +125,8 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 #pragma unroll
           for (int i = 0; i < kPositions; ++i) {
             const int at = column + 32 * i;
-            if (!kInside && (at < 0 || at >= params.in_w)) continue;
-            const float value = static_cast<float>(source[at * params.x_stride_w]);
+            if (!kInside && (at < 0 || at >= args.in_w)) continue;
+            const float value = static_cast<float>(source[at * args.x_stride_w]);
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) acc[i][phase][c] = fmaf(value, weight[c], acc[i][phase][c]);
           }
@@ -138,7 +138,7 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 
 // kPhases: neighbouring column phases that a lane computes: all of them, or one.
 template <typename Storage, int kChannels, int kPhases>
-__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct(const __grid_constant__ DirectParams<Storage> params) {
+__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
   using Config = DirectConfig;
   constexpr int kPositions = Config::kPositions;
   __shared__ Moments warp_moments[Config::kWarps][kChannels];
@@ -151,60 +151,60 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     rest = quotient;
     return digit;
   };
-  const int row_block = next_digit(params.row_blocks), row_phase = next_digit(params.stride_h), part = next_digit(params.column_parts);
-  const int channel0 = next_digit(params.channel_blocks) * kChannels, group = next_digit(params.groups), sample = rest;
-  const AxisPhase& tap_rows = params.rows[row_phase];
+  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h), part = next_digit(args.column_parts);
+  const int channel0 = next_digit(args.channel_blocks) * kChannels, group = next_digit(args.groups), sample = rest;
+  const AxisPhase& tap_rows = args.rows[row_phase];
   const int row_taps = tap_rows.tap_count;
 
-  const int staged = params.in_channels * row_taps * params.kernel_w * kChannels;
+  const int staged = args.in_channels * row_taps * args.kernel_w * kChannels;
   for (int i = threadIdx.x; i < staged; i += Config::kThreads) {
-    const int channel = i % kChannels, tap_w = i / kChannels % params.kernel_w, row = i / kChannels / params.kernel_w;
+    const int channel = i % kChannels, tap_w = i / kChannels % args.kernel_w, row = i / kChannels / args.kernel_w;
     const int in = row / row_taps, tap_h = tap_rows.tap_first + (row - in * row_taps) * tap_rows.tap_step;
     float value = 0.0f;
-    if (channel0 + channel < params.out_channels) {
-      const int64_t plane = (int64_t{group} * params.in_channels + in) * params.out_channels + channel0 + channel;
-      value = static_cast<float>(params.weight[(plane * params.kernel_h + tap_h) * params.kernel_w + tap_w]);
+    if (channel0 + channel < args.out_channels) {
+      const int64_t plane = (int64_t{group} * args.in_channels + in) * args.out_channels + channel0 + channel;
+      value = static_cast<float>(args.weight[(plane * args.kernel_h + tap_h) * args.kernel_w + tap_w]);
     }
     weights[i] = value;
   }
   __syncthreads();
 
-  const int first_channel = group * params.out_channels + channel0;  // of all
-  const int64_t out_plane = int64_t{params.out_h} * params.out_w;
-  const Storage* const x = params.x + sample * params.x_stride_n + int64_t{group} * params.in_channels * params.x_stride_c;
-  Storage* const out = params.out + (int64_t{sample} * params.groups * params.out_channels + first_channel) * out_plane;
-  const AxisPhase* const columns = params.columns + part * kPhases;
+  const int first_channel = group * args.out_channels + channel0;  // of all
+  const int64_t out_plane = int64_t{args.out_h} * args.out_w;
+  const Storage* const x = args.x + sample * args.x_stride_n + int64_t{group} * args.in_channels * args.x_stride_c;
+  Storage* const out = args.out + (int64_t{sample} * args.groups * args.out_channels + first_channel) * out_plane;
+  const AxisPhase* const columns = args.columns + part * kPhases;
   const int positions = static_cast<int>(columns[0].out_count);  // at least as many as of the phases after it
   const int end_row = min((row_block + 1) * Config::kRows, static_cast<int>(tap_rows.out_count));
   LaneMoments moments[kChannels];
 
   for (int row = row_block * Config::kRows + warp; row < end_row; row += Config::kWarps) {
-    Storage* const out_row = out + int64_t{tap_rows.out_first + row * tap_rows.out_step} * params.out_w;
+    Storage* const out_row = out + int64_t{tap_rows.out_first + row * tap_rows.out_step} * args.out_w;
     for (int begin = 0; begin < positions; begin += 32 * kPositions) {
       float acc[kPositions][kPhases][kChannels] = {};
-      if (begin + params.first_offset >= 0 && begin + 32 * kPositions - 1 + params.last_offset < params.in_w) {
-        accumulate_row<true>(acc, params, tap_rows, columns, x, weights, row, begin + lane);
+      if (begin + args.first_offset >= 0 && begin + 32 * kPositions - 1 + args.last_offset < args.in_w) {
+        accumulate_row<true>(acc, args, tap_rows, columns, x, weights, row, begin + lane);
       } else {
-        accumulate_row<false>(acc, params, tap_rows, columns, x, weights, row, begin + lane);
+        accumulate_row<false>(acc, args, tap_rows, columns, x, weights, row, begin + lane);
       }
 
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        if (channel0 + c >= params.out_channels) continue;
+        if (channel0 + c >= args.out_channels) continue;
 #pragma unroll
         for (int i = 0; i < kPositions; ++i) {
           const int position = begin + lane + 32 * i;
           float values[kPhases];
 #pragma unroll
           for (int phase = 0; phase < kPhases; ++phase)
-            values[phase] = apply_epilogue<float, Storage>(acc[i][phase][c], params.epilogue, first_channel + c);
-          Storage* const at = out_row + c * out_plane + int64_t{position} * params.stride_w + columns[0].out_first;
+            values[phase] = apply_epilogue<float, Storage>(acc[i][phase][c], args.epilogue, first_channel + c);
+          Storage* const at = out_row + c * out_plane + int64_t{position} * args.stride_w + columns[0].out_first;
           if (position < static_cast<int>(columns[kPhases - 1].out_count)) {
             store_neighbours<Storage>(at, values);
           } else if (position < positions) {
             *at = to_storage<Storage>(values[0]);
           }
-          if (params.partials == nullptr) continue;
+          if (args.partials == nullptr) continue;
 #pragma unroll
           for (int phase = 0; phase < kPhases; ++phase)
             if (position < static_cast<int>(columns[phase].out_count)) moments[c].add(values[phase]);
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     }
   }
 
-  if (params.partials == nullptr) return;
+  if (args.partials == nullptr) return;
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     const Moments m = moments[c].of_warp();
@@ -221,12 +221,12 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
   }
   __syncthreads();
   const int c = threadIdx.x;
-  if (c >= kChannels || channel0 + c >= params.out_channels) return;
+  if (c >= kChannels || channel0 + c >= args.out_channels) return;
   MomentsF64 sum;
   for (const auto& of_warp : warp_moments) sum.combine(of_warp[c].count, of_warp[c].mean, of_warp[c].m2);
-  const int num_partials = params.row_blocks * params.stride_h * params.column_parts;
-  const int64_t partial = (part * params.stride_h + row_phase) * params.row_blocks + row_block;
-  params.partials[(int64_t{sample} * num_partials + partial) * (params.groups * params.out_channels) + first_channel + c] =
+  const int num_partials = args.row_blocks * args.stride_h * args.column_parts;
+  const int64_t partial = (part * args.stride_h + row_phase) * args.row_blocks + row_block;
+  args.partials[(int64_t{sample} * num_partials + partial) * (args.groups * args.out_channels) + first_channel + c] =
       Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
 }
 

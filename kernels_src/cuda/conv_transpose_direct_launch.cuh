@@ -1,4 +1,4 @@
-// Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
+// Host side of the direct kernel: what it can do, how it cuts a layer, its launch.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "conv_transpose_direct.cuh"
-#include "conv_transpose_mma_plan.h"
+#include "conv_transpose_portable_plan.h"
 #include "device_limits.h"
 
 namespace tconv {
@@ -19,11 +19,11 @@ struct DirectPlan {
   int row_blocks, column_parts, channel_blocks;
   int64_t smem_bytes, blocks;
 
-  int64_t num_partials(const ConvTransposeProblem& p) const { return row_blocks * p.stride_h * column_parts; }
+  int64_t num_partials(const ConvTransposeLayer& p) const { return row_blocks * p.stride_h * column_parts; }
 };
 
 // `indexable`: offsets within a sample's plane fit 32 bits.
-inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, const DeviceLimits& device) {
+inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const DeviceLimits& device) {
   using Config = DirectConfig;
   DirectPlan plan{};
   if (!indexable || p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return plan;
@@ -46,45 +46,45 @@ inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, con
 
 template <typename Storage>
 int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
-  const ConvTransposeProblem& p = call.problem;
-  DirectParams<Storage> params{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
-  params.x = static_cast<const Storage*>(call.x);
-  params.weight = static_cast<const Storage*>(call.weight);
-  params.out = static_cast<Storage*>(out);
-  params.partials = partials;
-  params.epilogue = make_epilogue_args<Storage>(call);
-  params.x_stride_n = p.x_stride_n;
-  params.x_stride_c = p.x_stride_c;
-  params.x_stride_h = static_cast<int>(p.x_stride_h);
-  params.x_stride_w = static_cast<int>(p.x_stride_w);
-  params.in_h = static_cast<int>(p.in_h);
-  params.in_w = static_cast<int>(p.in_w);
-  params.out_h = static_cast<int>(p.out_h);
-  params.out_w = static_cast<int>(p.out_w);
-  params.kernel_h = static_cast<int>(p.kernel_h);
-  params.kernel_w = static_cast<int>(p.kernel_w);
-  params.stride_h = static_cast<int>(p.stride_h);
-  params.stride_w = static_cast<int>(p.stride_w);
-  params.in_channels = static_cast<int>(p.in_channels / p.groups);
-  params.out_channels = static_cast<int>(p.out_channels / p.groups);
-  params.groups = static_cast<int>(p.groups);
-  params.channel_blocks = plan.channel_blocks;
-  params.row_blocks = plan.row_blocks;
-  params.column_parts = plan.column_parts;
-  params.first_offset = params.last_offset = 0;
-  for (int residue = 0; residue < p.stride_h; ++residue) params.rows[residue] = phase_h(p, residue);
+  const ConvTransposeLayer& p = call.layer;
+  DirectArgs<Storage> args{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
+  args.x = static_cast<const Storage*>(call.x);
+  args.weight = static_cast<const Storage*>(call.weight);
+  args.out = static_cast<Storage*>(out);
+  args.partials = partials;
+  args.epilogue = make_epilogue_args<Storage>(call);
+  args.x_stride_n = p.x_stride_n;
+  args.x_stride_c = p.x_stride_c;
+  args.x_stride_h = static_cast<int>(p.x_stride_h);
+  args.x_stride_w = static_cast<int>(p.x_stride_w);
+  args.in_h = static_cast<int>(p.in_h);
+  args.in_w = static_cast<int>(p.in_w);
+  args.out_h = static_cast<int>(p.out_h);
+  args.out_w = static_cast<int>(p.out_w);
+  args.kernel_h = static_cast<int>(p.kernel_h);
+  args.kernel_w = static_cast<int>(p.kernel_w);
+  args.stride_h = static_cast<int>(p.stride_h);
+  args.stride_w = static_cast<int>(p.stride_w);
+  args.in_channels = static_cast<int>(p.in_channels / p.groups);
+  args.out_channels = static_cast<int>(p.out_channels / p.groups);
+  args.groups = static_cast<int>(p.groups);
+  args.channel_blocks = plan.channel_blocks;
+  args.row_blocks = plan.row_blocks;
+  args.column_parts = plan.column_parts;
+  args.first_offset = args.last_offset = 0;
+  for (int residue = 0; residue < p.stride_h; ++residue) args.rows[residue] = phase_h(p, residue);
   for (int residue = 0; residue < p.stride_w; ++residue) {
     const AxisPhase phase = phase_w(p, residue);
-    params.columns[residue] = phase;
+    args.columns[residue] = phase;
     if (phase.tap_count == 0) continue;
-    params.first_offset = std::min(params.first_offset, phase.offset_first - (phase.tap_count - 1) * phase.offset_step);
-    params.last_offset = std::max(params.last_offset, phase.offset_first);
+    args.first_offset = std::min(args.first_offset, phase.offset_first - (phase.tap_count - 1) * phase.offset_step);
+    args.last_offset = std::max(args.last_offset, phase.offset_first);
   }
   const auto start = [&](auto channels, auto phases) -> int64_t {
-    const auto kernel = conv_transpose_direct<Storage, decltype(channels)::value, decltype(phases)::value>;
+    const auto kernel = conv_transpose_direct_kernel<Storage, decltype(channels)::value, decltype(phases)::value>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
     return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
-                         params);
+                         args);
   };
   const auto with_phases = [&](auto channels) {
     return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());

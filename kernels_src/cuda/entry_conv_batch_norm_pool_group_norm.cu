@@ -27,26 +27,26 @@ struct ConvBatchNormPoolGroupNorm {
 
   explicit ConvBatchNormPoolGroupNorm(const ConvBatchNormPoolGroupNormCall& call)
       : pooled(pools_in_epilogue(call)),
-        batch_norm(call.batch_norm_pool, call.conv.problem.batch, call.conv.problem.out_channels,
-                   call.conv.problem.out_h * call.conv.problem.out_w, conv_partials(call), layout),
+        batch_norm(call.batch_norm_pool, call.conv.layer.batch, call.conv.layer.out_channels,
+                   call.conv.layer.out_h * call.conv.layer.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
         conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
-    const ConvTransposeProblem& p = call.conv.problem;
+    const ConvTransposeLayer& p = call.conv.layer;
     return norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool).is_2x2() &&
            call.batch_norm_pool.pooled_h == p.out_h / 2 && call.batch_norm_pool.pooled_w == p.out_w / 2 &&
            plan_pooled(call.conv).status == kOk;
   }
 
   static int64_t pre_norm_elements(const ConvBatchNormPoolGroupNormCall& call) {
-    const ConvTransposeProblem& p = call.conv.problem;
+    const ConvTransposeLayer& p = call.conv.layer;
     return p.batch * p.out_channels * p.out_h * p.out_w;
   }
 
   static norm::GroupNormShape pooled_shape(const ConvBatchNormPoolGroupNormCall& call) {
-    const ConvTransposeProblem& p = call.conv.problem;
+    const ConvTransposeLayer& p = call.conv.layer;
     return {p.batch, p.out_channels, call.batch_norm_pool.pooled_h * call.batch_norm_pool.pooled_w,
             call.group_norm.num_groups};
   }
@@ -59,7 +59,7 @@ struct ConvBatchNormPoolGroupNorm {
 
   int64_t run(const ConvBatchNormPoolGroupNormCall& call) const {
     const ConvCall& conv = call.conv;
-    const ConvTransposeProblem& p = conv.problem;
+    const ConvTransposeLayer& p = conv.layer;
     const auto stream = static_cast<cudaStream_t>(conv.stream);
     if (pre_norm_elements(call) == 0) return kOk;
     if (conv.workspace_bytes < layout.bytes()) return kWorkspaceTooSmall;
@@ -95,7 +95,7 @@ struct ConvBatchNormPoolGroupNorm {
                                             static_cast<int>(call.batch_norm_pool.pooled_h),
                                             static_cast<int>(call.batch_norm_pool.pooled_w), 1, 1, 1, 1, 0, 0, 1, 1};
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
-        out, out, maps, group_norm.producer_partials(conv.workspace), conv.problem.batch, conv.problem.out_channels,
+        out, out, maps, group_norm.producer_partials(conv.workspace), conv.layer.batch, conv.layer.out_channels,
         windows_of_one, stream));
     return group_norm.run(out, affine, conv.workspace, stream);
   }

@@ -9,7 +9,7 @@
 namespace tconv {
 namespace cuda {
 
-struct MergeMomentsParams {
+struct MergeMomentsArgs {
   const Moments* from;
   Moments* to;
   int64_t num_from, num_to, batch, channels;
@@ -20,17 +20,17 @@ struct MergeMomentsConfig {
   static constexpr int kThreads = 128;
 };
 
-__global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_kernel(MergeMomentsParams params) {
+__global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_kernel(MergeMomentsArgs args) {
   await_previous_kernels();
-  if (*params.only_if == 0) return;
-  for (int64_t sample = blockIdx.x; sample < params.batch; sample += gridDim.x) {
-    for (int64_t channel = threadIdx.x; channel < params.channels; channel += blockDim.x) {
-      const Moments* from = params.from + sample * params.num_from * params.channels + channel;
-      Moments* to = params.to + sample * params.num_to * params.channels + channel;
+  if (*args.only_if == 0) return;
+  for (int64_t sample = blockIdx.x; sample < args.batch; sample += gridDim.x) {
+    for (int64_t channel = threadIdx.x; channel < args.channels; channel += blockDim.x) {
+      const Moments* from = args.from + sample * args.num_from * args.channels + channel;
+      Moments* to = args.to + sample * args.num_to * args.channels + channel;
       MomentsF64 sum;
-      for (int64_t k = 0; k < params.num_from; ++k, from += params.channels) sum.combine(from->count, from->mean, from->m2);
+      for (int64_t k = 0; k < args.num_from; ++k, from += args.channels) sum.combine(from->count, from->mean, from->m2);
       *to = Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
-      for (int64_t k = 1; k < params.num_to; ++k) to[k * params.channels] = Moments{0.0f, 0.0f, 0.0f};
+      for (int64_t k = 1; k < args.num_to; ++k) to[k * args.channels] = Moments{0.0f, 0.0f, 0.0f};
     }
   }
 }
@@ -40,7 +40,7 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
   constexpr int64_t kMaxBlocks = 1024;
   return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
                        dim3(MergeMomentsConfig::kThreads), 0, stream,
-                       MergeMomentsParams{from, to, num_from, num_to, batch, channels, only_if});
+                       MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
 }
 
 }  // namespace cuda

@@ -11,9 +11,9 @@
 namespace tconv {
 namespace cuda {
 
-// What a plan depends on, beside the code: the call's problem, dtype, math and forced choice, and the current device.
+// What a plan depends on, beside the code: the call's layer, dtype, math and forced choice, and the current device.
 struct PlanKey {
-  ConvTransposeProblem problem;
+  ConvTransposeLayer layer;
   int64_t dtype, math, kernel_choice, device;
 
   bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
@@ -36,7 +36,7 @@ const Plan& remembered_plan(const ConvCall& call) {
   thread_local Plan unknown;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
-  const PlanKey key = {call.problem, call.dtype, call.math, call.kernel_choice, device};
+  const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, device};
   const auto found = known.find(key);
   if (error == cudaSuccess && found != known.end()) return found->second;
   unknown = plan_anew(call);

@@ -88,7 +88,7 @@ def translate(source: str) -> str:
     Raises ValueError for inline assembly that instructions.h does not know.
     """
     source = re.sub(  # its assembly is written by macros
-        r"template <int N>\nstruct Wgmma;\n.*?(?=\n}  // namespace sm90)",
+        r"template <int N>\nstruct Wgmma;\n.*?(?=\n}  // namespace hopper)",
         _WGMMA,
         source,
         flags=re.DOTALL,

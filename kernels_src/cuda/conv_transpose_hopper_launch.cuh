@@ -5,14 +5,14 @@
 
 #include "check.h"
 #include "conv_transpose.cuh"
-#include "conv_transpose_sm90.cuh"
-#include "conv_transpose_sm90_plan.h"
+#include "conv_transpose_hopper.cuh"
+#include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
 #include "overlapped_launch.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Why no kernel for Hopper can run a call on a device, or null.
 inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
@@ -28,14 +28,14 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.problem, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
-struct Sm90Workspace {
+struct HopperWorkspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
 
-  explicit Sm90Workspace(const Plan& plan) {
+  explicit HopperWorkspace(const Plan& plan) {
     tiles_bytes = plan.num_weight_tiles * plan.blocks_per_sweep * kTapBytes;
     const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
     scales_bytes = (channels * 4 + 255) / 256 * 256;
@@ -49,17 +49,17 @@ struct Sm90Workspace {
 };
 
 template <int kShapeIndex, bool kPooled, typename Storage>
-int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  const auto kernel = conv_transpose_sm90<kShapeIndex, kPooled, Storage>;
+int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
+  const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex, Storage>::kThreads),
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(HopperConfig<kShapeIndex, Storage>::kThreads),
                            plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
 template <Outputs kOutputs, typename Storage, int kIndex = 0>
-int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
+int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
@@ -73,12 +73,12 @@ int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
 // the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
-// says of which channels the smallest values (conv_transpose_sm90_pool.cuh).
+// says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
-  const ConvTransposeProblem& p = call.problem;
-  const Sm90Workspace layout(plan);
+  const ConvTransposeLayer& p = call.layer;
+  const HopperWorkspace layout(plan);
   if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
         cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
@@ -93,10 +93,10 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_sm90<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
+  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
                                       call.stream, weights));
 
-  Sm90Args<Storage> args{};
+  HopperArgs<Storage> args{};
   args.plan = plan;
   args.x = static_cast<const Storage*>(call.x);
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
@@ -135,6 +135,6 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

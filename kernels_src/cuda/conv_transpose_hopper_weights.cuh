@@ -10,15 +10,15 @@
 // One block per (padded) output channel of a group.
 #pragma once
 
-#include "conv_transpose_sm90_types.h"
+#include "conv_transpose_hopper_types.h"
 #include "fp16_containers.cuh"
 #include "overlapped_launch.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
-using namespace tconv::sm90;
+using namespace tconv::hopper;
 
 template <typename Storage>
 struct WeightsArgs {
@@ -36,7 +36,7 @@ struct WeightsConfig {
 };
 
 template <typename Storage>
-__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
+__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hopper_kernel(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
   let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
@@ -97,6 +97,6 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

@@ -2,24 +2,24 @@
 //
 //   out[oc, pixel] = sum over taps and input channels of  W_tap[oc, ic] * x[ic, pixel shifted by the tap]
 //
-// Output channels are the rows (A: weights), pixels the columns (B: input). Outputs are split by phase (problem.h):
+// Output channels are the rows (A: weights), pixels the columns (B: input). Outputs are split by phase (layer.h):
 // within one, a tap is a constant shift. A block keeps the input window of its tile in shared memory as one 64-byte
 // row of channels per pixel, converted once, in 16-byte chunks at position chunk ^ (pixel / 2 % 4): any 8 consecutive
 // pixels then cover all banks, so ldmatrix reads a tap's operand from a row shift without conflicts. The next
 // window is loaded, converted and stored during the products of this one; weights stream through a cp.async ring.
 #pragma once
 
-#include "conv_transpose_mma_plan.h"
+#include "conv_transpose_portable_plan.h"
 #include "fast_divisor.h"
-#include "mma_epilogue.cuh"
-#include "mma_operands.cuh"
-#include "mma_weights.cuh"
+#include "portable_epilogue.cuh"
+#include "portable_operands.cuh"
+#include "portable_weights.cuh"
 
 namespace tconv {
 namespace cuda {
 
 template <typename Storage>
-struct MmaParams {
+struct PortableArgs {
   const Storage* x;
   const unsigned char* weight_stream;
   const AxisPhase* phases;  // [stride_h + stride_w]
@@ -64,12 +64,12 @@ struct WindowFill {
   }
 
   // A window starts where its last tap reads.
-  template <typename Work, typename Params>
-  __device__ __forceinline__ void prepare(const Work& work, const Params& p, const WindowTaps& taps) {
+  template <typename Work, typename Args>
+  __device__ __forceinline__ void prepare(const Work& work, const Args& args, const WindowTaps& taps) {
     const int first_channel = taps.ic_block * Config::BLOCK_IC + chunk_position() * Config::kChunkElements;
-    source = static_cast<const Storage*>(p.x) + work.sample * p.x_stride_n +
-             static_cast<int64_t>(work.group * p.ic_per_group + first_channel) * p.x_stride_c;
-    channels = p.ic_per_group - first_channel;
+    source = static_cast<const Storage*>(args.x) + work.sample * args.x_stride_n +
+             static_cast<int64_t>(work.group * args.ic_per_group + first_channel) * args.x_stride_c;
+    channels = args.ic_per_group - first_channel;
     flat = work.flat;
     line = work.line + work.h.offset_first - (taps.h + taps.count_h - 1) * work.h.offset_step;
     column = work.column + work.w.offset_first - (taps.w + taps.count_w - 1) * work.w.offset_step;
@@ -77,20 +77,20 @@ struct WindowFill {
 
   // Leaves the chunk as it is where it is not wanted, outside the image and beyond the last channel. Nothing but the
   // loads is conditional: a branch would keep products and address arithmetic apart.
-  template <typename Params>
-  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Params& p) const {
+  template <typename Args>
+  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Args& args) const {
     const int position = flat + pixel;
-    const int row = static_cast<int>(p.by_window_pitch.quotient(position));
-    const int h = row + line, w = position - row * p.tile.window_pitch + column;
-    const bool inside = wanted && static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
-                        static_cast<unsigned>(w) < static_cast<unsigned>(p.in_w);
-    const unsigned offset = static_cast<unsigned>(h) * p.x_stride_h + static_cast<unsigned>(w) * p.x_stride_w;
+    const int row = static_cast<int>(args.by_window_pitch.quotient(position));
+    const int h = row + line, w = position - row * args.tile.window_pitch + column;
+    const bool inside = wanted && static_cast<unsigned>(h) < static_cast<unsigned>(args.in_h) &&
+                        static_cast<unsigned>(w) < static_cast<unsigned>(args.in_w);
+    const unsigned offset = static_cast<unsigned>(h) * args.x_stride_h + static_cast<unsigned>(w) * args.x_stride_w;
     const Storage* pointer = source + static_cast<int>(offset);
     const int present = inside ? channels : 0;
 #pragma unroll
     for (int i = 0; i < Chunk::kElements; ++i) {
       if (i < present) chunk.load(i, pointer);
-      pointer += p.x_stride_c;
+      pointer += args.x_stride_c;
     }
   }
 
@@ -144,8 +144,8 @@ struct TileWork {
 
 // Blocks side by side share input: out-channel blocks first, then phases, which share output lines too.
 template <typename Storage>
-__device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsigned tile) {
-  const TileGeometry& g = p.tile;
+__device__ __forceinline__ TileWork find_work(const PortableArgs<Storage>& args, unsigned tile) {
+  const TileGeometry& g = args.tile;
   TileWork work;
   unsigned rest = tile;
   const auto next_digit = [&rest](int radix) {
@@ -153,34 +153,34 @@ __device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsig
     rest /= static_cast<unsigned>(radix);
     return static_cast<int>(digit);
   };
-  work.oc_block = next_digit(p.num_oc_blocks);
-  const int residue_w = next_digit(p.stride_w), residue_h = next_digit(p.stride_h);
+  work.oc_block = next_digit(args.num_oc_blocks);
+  const int residue_w = next_digit(args.stride_w), residue_h = next_digit(args.stride_h);
   const int tile_w = next_digit(g.tiles_w), tile_h = next_digit(g.tiles_h);
-  work.group = next_digit(p.groups);
+  work.group = next_digit(args.groups);
   work.sample = rest;
-  work.h = p.phases[residue_h];
-  work.w = p.phases[p.stride_h + residue_w];
-  work.partial = ((residue_h * p.stride_w + residue_w) * g.tiles_h + tile_h) * g.tiles_w + tile_w;
+  work.h = args.phases[residue_h];
+  work.w = args.phases[args.stride_h + residue_w];
+  work.partial = ((residue_h * args.stride_w + residue_w) * g.tiles_h + tile_h) * g.tiles_w + tile_w;
   work.flat = tile_h * g.flat_step;
   work.line = tile_h * g.line_step;
   work.column = tile_w * g.column_step;
   const int windows_h = (work.h.tap_count + g.group_h - 1) / g.group_h;
   const int windows_w = (work.w.tap_count + g.group_w - 1) / g.group_w;
-  work.num_windows = windows_h * windows_w * p.num_ic_blocks;
+  work.num_windows = windows_h * windows_w * args.num_ic_blocks;
   work.windows_w = max(windows_w, 1);
   return work;
 }
 
 // Windows in the order of use: channel blocks first, then taps. The last of a row or column has what is left.
 template <typename Storage>
-__device__ __forceinline__ WindowTaps find_window(const TileWork& work, const MmaParams<Storage>& p, int index) {
-  const int group = index / p.num_ic_blocks, row = group / work.windows_w;
+__device__ __forceinline__ WindowTaps find_window(const TileWork& work, const PortableArgs<Storage>& args, int index) {
+  const int group = index / args.num_ic_blocks, row = group / work.windows_w;
   WindowTaps taps;
-  taps.ic_block = index - group * p.num_ic_blocks;
-  taps.h = row * p.tile.group_h;
-  taps.w = (group - row * work.windows_w) * p.tile.group_w;
-  taps.count_h = min(p.tile.group_h, work.h.tap_count - taps.h);
-  taps.count_w = min(p.tile.group_w, work.w.tap_count - taps.w);
+  taps.ic_block = index - group * args.num_ic_blocks;
+  taps.h = row * args.tile.group_h;
+  taps.w = (group - row * work.windows_w) * args.tile.group_w;
+  taps.count_h = min(args.tile.group_h, work.h.tap_count - taps.h);
+  taps.count_w = min(args.tile.group_w, work.w.tap_count - taps.w);
   return taps;
 }
 
@@ -191,12 +191,12 @@ struct FillRound {
   using Fill = WindowFill<Config>;
   typename Fill::Chunk chunks[kFills];
 
-  template <typename Params>
-  __device__ __forceinline__ void load(const Fill& fill, int first, int end, const Params& p) {
+  template <typename Args>
+  __device__ __forceinline__ void load(const Fill& fill, int first, int end, const Args& args) {
 #pragma unroll
     for (int f = 0; f < kFills; ++f) {
       chunks[f] = {};  // here rather than where it is loaded: conditional registers would live through the whole kernel
-      fill.load(chunks[f], first + f * Fill::kStep, first + f * Fill::kStep < end, p);
+      fill.load(chunks[f], first + f * Fill::kStep, first + f * Fill::kStep < end, args);
     }
   }
 
@@ -209,22 +209,22 @@ struct FillRound {
 
 // As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
 // `watch` has seen of it.
-template <typename Config, int kFills, typename Params>
+template <typename Config, int kFills, typename Args>
 __device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
-                                            const Params& p) {
+                                            const Args& args) {
 #pragma unroll 1
-  for (; first < p.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
+  for (; first < args.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
-    round.load(fill, first, p.tile.window_pixels, p);
-    round.store(first, p.tile.window_pixels, window, watch);
+    round.load(fill, first, args.tile.window_pixels, args);
+    round.store(first, args.tile.window_pixels, window, watch);
   }
-  if constexpr (Config::kContainers) watch.raise(p.guard);
+  if constexpr (Config::kContainers) watch.raise(args.guard);
 }
 
 template <typename Config>
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
-    conv_transpose_mma_kernel(
-        const __grid_constant__ MmaParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+    conv_transpose_portable_kernel(
+        const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   using Fill = WindowFill<Config>;
   static_assert(sizeof(TileWork) <= Config::SMEM_WORK_BYTES, "the block's work must fit its place");
@@ -232,24 +232,24 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
   unsigned char* const shared = dynamic_smem() + Config::SMEM_WORK_BYTES;  // ring and windows, then staging
   const uint32_t windows = smem_address(shared) + Config::SMEM_RING_BYTES;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const TileGeometry& g = p.tile;
+  const TileGeometry& g = args.tile;
 
   await_previous_kernels();
-  if (p.only_if != nullptr && *p.only_if == 0) return;
-  for (unsigned tile = blockIdx.x; tile < p.num_tiles; tile += gridDim.x) {
-    if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(p, tile);
+  if (args.only_if != nullptr && *args.only_if == 0) return;
+  for (unsigned tile = blockIdx.x; tile < args.num_tiles; tile += gridDim.x) {
+    if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(args, tile);
     __syncthreads();
 
-    const int num_steps = work.h.tap_count * work.w.tap_count * p.num_ic_blocks;
+    const int num_steps = work.h.tap_count * work.w.tap_count * args.num_ic_blocks;
     WeightRing<Config> ring;
     {
       const int taps_before =
-          taps_in_earlier_classes(work.h.tap_first, p.kernel_h, work.h.tap_step) * p.kernel_w +
-          work.h.tap_count * taps_in_earlier_classes(work.w.tap_first, p.kernel_w, work.w.tap_step);
-      const int64_t tiles_before = static_cast<int64_t>(work.group * p.num_oc_blocks + work.oc_block) *
-                                   (p.kernel_h * p.kernel_w) * p.num_ic_blocks;
-      ring.source = p.weight_stream + Config::WEIGHT_TILE_BYTES *
-                                          (tiles_before + window_stream_offset(taps_before, 0, p.num_ic_blocks));
+          taps_in_earlier_classes(work.h.tap_first, args.kernel_h, work.h.tap_step) * args.kernel_w +
+          work.h.tap_count * taps_in_earlier_classes(work.w.tap_first, args.kernel_w, work.w.tap_step);
+      const int64_t tiles_before = static_cast<int64_t>(work.group * args.num_oc_blocks + work.oc_block) *
+                                   (args.kernel_h * args.kernel_w) * args.num_ic_blocks;
+      ring.source = args.weight_stream + Config::WEIGHT_TILE_BYTES *
+                                          (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
       ring.source += threadIdx.x * 16;
       ring.ring = smem_address(shared);
       ring.tiles_left = num_steps;
@@ -272,8 +272,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     }
 
     Fill fill;
-    fill.prepare(work, p, find_window(work, p, 0));
-    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, RangeWatch{}, p);
+    fill.prepare(work, args, find_window(work, args, 0));
+    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, RangeWatch{}, args);
 
     // Operands are loaded one k-step ahead of their products, so a step's second k-step is multiplied after the
     // next step's barrier, where the first operands are still on their way.
@@ -284,9 +284,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     // Registers are short: what the steps rarely need is computed again from `work`.
 #pragma unroll 1
     for (int index = 0; index < work.num_windows; ++index) {  // none in a phase without taps, which is the bias alone
-      const WindowTaps taps = find_window(work, p, index);
+      const WindowTaps taps = find_window(work, args, index);
       const bool more = index + 1 < work.num_windows;
-      if (more) fill.prepare(work, p, find_window(work, p, index + 1));
+      if (more) fill.prepare(work, args, find_window(work, args, index + 1));
       const int window_bytes = g.window_pixels * Config::PIXEL_BYTES;
       const uint32_t window = windows + index % 2 * window_bytes;
       const uint32_t next_window = windows + (index + 1) % 2 * window_bytes;
@@ -308,14 +308,14 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
         next_pixel += fill_step;
         if constexpr (Config::kStrict) {
           round.store(loaded, loaded_end, next_window, watch);
-          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
+          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), args);
           multiply_split_step<Config>(acc, weights, window_row, pair_offset);
         } else {
           first.load(0, weights, window_row, pair_offset);
           multiply<Config>(acc, second);
           round.store(loaded, loaded_end, next_window, watch);
           second.load(1, weights, window_row, pair_offset);
-          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
+          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), args);
           multiply<Config>(acc, first);
         }
 
@@ -327,33 +327,33 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       }
       round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window, watch);
       // Few taps: what the steps could not take along.
-      fill_pixels<Config, Config::kLateFills>(fill, next_pixel, next_window, watch, p);
+      fill_pixels<Config, Config::kLateFills>(fill, next_pixel, next_window, watch, args);
     }
     if constexpr (!Config::kStrict) multiply<Config>(acc, second);
     cp_async_wait<0>();
 
     TileOutput<Config, Storage> output;
-    output.channel = work.group * p.oc_per_group + work.oc_block * Config::BLOCK_OC;
-    output.num_channels = min(Config::BLOCK_OC, p.oc_per_group - work.oc_block * Config::BLOCK_OC);
-    output.plane = p.out_plane;
-    output.inv_scale = p.inv_scale + output.channel;
-    const int64_t num_channels = p.groups * p.oc_per_group;
-    output.out = p.out + (work.sample * num_channels + output.channel) * p.out_plane;
-    const int64_t num_partials = static_cast<int64_t>(p.stride_h * p.stride_w) * (g.tiles_h * g.tiles_w);
+    output.channel = work.group * args.oc_per_group + work.oc_block * Config::BLOCK_OC;
+    output.num_channels = min(Config::BLOCK_OC, args.oc_per_group - work.oc_block * Config::BLOCK_OC);
+    output.plane = args.out_plane;
+    output.inv_scale = args.inv_scale + output.channel;
+    const int64_t num_channels = args.groups * args.oc_per_group;
+    output.out = args.out + (work.sample * num_channels + output.channel) * args.out_plane;
+    const int64_t num_partials = static_cast<int64_t>(args.stride_h * args.stride_w) * (g.tiles_h * g.tiles_w);
     output.partials =
-        p.partials == nullptr
+        args.partials == nullptr
             ? nullptr
-            : p.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
+            : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
 #pragma unroll
     for (int i = 0; i < TileOutput<Config, Storage>::kPixelsPerLane; ++i) {
       const int pixel = lane + 32 * i, position = work.flat + pixel;
-      const int row = static_cast<int>(p.by_line_width.quotient(position));
+      const int row = static_cast<int>(args.by_line_width.quotient(position));
       const int h = work.line + row, w = work.column + position - row * g.line_width;
       const bool valid = pixel < g.tile_pixels && h < work.h.out_count && w < work.w.out_count;
       output.offset[i] =
-          valid ? (work.h.out_first + h * work.h.out_step) * p.out_w + work.w.out_first + w * work.w.out_step : -1;
+          valid ? (work.h.out_first + h * work.h.out_step) * args.out_w + work.w.out_first + w * work.w.out_step : -1;
     }
-    store_tile<Config, Storage>(acc, reinterpret_cast<float*>(shared), output, p.epilogue);
+    store_tile<Config, Storage>(acc, reinterpret_cast<float*>(shared), output, args.epilogue);
     __syncthreads();  // the next tile overwrites all of shared memory
   }
 }

@@ -4,7 +4,7 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
-#include "conv_transpose_mma_config.h"
+#include "conv_transpose_portable_config.h"
 #include "mma_sync.cuh"
 #include "storage.cuh"
 

@@ -1,11 +1,11 @@
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_hopper_plan.h makes
 // it and defines the terms). Plain C++.
 #pragma once
 
 #include "../call.h"
 
 namespace tconv {
-namespace sm90 {
+namespace hopper {
 
 constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
 constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
@@ -115,5 +115,5 @@ inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) 
 TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace tconv

@@ -3,12 +3,12 @@
 
 #include <type_traits>
 
-#include "conv_transpose_sm90_args.cuh"
-#include "conv_transpose_sm90_pool.cuh"
+#include "conv_transpose_hopper_args.cuh"
+#include "conv_transpose_hopper_pool.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 template <typename Storage>
 __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
@@ -83,7 +83,7 @@ struct ChannelPair {
   float inv_scale[2], bias[2];
 
   template <typename Storage>
-  __device__ __forceinline__ void load(const Sm90Args<Storage>& args, int group, int channel0) {
+  __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
@@ -108,7 +108,7 @@ struct ChannelPair {
 
 // Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_fragments(const Sm90Args<Storage>& args, const ChannelPair& channels, int group,
+__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels, int group,
                                                  float (&acc)[N / 2], int j0, int j1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
@@ -128,7 +128,7 @@ struct SegmentValues {
   static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
   static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
 
-  const Sm90Args<Storage>& args;
+  const HopperArgs<Storage>& args;
   const LineExtent<stacks(N)>& extent;
   const ChannelPair& channels;
   int group, first_position, lane;
@@ -136,7 +136,7 @@ struct SegmentValues {
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
+  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
     int image;
@@ -227,7 +227,7 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
 // Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
 // that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                               const Phase& phase, int channel0, int thread,
                                               SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
   constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
@@ -308,7 +308,7 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
-__device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                                int phase_index, int channel0, int segment, const ChannelPair& channels,
                                                float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
@@ -332,6 +332,6 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   if (args.partials != nullptr) values.store_moments(at, phase_index, segment);
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

@@ -3,17 +3,17 @@
 
 #include "../epilogue.h"
 #include "../moments.h"
-#include "conv_transpose_sm90_weights.cuh"
+#include "conv_transpose_hopper_weights.cuh"
 #include "fast_divisor.h"
-#include "sm90_primitives.cuh"
+#include "hopper_primitives.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Warpgroups of consumers multiply, N columns each; one or two more produce.
 template <int kIndex, typename Storage>
-struct Sm90Config {
+struct HopperConfig {
   static constexpr Shape kShape = kShapes[kIndex];
   static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
   static_assert(kConsumers == 2, "register shares are worked out for this");
@@ -41,7 +41,7 @@ constexpr int kStorePitch = kStoreColumns + 8;
 static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
 template <typename Storage>
-struct Sm90Args {
+struct HopperArgs {
   Plan plan;
   FastDivisor by_pitch, by_pooled_w, by_image_rows;
   FastDivisor by_ring_ic_blocks;
@@ -131,7 +131,7 @@ struct Shared {
 };
 
 template <typename Storage>
-__device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
+__device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args, uint32_t base) {
   Shared s;
   s.ring = base;
   s.weights = s.ring + args.plan.ring_bytes;
@@ -144,6 +144,6 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   return s;
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

@@ -1,13 +1,13 @@
 // What a cut of the Hopper kernel is expected to cost, and with it how long its ranges are. Plain C++.
 #pragma once
 
-#include "conv_transpose_sm90_types.h"
+#include "conv_transpose_hopper_types.h"
 
 namespace tconv {
-namespace sm90 {
+namespace hopper {
 
 // Completes a plan that lacks nothing but batches_in_flight, ranges and cost. `single`: chunks of one tile.
-inline void choose_ranges(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, int num_sms) {
   const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
@@ -74,5 +74,5 @@ inline void choose_ranges(Plan& plan, const ConvTransposeProblem& p, bool single
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace tconv

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "check.h"
-#include "conv_transpose_mma.cuh"
+#include "conv_transpose_portable.cuh"
 #include "device_limits.h"
 
 namespace tconv {
 namespace cuda {
 
 // Indices within a channel's plane are 32-bit in this kernel (offsets of samples and channels are 64-bit).
-inline bool mma_can_index(const ConvTransposeProblem& p) {
+inline bool fits_32_bit_indices(const ConvTransposeLayer& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
                            p.padding_h, p.padding_w, p.kernel_h * p.kernel_w * p.in_channels, p.kernel_h * p.dilation_h,
@@ -24,7 +24,7 @@ inline bool mma_can_index(const ConvTransposeProblem& p) {
 
 // The part of products spent on real channels, the rest being padding to whole blocks.
 template <typename Config>
-double mma_useful_fraction(const ConvTransposeProblem& p) {
+double portable_useful_fraction(const ConvTransposeLayer& p) {
   const int64_t oc = p.out_channels / p.groups, ic = p.in_channels / p.groups;
   return static_cast<double>(oc * ic) /
          static_cast<double>(round_up(oc, Config::BLOCK_OC) * round_up(ic, Config::BLOCK_IC));
@@ -36,28 +36,28 @@ inline TileLimits tile_limits(const DeviceLimits& device) {
 
 // Tiles per position of the tile grid.
 template <typename Config>
-int64_t mma_tiles_elsewhere(const ConvTransposeProblem& p) {
+int64_t portable_tiles_elsewhere(const ConvTransposeLayer& p) {
   return p.batch * p.stride_h * p.stride_w * p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC);
 }
 
-inline int64_t mma_num_partials(const ConvTransposeProblem& p, const TileGeometry& g) {
+inline int64_t portable_num_partials(const ConvTransposeLayer& p, const TileGeometry& g) {
   return p.stride_h * p.stride_w * g.tiles_h * g.tiles_w;
 }
 
 template <typename Config>
-int64_t mma_weight_tiles(const ConvTransposeProblem& p) {
+int64_t portable_weight_tiles(const ConvTransposeLayer& p) {
   return p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC) *
          ceil_div(p.in_channels / p.groups, Config::BLOCK_IC) * p.kernel_h * p.kernel_w;
 }
 
 // Workspace: the phase table, the weight stream; for containers also the channels' inverse scales and the guard.
 template <typename Config>
-struct MmaWorkspace {
+struct PortableWorkspace {
   int64_t stream_at, scales_at, guard_at, total_bytes;
 
-  explicit MmaWorkspace(const ConvTransposeProblem& p) {
+  explicit PortableWorkspace(const ConvTransposeLayer& p) {
     stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
-    scales_at = stream_at + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+    scales_at = stream_at + portable_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
     guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
     total_bytes = guard_at + (Config::kContainers ? 256 : 0);
   }
@@ -69,26 +69,26 @@ struct MmaWorkspace {
 
 // The scales of an fp32 call's containers, its guard cleared before.
 template <typename Config>
-int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& layout, void* workspace) {
+int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Config>& layout, void* workspace) {
   const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
-  return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.problem.out_channels)),
-                       dim3(kWeightScaleThreads), 0, call.stream, call.problem, static_cast<const float*>(call.weight),
+  return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.layer.out_channels)),
+                       dim3(kWeightScaleThreads), 0, call.stream, call.layer, static_cast<const float*>(call.weight),
                        layout.scales(workspace), layout.guard(workspace));
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
-int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
+int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
                    const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
-  const ConvTransposeProblem& p = call.problem;
-  const MmaWorkspace<Config> layout(p);
+  const ConvTransposeLayer& p = call.layer;
+  const PortableWorkspace<Config> layout(p);
   if constexpr (Config::kContainers) TCONV_RETURN_IF_ERROR(launch_weight_scales(call, layout, workspace));
 
-  WeightTransformParams<Storage> transform;
-  transform.problem = p;
+  WeightTransformArgs<Storage> transform;
+  transform.layer = p;
   transform.weight = static_cast<const Storage*>(call.weight);
   transform.stream = reinterpret_cast<uint4*>(layout.stream(workspace));
   transform.phases = layout.phases(workspace);
@@ -100,47 +100,47 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.tap_step_w = static_cast<int>(p.stride_w / gcd(p.stride_w, p.dilation_w));
   transform.num_ic_blocks = static_cast<int>(ceil_div(p.in_channels / p.groups, Config::BLOCK_IC));
   transform.num_oc_blocks = static_cast<int>(ceil_div(p.out_channels / p.groups, Config::BLOCK_OC));
-  transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
+  transform.num_fragments = portable_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
   TCONV_RETURN_IF_ERROR(launch_overlapped(
-      transform_weights_kernel<Config>,
+      transform_weights_portable_kernel<Config>,
       dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
       dim3(256), 0, call.stream, transform));
 
-  MmaParams<Storage> params;
-  params.x = static_cast<const Storage*>(call.x);
-  params.weight_stream = layout.stream(workspace);
-  params.phases = layout.phases(workspace);
-  params.inv_scale = layout.scales(workspace);
-  params.guard = layout.guard(workspace);
-  params.out = static_cast<Storage*>(out);
-  params.partials = partials;
-  params.only_if = only_if;
-  params.epilogue = make_epilogue_args<Storage>(call);
-  params.tile = geometry;
-  params.by_window_pitch = FastDivisor::make(static_cast<uint32_t>(geometry.window_pitch));
-  params.by_line_width = FastDivisor::make(static_cast<uint32_t>(geometry.line_width));
-  params.x_stride_n = p.x_stride_n;
-  params.out_plane = p.out_h * p.out_w;
-  params.x_stride_c = static_cast<int>(p.x_stride_c);
-  params.x_stride_h = static_cast<int>(p.x_stride_h);
-  params.x_stride_w = static_cast<int>(p.x_stride_w);
-  params.in_h = static_cast<int>(p.in_h);
-  params.in_w = static_cast<int>(p.in_w);
-  params.out_w = static_cast<int>(p.out_w);
-  params.kernel_h = static_cast<int>(p.kernel_h);
-  params.kernel_w = static_cast<int>(p.kernel_w);
-  params.stride_h = static_cast<int>(p.stride_h);
-  params.stride_w = static_cast<int>(p.stride_w);
-  params.groups = static_cast<int>(p.groups);
-  params.ic_per_group = static_cast<int>(p.in_channels / p.groups);
-  params.oc_per_group = static_cast<int>(p.out_channels / p.groups);
-  params.num_ic_blocks = transform.num_ic_blocks;
-  params.num_oc_blocks = transform.num_oc_blocks;
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_mma_kernel<Config>, geometry.smem_bytes));
-  const int64_t num_tiles = p.batch * p.groups * mma_num_partials(p, geometry) * transform.num_oc_blocks;
-  params.num_tiles = static_cast<unsigned>(num_tiles);
+  PortableArgs<Storage> args;
+  args.x = static_cast<const Storage*>(call.x);
+  args.weight_stream = layout.stream(workspace);
+  args.phases = layout.phases(workspace);
+  args.inv_scale = layout.scales(workspace);
+  args.guard = layout.guard(workspace);
+  args.out = static_cast<Storage*>(out);
+  args.partials = partials;
+  args.only_if = only_if;
+  args.epilogue = make_epilogue_args<Storage>(call);
+  args.tile = geometry;
+  args.by_window_pitch = FastDivisor::make(static_cast<uint32_t>(geometry.window_pitch));
+  args.by_line_width = FastDivisor::make(static_cast<uint32_t>(geometry.line_width));
+  args.x_stride_n = p.x_stride_n;
+  args.out_plane = p.out_h * p.out_w;
+  args.x_stride_c = static_cast<int>(p.x_stride_c);
+  args.x_stride_h = static_cast<int>(p.x_stride_h);
+  args.x_stride_w = static_cast<int>(p.x_stride_w);
+  args.in_h = static_cast<int>(p.in_h);
+  args.in_w = static_cast<int>(p.in_w);
+  args.out_w = static_cast<int>(p.out_w);
+  args.kernel_h = static_cast<int>(p.kernel_h);
+  args.kernel_w = static_cast<int>(p.kernel_w);
+  args.stride_h = static_cast<int>(p.stride_h);
+  args.stride_w = static_cast<int>(p.stride_w);
+  args.groups = static_cast<int>(p.groups);
+  args.ic_per_group = static_cast<int>(p.in_channels / p.groups);
+  args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
+  args.num_ic_blocks = transform.num_ic_blocks;
+  args.num_oc_blocks = transform.num_oc_blocks;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_portable_kernel<Config>, geometry.smem_bytes));
+  const int64_t num_tiles = p.batch * p.groups * portable_num_partials(p, geometry) * transform.num_oc_blocks;
+  args.num_tiles = static_cast<unsigned>(num_tiles);
   // One block per tile lets the hardware balance; a launch that may do nothing starts only as many as run at once.
   int64_t grid = num_tiles;
   if (only_if != nullptr) {
@@ -149,8 +149,8 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_overlapped(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                           geometry.smem_bytes, call.stream, params);
+  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
+                           geometry.smem_bytes, call.stream, args);
 }
 
 }  // namespace cuda

@@ -2,7 +2,7 @@
 // that the weight transform writes and the kernel reads. Plain C++.
 #pragma once
 
-#include "../problem.h"
+#include "../layer.h"
 
 namespace tconv {
 namespace cuda {
@@ -15,7 +15,7 @@ enum class Numeric { kTF32, kStrictFP32, kFP16, kBF16 };
 // owns all BLOCK_OC channels of its share of the pixels, in segments of 8 consecutive pixels (one mma column
 // block). The reduction runs over BLOCK_IC input channels times the taps of a window; one step = one tap.
 template <Numeric kNumericValue>
-struct MmaConfig {
+struct PortableConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
   static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded

@@ -1,7 +1,7 @@
 // How each numeric mode prepares operands and multiplies one step (16-byte chunks of a pixel, m16n8 tiles).
 #pragma once
 
-#include "conv_transpose_mma_config.h"
+#include "conv_transpose_portable_config.h"
 #include "fp16_containers.cuh"
 #include "mma_sync.cuh"
 #include "storage.cuh"

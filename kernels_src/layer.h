@@ -10,7 +10,7 @@
 
 namespace tconv {
 
-struct ConvTransposeProblem {
+struct ConvTransposeLayer {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;
   int64_t kernel_h, kernel_w;
@@ -66,11 +66,11 @@ TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, 
   return p;
 }
 
-TCONV_HD AxisPhase phase_h(const ConvTransposeProblem& p, int64_t residue) {
+TCONV_HD AxisPhase phase_h(const ConvTransposeLayer& p, int64_t residue) {
   return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
 }
 
-TCONV_HD AxisPhase phase_w(const ConvTransposeProblem& p, int64_t residue) {
+TCONV_HD AxisPhase phase_w(const ConvTransposeLayer& p, int64_t residue) {
   return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
 }
 

@@ -4,11 +4,11 @@
 
 #include <type_traits>
 
-#include "conv_transpose_sm90_args.cuh"
+#include "conv_transpose_hopper_args.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
 // stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
@@ -18,7 +18,7 @@ __device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
 // Walks the batches of one data warp: one in as many as there are data warps.
 template <typename Storage>
 struct BatchWalk {
-  const Sm90Args<Storage>& args;
+  const HopperArgs<Storage>& args;
   TileCursor at;
   int batches;      // of a load: a chunk's line, or where ic blocks follow each other the window of its only tile
   int load;         // of this chunk's window_loads
@@ -27,7 +27,7 @@ struct BatchWalk {
   RingCursor ring;  // the batch's place, in batches
   const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
 
-  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
+  __device__ __forceinline__ BatchWalk(const HopperArgs<Storage>& a, int first)
       : args(a), at(a.plan), ic_block(0), batch(0) {
     enter_chunk();
     step(first);
@@ -71,7 +71,7 @@ struct BatchSource {
   bool inside;
 
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
-    const Sm90Args<Storage>& args = walk.args;
+    const HopperArgs<Storage>& args = walk.args;
     const Plan& plan = args.plan;
     int batch = walk.batch, ic_block = walk.ic_block;
     if (plan.ring_ic_blocks > 1) {
@@ -185,7 +185,7 @@ struct BatchPlace {
   int pixel, part;
 
   template <typename Storage>
-  __device__ __forceinline__ BatchPlace(const Sm90Args<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
     if (args.plan.ring_ic_blocks > 1) {
       pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
       part = place.slot - pixel * args.plan.ring_ic_blocks;
@@ -198,7 +198,7 @@ struct BatchPlace {
 
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
+__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
                                            int lane, const uint4 (&pixels)[kVectorPixels]) {
   const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
@@ -223,7 +223,7 @@ __device__ __forceinline__ void report_full(const Shared& shared, const BatchPla
 
 // kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
+__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp, int data_warps,
                                                int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
 
 // Resident weights are loaded once, by one thread; otherwise thread `block` fills the ring of that block of the sweep.
 template <typename Storage>
-__device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared, int block) {
+__device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args, const Shared& shared, int block) {
   const Plan& plan = args.plan;
   const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
   if (plan.resident_weights) {
@@ -310,6 +310,6 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

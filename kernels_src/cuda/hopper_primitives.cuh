@@ -6,7 +6,7 @@
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -131,6 +131,6 @@ __device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
   return static_cast<uint64_t>(kSwizzle32B | kStrideByteOffset) << 32 | low;
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

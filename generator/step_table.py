@@ -1,5 +1,5 @@
 """Element-wise steps: one table from a step to its device code and to its class in
-generator/runtime/steps.py.
+generator/runtime/step_gradients.py.
 """
 
 import dataclasses

@@ -10,8 +10,8 @@
 
 #include <cmath>
 
-#include "../problem.h"
-#include "conv_transpose_mma_config.h"
+#include "../layer.h"
+#include "conv_transpose_portable_config.h"
 
 namespace tconv {
 namespace cuda {
@@ -128,7 +128,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
 
 // Calls visit(geometry) for every candidate that fits. tiles_elsewhere = samples * phases * groups * channel blocks.
 template <typename Config, typename Visit>
-void for_each_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
+void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
                        Visit&& visit) {
   const AxisSummary h = summarize_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h);
   const AxisSummary w = summarize_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w);
@@ -170,7 +170,7 @@ void for_each_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, c
 
 // The cheapest geometry; false where none fits (then another kernel must do the call).
 template <typename Config>
-bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
+bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
                      TileGeometry* best) {
   bool found = false;
   for_each_geometry<Config>(p, tiles_elsewhere, limits, [&](const TileGeometry& g) {

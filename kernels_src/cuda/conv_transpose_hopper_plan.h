@@ -16,21 +16,21 @@
 // there is no room for all, a ring of one window takes one after the other, again for every sweep.
 #pragma once
 
-#include "conv_transpose_sm90_cost.h"
-#include "conv_transpose_sm90_types.h"
+#include "conv_transpose_hopper_cost.h"
+#include "conv_transpose_hopper_types.h"
 
 namespace tconv {
-namespace sm90 {
+namespace hopper {
 
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
-inline bool loads_vectors(const ConvTransposeProblem& p) {
+inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
   return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
          p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 
 // The parts of a plan that do not depend on the tile shape. Sets usable.
-inline Plan plan_geometry(const ConvTransposeProblem& p) {
+inline Plan plan_geometry(const ConvTransposeLayer& p) {
   Plan plan{};
   auto refuse = [&](const char* reason) {
     plan.usable = false;
@@ -86,7 +86,7 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
 // Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
 // one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
 // images to a line as there are.
-inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
+inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int num_strips, int blocks_per_sweep,
                        bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
@@ -211,7 +211,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
 }
 
 // The cheapest plan, or one that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
   const bool pooled = outputs == Outputs::kPooled;
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
@@ -239,5 +239,5 @@ inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, bool sixte
   return best;
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace tconv

@@ -19,7 +19,7 @@
 namespace tconv {
 namespace cuda {
 
-struct PooledWideConfig {
+struct PooledFallbackConfig {
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kChannels = 16;    // of the output, a block's
@@ -28,8 +28,8 @@ struct PooledWideConfig {
   static constexpr int kTaps = 32;        // staged at a time
 };
 
-struct PooledWideParams {
-  ConvTransposeProblem problem;  // stride 1
+struct PooledFallbackArgs {
+  ConvTransposeLayer layer;  // stride 1
   const float* x;
   const float* weight;
   const float* pool_weight;  // [out_channels] or null: all ones
@@ -42,20 +42,20 @@ struct PooledWideParams {
 
 // 8 input channels x 16 output channels x some taps of the weights, rounded, zero where there is no channel.
 struct WeightStage {
-  static constexpr int kRow = PooledWideConfig::kTaps + 1;  // odd: neighbouring channels fall into different banks
-  float values[PooledWideConfig::kInChannels][PooledWideConfig::kChannels][kRow];
+  static constexpr int kRow = PooledFallbackConfig::kTaps + 1;  // odd: neighbouring channels fall into different banks
+  float values[PooledFallbackConfig::kInChannels][PooledFallbackConfig::kChannels][kRow];
 
   // All threads of the block.
-  __device__ __forceinline__ void load(const PooledWideParams& params, int64_t group, int channel0, int in0, int tap0, int taps) {
-    const ConvTransposeProblem& p = params.problem;
+  __device__ __forceinline__ void load(const PooledFallbackArgs& args, int64_t group, int channel0, int in0, int tap0, int taps) {
+    const ConvTransposeLayer& p = args.layer;
     const int num_in = static_cast<int>(p.in_channels / p.groups), num_out = static_cast<int>(p.out_channels / p.groups);
     const int64_t plane = p.kernel_h * p.kernel_w;
-    const int count = PooledWideConfig::kInChannels * PooledWideConfig::kChannels * taps;
-    for (int i = threadIdx.x; i < count; i += PooledWideConfig::kThreads) {
-      const int tap = i % taps, channel = i / taps % PooledWideConfig::kChannels, in = i / taps / PooledWideConfig::kChannels;
+    const int count = PooledFallbackConfig::kInChannels * PooledFallbackConfig::kChannels * taps;
+    for (int i = threadIdx.x; i < count; i += PooledFallbackConfig::kThreads) {
+      const int tap = i % taps, channel = i / taps % PooledFallbackConfig::kChannels, in = i / taps / PooledFallbackConfig::kChannels;
       float value = 0.0f;
       if (in0 + in < num_in && channel0 + channel < num_out)
-        value = params.weight[((group * num_in + in0 + in) * num_out + channel0 + channel) * plane + tap0 + tap];
+        value = args.weight[((group * num_in + in0 + in) * num_out + channel0 + channel) * plane + tap0 + tap];
       values[in][channel][tap] = __uint_as_float(round_to_tf32(value));
     }
   }
@@ -69,12 +69,12 @@ struct WeightStage {
 };
 
 // acc[row][tile]: rows row0 and row0 + 1, columns col0 + 8 tile.. of the outputs, 16 channels each.
-using PooledWideSums = float[2][PooledWideConfig::kColumnTiles][4];
+using PooledFallbackSums = float[2][PooledFallbackConfig::kColumnTiles][4];
 
 // Adds the products of the staged taps. `in_plane`: this lane's input channel lane % 4 of the stage; `num_in` real ones from there.
-__device__ __forceinline__ void multiply_staged(PooledWideSums& acc, const PooledWideParams& params, const WeightStage& stage,
+__device__ __forceinline__ void multiply_staged(PooledFallbackSums& acc, const PooledFallbackArgs& args, const WeightStage& stage,
                                                 const float* in_plane, int num_in, int row0, int col0, int tap0, int taps, int lane) {
-  const ConvTransposeProblem& p = params.problem;
+  const ConvTransposeLayer& p = args.layer;
   const int kernel_w = static_cast<int>(p.kernel_w), in_h = static_cast<int>(p.in_h), in_w = static_cast<int>(p.in_w);
   const int row_stride = static_cast<int>(p.x_stride_h), col_stride = static_cast<int>(p.x_stride_w);
   const float* const planes[2] = {in_plane, in_plane + 4 * p.x_stride_c};
@@ -87,9 +87,9 @@ __device__ __forceinline__ void multiply_staged(PooledWideSums& acc, const Poole
     for (int row = 0; row < 2; ++row) {
       const int in_row = first_row + row;
       if (in_row < 0 || in_row >= in_h) continue;  // the same for the warp
-      uint32_t b[PooledWideConfig::kColumnTiles][2];
+      uint32_t b[PooledFallbackConfig::kColumnTiles][2];
 #pragma unroll
-      for (int tile = 0; tile < PooledWideConfig::kColumnTiles; ++tile)
+      for (int tile = 0; tile < PooledFallbackConfig::kColumnTiles; ++tile)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int col = first_col + 8 * tile;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void multiply_staged(PooledWideSums& acc, const Poole
           b[tile][half] = exists ? round_to_tf32(__ldg(planes[half] + in_row * row_stride + col * col_stride)) : 0u;
         }
 #pragma unroll
-      for (int tile = 0; tile < PooledWideConfig::kColumnTiles; ++tile) mma_m16n8k8_tf32(acc[row][tile], a, b[tile][0], b[tile][1]);
+      for (int tile = 0; tile < PooledFallbackConfig::kColumnTiles; ++tile) mma_m16n8k8_tf32(acc[row][tile], a, b[tile][0], b[tile][1]);
     }
   }
 }
@@ -114,7 +114,7 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
 #pragma unroll
     for (int row = 0; row < 2; ++row)
 #pragma unroll
-      for (int tile = 0; tile < PooledWideConfig::kColumnTiles; ++tile)
+      for (int tile = 0; tile < PooledFallbackConfig::kColumnTiles; ++tile)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           if (exists(row, tile, e)) sum += term(value(row, tile, e));
@@ -125,13 +125,13 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
   return Moments{count, mean, over_all([mean](float v) { return (v - mean) * (v - mean); })};
 }
 
-__global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_pooled_wide(const __grid_constant__ PooledWideParams params) {
-  using Config = PooledWideConfig;
+__global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1) conv_transpose_pooled_fallback_kernel(const __grid_constant__ PooledFallbackArgs args) {
+  using Config = PooledFallbackConfig;
   await_previous_kernels();
-  if (*params.only_if == 0) return;
+  if (*args.only_if == 0) return;
   __shared__ WeightStage stage;
   __shared__ Moments shared_moments[Config::kWarps][Config::kChannels];
-  const ConvTransposeProblem& p = params.problem;
+  const ConvTransposeLayer& p = args.layer;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int num_in = static_cast<int>(p.in_channels / p.groups), num_out = static_cast<int>(p.out_channels / p.groups);
   const int taps = static_cast<int>(p.kernel_h * p.kernel_w);
@@ -143,20 +143,20 @@ __global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const int channel0 = static_cast<int>(item % channel_blocks) * Config::kChannels;
     const int64_t group = item / channel_blocks % p.groups, sample = item / channel_blocks / p.groups;
-    const float* x = params.x + sample * p.x_stride_n + (group * num_in + lane % 4) * p.x_stride_c;
+    const float* x = args.x + sample * p.x_stride_n + (group * num_in + lane % 4) * p.x_stride_c;
     MomentsF64 moments[2];  // of channels lane / 4 and 8 behind
     for (int block_row = 0; block_row < out_h; block_row += kRows) {
       const int row0 = block_row + 2 * warp;
       for (int col0 = 0; col0 < out_w; col0 += kCols) {
-        PooledWideSums acc = {};
+        PooledFallbackSums acc = {};
         for (int in0 = 0; in0 < num_in; in0 += Config::kInChannels) {
           for (int tap0 = 0; tap0 < taps; tap0 += Config::kTaps) {
             const int staged = min(Config::kTaps, taps - tap0);
             __syncthreads();  // the stage before is done with
-            stage.load(params, group, channel0, in0, tap0, staged);
+            stage.load(args, group, channel0, in0, tap0, staged);
             __syncthreads();
             if (row0 < out_h)
-              multiply_staged(acc, params, stage, x + in0 * p.x_stride_c, num_in - in0, row0, col0, tap0, staged, lane);
+              multiply_staged(acc, args, stage, x + in0 * p.x_stride_c, num_in - in0, row0, col0, tap0, staged, lane);
           }
         }
 #pragma unroll
@@ -171,16 +171,16 @@ __global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_
 #pragma unroll
             for (int tile = 0; tile < Config::kColumnTiles; ++tile)
 #pragma unroll
-              for (int e = 0; e < 2; ++e) value(row, tile, e) = apply_epilogue<float, float>(value(row, tile, e), params.epilogue, channel);
+              for (int e = 0; e < 2; ++e) value(row, tile, e) = apply_epilogue<float, float>(value(row, tile, e), args.epilogue, channel);
           const Moments here = quad_moments(
               value, [&](int row, int tile, int e) { return real && row0 + row < out_h && col_of(tile, e) < out_w; });
           moments[half].combine(here.count, here.mean, here.m2);
 
-          const float weight = params.pool_weight != nullptr ? params.pool_weight[channel] : 1.0f;
+          const float weight = args.pool_weight != nullptr ? args.pool_weight[channel] : 1.0f;
           const float sign = weight < 0.0f ? -1.0f : 1.0f;
           const auto turned = [&](float v) { return weight == 0.0f ? fabsf(v) : v * sign; };
           if (!real || row0 + 1 >= out_h) continue;
-          float* const out_row = params.out + ((sample * p.out_channels + channel) * (out_h / 2) + row0 / 2) * (out_w / 2);
+          float* const out_row = args.out + ((sample * p.out_channels + channel) * (out_h / 2) + row0 / 2) * (out_w / 2);
 #pragma unroll
           for (int tile = 0; tile < Config::kColumnTiles; ++tile) {
             if (col_of(tile, 1) >= out_w) continue;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_
         }
       }
     }
-    if (params.partials == nullptr) continue;
+    if (args.partials == nullptr) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       if (lane % 4 == 0)
@@ -202,29 +202,29 @@ __global__ void __launch_bounds__(PooledWideConfig::kThreads, 1) conv_transpose_
     if (threadIdx.x < Config::kChannels && channel < num_out) {
       MomentsF64 sum;
       for (const auto& of_warp : shared_moments) sum.combine(of_warp[threadIdx.x].count, of_warp[threadIdx.x].mean, of_warp[threadIdx.x].m2);
-      Moments* to = params.partials + sample * params.num_partials * p.out_channels + group * num_out + channel;
+      Moments* to = args.partials + sample * args.num_partials * p.out_channels + group * num_out + channel;
       *to = Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
-      for (int64_t k = 1; k < params.num_partials; ++k) to[k * p.out_channels] = Moments{0.0f, 0.0f, 0.0f};
+      for (int64_t k = 1; k < args.num_partials; ++k) to[k * p.out_channels] = Moments{0.0f, 0.0f, 0.0f};
     }
     __syncthreads();
   }
 }
 
 // `blocks`: as many as run at once. Other arguments as in the parameters.
-inline int64_t launch_pooled_wide(const ConvCall& call, float* out, const float* pool_weight, Moments* partials, int64_t num_partials,
+inline int64_t launch_pooled_fallback(const ConvCall& call, float* out, const float* pool_weight, Moments* partials, int64_t num_partials,
                                   const int* only_if, int blocks) {
-  PooledWideParams params;
-  params.problem = call.problem;
-  params.x = static_cast<const float*>(call.x);
-  params.weight = static_cast<const float*>(call.weight);
-  params.pool_weight = pool_weight;
-  params.epilogue = make_epilogue_args<float>(call);
-  params.out = out;
-  params.partials = partials;
-  params.num_partials = num_partials;
-  params.only_if = only_if;
-  return launch_overlapped(conv_transpose_pooled_wide, dim3(static_cast<unsigned>(blocks)), dim3(PooledWideConfig::kThreads), 0,
-                           call.stream, params);
+  PooledFallbackArgs args;
+  args.layer = call.layer;
+  args.x = static_cast<const float*>(call.x);
+  args.weight = static_cast<const float*>(call.weight);
+  args.pool_weight = pool_weight;
+  args.epilogue = make_epilogue_args<float>(call);
+  args.out = out;
+  args.partials = partials;
+  args.num_partials = num_partials;
+  args.only_if = only_if;
+  return launch_overlapped(conv_transpose_pooled_fallback_kernel, dim3(static_cast<unsigned>(blocks)), dim3(PooledFallbackConfig::kThreads), 0,
+                           call.stream, args);
 }
 
 }  // namespace cuda

@@ -2,16 +2,16 @@
 // in one pass, leave interleaved, so that stores fill sectors.
 #pragma once
 
-#include "conv_transpose_sm90_epilogue.cuh"
+#include "conv_transpose_hopper_epilogue.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the warp's
 // buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                                     int phase_index, int channel0, int segment, const ChannelPair& channels,
                                                     float (&even)[N / 2], float (&odd)[N / 2]) {
   constexpr int kPixels = kStoreColumns / 2, kFragments = kPixels / 8;  // of a block of columns
@@ -84,6 +84,6 @@ __device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& arg
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

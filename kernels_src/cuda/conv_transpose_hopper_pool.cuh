@@ -4,23 +4,23 @@
 // the same, and an infinite one NaN: there the largest magnitude stands for the window.
 #pragma once
 
-#include "conv_transpose_sm90_args.cuh"
+#include "conv_transpose_hopper_args.cuh"
 #include "pool_window.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // The BatchNorm weight of a channel of all.
 template <typename Storage>
-__device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
+__device__ __forceinline__ float pool_weight(const HopperArgs<Storage>& args, int channel) {
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
 // Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
 // the warp's buffer: 8 channels at a time, a float per column pair.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                                      int first_position, int channel0, int thread, const float (&weights)[2],
                                                      const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
@@ -70,6 +70,6 @@ __device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& ar
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv

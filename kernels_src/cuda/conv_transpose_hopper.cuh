@@ -3,7 +3,7 @@
 // D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
 // rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
-// conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
+// conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
 // The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
 // The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
@@ -11,15 +11,15 @@
 // Units of the ring and stages of the weights have full and empty barriers.
 #pragma once
 
-#include "conv_transpose_sm90_epilogue.cuh"
-#include "conv_transpose_sm90_producers.cuh"
-#include "conv_transpose_sm90_twin.cuh"
+#include "conv_transpose_hopper_epilogue.cuh"
+#include "conv_transpose_hopper_producers.cuh"
+#include "conv_transpose_hopper_twin.cuh"
 #include "overlapped_launch.cuh"
-#include "sm90_wgmma.cuh"
+#include "wgmma.cuh"
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // One tap: kSteps products of 16 channels, committed as one group.
 template <int N, int kSteps, bool kBFloat16>
@@ -74,7 +74,7 @@ struct UnitCursor {
 
 // kTwin: a pass is two phases, even and odd columns of the same rows.
 template <int N, bool kPooled, bool kTwin, typename Storage>
-__device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
+__device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
   const bool elected = threadIdx.x % 32 == 0;
@@ -230,10 +230,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
 }
 
 template <int kShapeIndex, bool kPooled, typename Storage>
-__global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
-    conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
+__global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 1)
+    conv_transpose_hopper_kernel(const __grid_constant__ HopperArgs<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = Sm90Config<kShapeIndex, Storage>;
+  using Config = HopperConfig<kShapeIndex, Storage>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
@@ -285,6 +285,6 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
 #endif
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
