@@ -22,9 +22,9 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     7bc829e06eb07862b9e9eb17b11fc38429ed31ae00addc1b67eac7d7d75c926b
-sha256 of CPU_SOURCE:      0604a070f054b2e90275055e76ecb5d179e8f01b70507a6eac7a32a00816ede7
-sha256 of OPERATOR_SOURCE: 8490b8ee191fc66601c59cb82db9e13b0c76c75a1e017226009a0abd5df2ae0d
+sha256 of CUDA_SOURCE:     aa089714d7edc3f6f69d701c17a0303c0eccecbe7627cc791db805927b3952da
+sha256 of CPU_SOURCE:      938dfd35f1b24b050118059f59b6b8d296bb7af89cc84caa061749b2a6f24d13
+sha256 of OPERATOR_SOURCE: f1c557d5da8472a03a398981bb4653c59dc95f4f4c8395f20e32b920365f9aeb
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -62,7 +62,7 @@ CUDA_SOURCE = r"""
 // of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
-// ---- kernels_src/problem.h
+// ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
 //   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
@@ -110,7 +110,7 @@ enum KernelChoice : int64_t {
 enum Status : int64_t {
   kOk = 0,
   kUnsupportedDType = -1,
-  kUnsupportedKernel = -2,  // the forced kernel cannot do this problem
+  kUnsupportedKernel = -2,  // the forced kernel cannot do this layer
   kWorkspaceTooSmall = -3,
 };
 
@@ -118,7 +118,7 @@ enum Status : int64_t {
 
 namespace tconv {
 
-struct ConvTransposeProblem {
+struct ConvTransposeLayer {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;
   int64_t kernel_h, kernel_w;
@@ -174,11 +174,11 @@ TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, 
   return p;
 }
 
-TCONV_HD AxisPhase phase_h(const ConvTransposeProblem& p, int64_t residue) {
+TCONV_HD AxisPhase phase_h(const ConvTransposeLayer& p, int64_t residue) {
   return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
 }
 
-TCONV_HD AxisPhase phase_w(const ConvTransposeProblem& p, int64_t residue) {
+TCONV_HD AxisPhase phase_w(const ConvTransposeLayer& p, int64_t residue) {
   return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
 }
 
@@ -189,7 +189,7 @@ namespace tconv {
 constexpr int kMaxChannelVectors = 4;
 
 struct ConvCall {
-  ConvTransposeProblem problem;
+  ConvTransposeLayer layer;
   int64_t dtype;          // DType of x, weight, bias, channel vectors, out
   int64_t math;           // MathMode
   int64_t kernel_choice;  // KernelChoice
@@ -471,13 +471,13 @@ struct MomentsF64 {
 };
 
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_types.h
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_sm90_plan.h makes
+// ---- kernels_src/cuda/conv_transpose_hopper_types.h
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_hopper_plan.h makes
 // it and defines the terms). Plain C++.
 
 
 namespace tconv {
-namespace sm90 {
+namespace hopper {
 
 constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
 constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
@@ -587,7 +587,7 @@ inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) 
 TCONV_HD constexpr int round_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b * b); }
 inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a / b * b : -((-a + b - 1) / b) * b); }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace tconv
 
 namespace tconv {
@@ -595,7 +595,7 @@ namespace cuda {
 
 // kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
 // that the answer rules out.
-using tconv::sm90::Outputs;
+using tconv::hopper::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
 // `partials`, where not null, receives per-channel moments of those outputs (in fp32, before rounding to the
@@ -623,7 +623,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
 // ---- kernels_src/cuda/conv_transpose_direct_launch.cuh
-// Host side of the direct kernel: what it can do, how it cuts a problem, its launch.
+// Host side of the direct kernel: what it can do, how it cuts a layer, its launch.
 
 #include <algorithm>
 #include <type_traits>
@@ -696,7 +696,7 @@ int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
 inline const char* error_string(int64_t code) {
   switch (code) {
     case kUnsupportedDType: return "unsupported dtype";
-    case kUnsupportedKernel: return "the forced kernel cannot do this problem";
+    case kUnsupportedKernel: return "the forced kernel cannot do this layer";
     case kWorkspaceTooSmall: return "workspace too small";
     default: return code < 0 ? "unknown status" : cudaGetErrorString(static_cast<cudaError_t>(code));
   }
@@ -857,7 +857,7 @@ struct DirectConfig {
 };
 
 template <typename Storage>
-struct DirectParams {
+struct DirectArgs {
   const Storage* x;
   const Storage* weight;
   Storage* out;
@@ -929,14 +929,14 @@ __device__ __forceinline__ void store_neighbours(Storage* at, const float (&valu
 // Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants is one
 // of the input's. `x`: the group's first channel; `weights` as staged.
 template <bool kInside, typename Storage, int kPositions, int kPhases, int kChannels>
-__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectParams<Storage>& params,
+__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectArgs<Storage>& args,
                                                const AxisPhase& tap_rows, const AxisPhase* columns, const Storage* x,
                                                const float* weights, int row, int position) {
-  for (int in = 0; in < params.in_channels; ++in, x += params.x_stride_c) {
-    for (int j = 0; j < tap_rows.tap_count; ++j, weights += params.kernel_w * kChannels) {
+  for (int in = 0; in < args.in_channels; ++in, x += args.x_stride_c) {
+    for (int j = 0; j < tap_rows.tap_count; ++j, weights += args.kernel_w * kChannels) {
       const int in_row = row + tap_rows.offset_first - j * tap_rows.offset_step;
-      if (in_row < 0 || in_row >= params.in_h) continue;  // the same for the warp
-      const Storage* const source = x + in_row * params.x_stride_h;
+      if (in_row < 0 || in_row >= args.in_h) continue;  // the same for the warp
+      const Storage* const source = x + in_row * args.x_stride_h;
 #pragma unroll
       for (int phase = 0; phase < kPhases; ++phase) {
         const AxisPhase& taps = columns[phase];
@@ -953,8 +953,8 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 #pragma unroll
           for (int i = 0; i < kPositions; ++i) {
             const int at = column + 32 * i;
-            if (!kInside && (at < 0 || at >= params.in_w)) continue;
-            const float value = static_cast<float>(source[at * params.x_stride_w]);
+            if (!kInside && (at < 0 || at >= args.in_w)) continue;
+            const float value = static_cast<float>(source[at * args.x_stride_w]);
 #pragma unroll
             for (int c = 0; c < kChannels; ++c) acc[i][phase][c] = fmaf(value, weight[c], acc[i][phase][c]);
           }
@@ -966,7 +966,7 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 
 // kPhases: neighbouring column phases that a lane computes: all of them, or one.
 template <typename Storage, int kChannels, int kPhases>
-__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct(const __grid_constant__ DirectParams<Storage> params) {
+__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
   using Config = DirectConfig;
   constexpr int kPositions = Config::kPositions;
   __shared__ Moments warp_moments[Config::kWarps][kChannels];
@@ -979,60 +979,60 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     rest = quotient;
     return digit;
   };
-  const int row_block = next_digit(params.row_blocks), row_phase = next_digit(params.stride_h), part = next_digit(params.column_parts);
-  const int channel0 = next_digit(params.channel_blocks) * kChannels, group = next_digit(params.groups), sample = rest;
-  const AxisPhase& tap_rows = params.rows[row_phase];
+  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h), part = next_digit(args.column_parts);
+  const int channel0 = next_digit(args.channel_blocks) * kChannels, group = next_digit(args.groups), sample = rest;
+  const AxisPhase& tap_rows = args.rows[row_phase];
   const int row_taps = tap_rows.tap_count;
 
-  const int staged = params.in_channels * row_taps * params.kernel_w * kChannels;
+  const int staged = args.in_channels * row_taps * args.kernel_w * kChannels;
   for (int i = threadIdx.x; i < staged; i += Config::kThreads) {
-    const int channel = i % kChannels, tap_w = i / kChannels % params.kernel_w, row = i / kChannels / params.kernel_w;
+    const int channel = i % kChannels, tap_w = i / kChannels % args.kernel_w, row = i / kChannels / args.kernel_w;
     const int in = row / row_taps, tap_h = tap_rows.tap_first + (row - in * row_taps) * tap_rows.tap_step;
     float value = 0.0f;
-    if (channel0 + channel < params.out_channels) {
-      const int64_t plane = (int64_t{group} * params.in_channels + in) * params.out_channels + channel0 + channel;
-      value = static_cast<float>(params.weight[(plane * params.kernel_h + tap_h) * params.kernel_w + tap_w]);
+    if (channel0 + channel < args.out_channels) {
+      const int64_t plane = (int64_t{group} * args.in_channels + in) * args.out_channels + channel0 + channel;
+      value = static_cast<float>(args.weight[(plane * args.kernel_h + tap_h) * args.kernel_w + tap_w]);
     }
     weights[i] = value;
   }
   __syncthreads();
 
-  const int first_channel = group * params.out_channels + channel0;  // of all
-  const int64_t out_plane = int64_t{params.out_h} * params.out_w;
-  const Storage* const x = params.x + sample * params.x_stride_n + int64_t{group} * params.in_channels * params.x_stride_c;
-  Storage* const out = params.out + (int64_t{sample} * params.groups * params.out_channels + first_channel) * out_plane;
-  const AxisPhase* const columns = params.columns + part * kPhases;
+  const int first_channel = group * args.out_channels + channel0;  // of all
+  const int64_t out_plane = int64_t{args.out_h} * args.out_w;
+  const Storage* const x = args.x + sample * args.x_stride_n + int64_t{group} * args.in_channels * args.x_stride_c;
+  Storage* const out = args.out + (int64_t{sample} * args.groups * args.out_channels + first_channel) * out_plane;
+  const AxisPhase* const columns = args.columns + part * kPhases;
   const int positions = static_cast<int>(columns[0].out_count);  // at least as many as of the phases after it
   const int end_row = min((row_block + 1) * Config::kRows, static_cast<int>(tap_rows.out_count));
   LaneMoments moments[kChannels];
 
   for (int row = row_block * Config::kRows + warp; row < end_row; row += Config::kWarps) {
-    Storage* const out_row = out + int64_t{tap_rows.out_first + row * tap_rows.out_step} * params.out_w;
+    Storage* const out_row = out + int64_t{tap_rows.out_first + row * tap_rows.out_step} * args.out_w;
     for (int begin = 0; begin < positions; begin += 32 * kPositions) {
       float acc[kPositions][kPhases][kChannels] = {};
-      if (begin + params.first_offset >= 0 && begin + 32 * kPositions - 1 + params.last_offset < params.in_w) {
-        accumulate_row<true>(acc, params, tap_rows, columns, x, weights, row, begin + lane);
+      if (begin + args.first_offset >= 0 && begin + 32 * kPositions - 1 + args.last_offset < args.in_w) {
+        accumulate_row<true>(acc, args, tap_rows, columns, x, weights, row, begin + lane);
       } else {
-        accumulate_row<false>(acc, params, tap_rows, columns, x, weights, row, begin + lane);
+        accumulate_row<false>(acc, args, tap_rows, columns, x, weights, row, begin + lane);
       }
 
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        if (channel0 + c >= params.out_channels) continue;
+        if (channel0 + c >= args.out_channels) continue;
 #pragma unroll
         for (int i = 0; i < kPositions; ++i) {
           const int position = begin + lane + 32 * i;
           float values[kPhases];
 #pragma unroll
           for (int phase = 0; phase < kPhases; ++phase)
-            values[phase] = apply_epilogue<float, Storage>(acc[i][phase][c], params.epilogue, first_channel + c);
-          Storage* const at = out_row + c * out_plane + int64_t{position} * params.stride_w + columns[0].out_first;
+            values[phase] = apply_epilogue<float, Storage>(acc[i][phase][c], args.epilogue, first_channel + c);
+          Storage* const at = out_row + c * out_plane + int64_t{position} * args.stride_w + columns[0].out_first;
           if (position < static_cast<int>(columns[kPhases - 1].out_count)) {
             store_neighbours<Storage>(at, values);
           } else if (position < positions) {
             *at = to_storage<Storage>(values[0]);
           }
-          if (params.partials == nullptr) continue;
+          if (args.partials == nullptr) continue;
 #pragma unroll
           for (int phase = 0; phase < kPhases; ++phase)
             if (position < static_cast<int>(columns[phase].out_count)) moments[c].add(values[phase]);
@@ -1041,7 +1041,7 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     }
   }
 
-  if (params.partials == nullptr) return;
+  if (args.partials == nullptr) return;
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     const Moments m = moments[c].of_warp();
@@ -1049,18 +1049,18 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
   }
   __syncthreads();
   const int c = threadIdx.x;
-  if (c >= kChannels || channel0 + c >= params.out_channels) return;
+  if (c >= kChannels || channel0 + c >= args.out_channels) return;
   MomentsF64 sum;
   for (const auto& of_warp : warp_moments) sum.combine(of_warp[c].count, of_warp[c].mean, of_warp[c].m2);
-  const int num_partials = params.row_blocks * params.stride_h * params.column_parts;
-  const int64_t partial = (part * params.stride_h + row_phase) * params.row_blocks + row_block;
-  params.partials[(int64_t{sample} * num_partials + partial) * (params.groups * params.out_channels) + first_channel + c] =
+  const int num_partials = args.row_blocks * args.stride_h * args.column_parts;
+  const int64_t partial = (part * args.stride_h + row_phase) * args.row_blocks + row_block;
+  args.partials[(int64_t{sample} * num_partials + partial) * (args.groups * args.out_channels) + first_channel + c] =
       Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
 }
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_mma_plan.h
+// ---- kernels_src/cuda/conv_transpose_portable_plan.h
 // Tile geometry of the portable tensor-core kernel and the rule that picks it. Plain C++, no device calls.
 //
 // A tile is BLOCK_PIX output pixels of one phase of one sample; its window holds every input pixel that some of
@@ -1072,7 +1072,7 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
 
 #include <cmath>
 
-// ---- kernels_src/cuda/conv_transpose_mma_config.h
+// ---- kernels_src/cuda/conv_transpose_portable_config.h
 // Every compile-time choice of the portable tensor-core kernel, for host and device alike, and the tap order
 // that the weight transform writes and the kernel reads. Plain C++.
 
@@ -1088,7 +1088,7 @@ enum class Numeric { kTF32, kStrictFP32, kFP16, kBF16 };
 // owns all BLOCK_OC channels of its share of the pixels, in segments of 8 consecutive pixels (one mma column
 // block). The reduction runs over BLOCK_IC input channels times the taps of a window; one step = one tap.
 template <Numeric kNumericValue>
-struct MmaConfig {
+struct PortableConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
   static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded
@@ -1271,7 +1271,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
 
 // Calls visit(geometry) for every candidate that fits. tiles_elsewhere = samples * phases * groups * channel blocks.
 template <typename Config, typename Visit>
-void for_each_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
+void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
                        Visit&& visit) {
   const AxisSummary h = summarize_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h);
   const AxisSummary w = summarize_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w);
@@ -1313,7 +1313,7 @@ void for_each_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, c
 
 // The cheapest geometry; false where none fits (then another kernel must do the call).
 template <typename Config>
-bool choose_geometry(const ConvTransposeProblem& p, int64_t tiles_elsewhere, const TileLimits& limits,
+bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
                      TileGeometry* best) {
   bool found = false;
   for_each_geometry<Config>(p, tiles_elsewhere, limits, [&](const TileGeometry& g) {
@@ -1375,11 +1375,11 @@ struct DirectPlan {
   int row_blocks, column_parts, channel_blocks;
   int64_t smem_bytes, blocks;
 
-  int64_t num_partials(const ConvTransposeProblem& p) const { return row_blocks * p.stride_h * column_parts; }
+  int64_t num_partials(const ConvTransposeLayer& p) const { return row_blocks * p.stride_h * column_parts; }
 };
 
 // `indexable`: offsets within a sample's plane fit 32 bits.
-inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, const DeviceLimits& device) {
+inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const DeviceLimits& device) {
   using Config = DirectConfig;
   DirectPlan plan{};
   if (!indexable || p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return plan;
@@ -1402,45 +1402,45 @@ inline DirectPlan plan_direct(const ConvTransposeProblem& p, bool indexable, con
 
 template <typename Storage>
 int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
-  const ConvTransposeProblem& p = call.problem;
-  DirectParams<Storage> params{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
-  params.x = static_cast<const Storage*>(call.x);
-  params.weight = static_cast<const Storage*>(call.weight);
-  params.out = static_cast<Storage*>(out);
-  params.partials = partials;
-  params.epilogue = make_epilogue_args<Storage>(call);
-  params.x_stride_n = p.x_stride_n;
-  params.x_stride_c = p.x_stride_c;
-  params.x_stride_h = static_cast<int>(p.x_stride_h);
-  params.x_stride_w = static_cast<int>(p.x_stride_w);
-  params.in_h = static_cast<int>(p.in_h);
-  params.in_w = static_cast<int>(p.in_w);
-  params.out_h = static_cast<int>(p.out_h);
-  params.out_w = static_cast<int>(p.out_w);
-  params.kernel_h = static_cast<int>(p.kernel_h);
-  params.kernel_w = static_cast<int>(p.kernel_w);
-  params.stride_h = static_cast<int>(p.stride_h);
-  params.stride_w = static_cast<int>(p.stride_w);
-  params.in_channels = static_cast<int>(p.in_channels / p.groups);
-  params.out_channels = static_cast<int>(p.out_channels / p.groups);
-  params.groups = static_cast<int>(p.groups);
-  params.channel_blocks = plan.channel_blocks;
-  params.row_blocks = plan.row_blocks;
-  params.column_parts = plan.column_parts;
-  params.first_offset = params.last_offset = 0;
-  for (int residue = 0; residue < p.stride_h; ++residue) params.rows[residue] = phase_h(p, residue);
+  const ConvTransposeLayer& p = call.layer;
+  DirectArgs<Storage> args{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
+  args.x = static_cast<const Storage*>(call.x);
+  args.weight = static_cast<const Storage*>(call.weight);
+  args.out = static_cast<Storage*>(out);
+  args.partials = partials;
+  args.epilogue = make_epilogue_args<Storage>(call);
+  args.x_stride_n = p.x_stride_n;
+  args.x_stride_c = p.x_stride_c;
+  args.x_stride_h = static_cast<int>(p.x_stride_h);
+  args.x_stride_w = static_cast<int>(p.x_stride_w);
+  args.in_h = static_cast<int>(p.in_h);
+  args.in_w = static_cast<int>(p.in_w);
+  args.out_h = static_cast<int>(p.out_h);
+  args.out_w = static_cast<int>(p.out_w);
+  args.kernel_h = static_cast<int>(p.kernel_h);
+  args.kernel_w = static_cast<int>(p.kernel_w);
+  args.stride_h = static_cast<int>(p.stride_h);
+  args.stride_w = static_cast<int>(p.stride_w);
+  args.in_channels = static_cast<int>(p.in_channels / p.groups);
+  args.out_channels = static_cast<int>(p.out_channels / p.groups);
+  args.groups = static_cast<int>(p.groups);
+  args.channel_blocks = plan.channel_blocks;
+  args.row_blocks = plan.row_blocks;
+  args.column_parts = plan.column_parts;
+  args.first_offset = args.last_offset = 0;
+  for (int residue = 0; residue < p.stride_h; ++residue) args.rows[residue] = phase_h(p, residue);
   for (int residue = 0; residue < p.stride_w; ++residue) {
     const AxisPhase phase = phase_w(p, residue);
-    params.columns[residue] = phase;
+    args.columns[residue] = phase;
     if (phase.tap_count == 0) continue;
-    params.first_offset = std::min(params.first_offset, phase.offset_first - (phase.tap_count - 1) * phase.offset_step);
-    params.last_offset = std::max(params.last_offset, phase.offset_first);
+    args.first_offset = std::min(args.first_offset, phase.offset_first - (phase.tap_count - 1) * phase.offset_step);
+    args.last_offset = std::max(args.last_offset, phase.offset_first);
   }
   const auto start = [&](auto channels, auto phases) -> int64_t {
-    const auto kernel = conv_transpose_direct<Storage, decltype(channels)::value, decltype(phases)::value>;
+    const auto kernel = conv_transpose_direct_kernel<Storage, decltype(channels)::value, decltype(phases)::value>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
     return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
-                         params);
+                         args);
   };
   const auto with_phases = [&](auto channels) {
     return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());
@@ -1450,15 +1450,15 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_mma_launch.cuh
+// ---- kernels_src/cuda/conv_transpose_portable_launch.cuh
 // Host side of the portable tensor-core kernel: what it can do, how much scratch it wants, its launches.
 
-// ---- kernels_src/cuda/conv_transpose_mma.cuh
+// ---- kernels_src/cuda/conv_transpose_portable.cuh
 // Transposed convolution as an implicit GEMM on tensor cores (mma.sync, sm_80 and later), all parameters.
 //
 //   out[oc, pixel] = sum over taps and input channels of  W_tap[oc, ic] * x[ic, pixel shifted by the tap]
 //
-// Output channels are the rows (A: weights), pixels the columns (B: input). Outputs are split by phase (problem.h):
+// Output channels are the rows (A: weights), pixels the columns (B: input). Outputs are split by phase (layer.h):
 // within one, a tap is a constant shift. A block keeps the input window of its tile in shared memory as one 64-byte
 // row of channels per pixel, converted once, in 16-byte chunks at position chunk ^ (pixel / 2 % 4): any 8 consecutive
 // pixels then cover all banks, so ldmatrix reads a tap's operand from a row shift without conflicts. The next
@@ -1515,7 +1515,7 @@ struct FastDivisor64 {
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/mma_epilogue.cuh
+// ---- kernels_src/cuda/portable_epilogue.cuh
 // Accumulator fragments -> outputs: staged through shared memory so that a warp stores consecutive pixels of one
 // channel, with the element-wise epilogue and the channel's moments on the way.
 
@@ -1607,7 +1607,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/mma_operands.cuh
+// ---- kernels_src/cuda/portable_operands.cuh
 // How each numeric mode prepares operands and multiplies one step (16-byte chunks of a pixel, m16n8 tiles).
 
 // ---- kernels_src/cuda/fp16_containers.cuh
@@ -1917,7 +1917,7 @@ __device__ __forceinline__ void multiply_split_step(float (&acc)[Config::kSegmen
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/mma_weights.cuh
+// ---- kernels_src/cuda/portable_weights.cuh
 // Weights [in_channels, out_channels/groups, kernel_h, kernel_w] -> the tensor-core kernel's weight stream: scaled and
 // rounded, or split, zero-padded to whole blocks, in mma fragment order, tiles in the order of use. Run once per call.
 //
@@ -1983,8 +1983,8 @@ namespace tconv {
 namespace cuda {
 
 template <typename Storage>
-struct WeightTransformParams {
-  ConvTransposeProblem problem;
+struct WeightTransformArgs {
+  ConvTransposeLayer layer;
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
@@ -1997,28 +1997,28 @@ struct WeightTransformParams {
 };
 
 // Index of the tile of tap (kernel_row, kernel_column) and channel block in its stream.
-template <typename Params>
-__device__ __forceinline__ int64_t stream_tile(const Params& p, int kernel_row, int kernel_column, int ic_block) {
-  const int kernel_h = static_cast<int>(p.problem.kernel_h), kernel_w = static_cast<int>(p.problem.kernel_w);
-  const int first_h = kernel_row % p.tap_step_h, tap_h = kernel_row / p.tap_step_h;
-  const int first_w = kernel_column % p.tap_step_w, tap_w = kernel_column / p.tap_step_w;
-  const int taps_h = taps_in_class(first_h, kernel_h, p.tap_step_h);
-  const int taps_w = taps_in_class(first_w, kernel_w, p.tap_step_w);
-  const int taps_before_phase = taps_in_earlier_classes(first_h, kernel_h, p.tap_step_h) * kernel_w +
-                                taps_h * taps_in_earlier_classes(first_w, kernel_w, p.tap_step_w);
-  const int begin_h = tap_h / p.group_h * p.group_h, end_h = min(begin_h + p.group_h, taps_h);
-  const int begin_w = tap_w / p.group_w * p.group_w, end_w = min(begin_w + p.group_w, taps_w);
+template <typename Args>
+__device__ __forceinline__ int64_t stream_tile(const Args& args, int kernel_row, int kernel_column, int ic_block) {
+  const int kernel_h = static_cast<int>(args.layer.kernel_h), kernel_w = static_cast<int>(args.layer.kernel_w);
+  const int first_h = kernel_row % args.tap_step_h, tap_h = kernel_row / args.tap_step_h;
+  const int first_w = kernel_column % args.tap_step_w, tap_w = kernel_column / args.tap_step_w;
+  const int taps_h = taps_in_class(first_h, kernel_h, args.tap_step_h);
+  const int taps_w = taps_in_class(first_w, kernel_w, args.tap_step_w);
+  const int taps_before_phase = taps_in_earlier_classes(first_h, kernel_h, args.tap_step_h) * kernel_w +
+                                taps_h * taps_in_earlier_classes(first_w, kernel_w, args.tap_step_w);
+  const int begin_h = tap_h / args.group_h * args.group_h, end_h = min(begin_h + args.group_h, taps_h);
+  const int begin_w = tap_w / args.group_w * args.group_w, end_w = min(begin_w + args.group_w, taps_w);
   const int taps_before_window = begin_h * taps_w + (end_h - begin_h) * begin_w;
   // The window starts where its last tap reads, so taps are walked from the last to the first.
   const int tap_in_window = (end_h - 1 - tap_h) * (end_w - begin_w) + (end_w - 1 - tap_w);
-  return window_stream_offset(taps_before_phase, taps_before_window, p.num_ic_blocks) +
+  return window_stream_offset(taps_before_phase, taps_before_window, args.num_ic_blocks) +
          static_cast<int64_t>(ic_block) * (end_h - begin_h) * (end_w - begin_w) + tap_in_window;
 }
 
 // One block per output channel.
 constexpr int kWeightScaleThreads = 256;
 __global__ void __launch_bounds__(kWeightScaleThreads)
-    find_weight_scales_kernel(ConvTransposeProblem p, const float* weight, float* inv_scale, GuardState* guard) {
+    find_weight_scales_kernel(ConvTransposeLayer p, const float* weight, float* inv_scale, GuardState* guard) {
   const int64_t taps = p.kernel_h * p.kernel_w, oc_per_group = p.out_channels / p.groups;
   const int64_t ic_per_group = p.in_channels / p.groups, group = blockIdx.x / oc_per_group;
   const float* const first = weight + (group * ic_per_group * oc_per_group + blockIdx.x % oc_per_group) * taps;
@@ -2028,31 +2028,31 @@ __global__ void __launch_bounds__(kWeightScaleThreads)
 
 template <typename Config>
 __global__ void __launch_bounds__(256)
-    transform_weights_kernel(WeightTransformParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+    transform_weights_portable_kernel(WeightTransformArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   await_previous_kernels();
-  if (p.only_if != nullptr && *p.only_if == 0) return;
+  if (args.only_if != nullptr && *args.only_if == 0) return;
   constexpr int kPieceFragments = Config::WEIGHT_PIECE_BYTES / 16;
   constexpr int kHalves = Config::kElementBytes == 2 ? 2 : 1;  // elements per 32-bit fragment register
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t num_threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
 
-  const int64_t stride_h = p.problem.stride_h, num_phases = stride_h + p.problem.stride_w;
+  const int64_t stride_h = args.layer.stride_h, num_phases = stride_h + args.layer.stride_w;
   for (int64_t i = thread; i < num_phases; i += num_threads)
-    p.phases[i] = i < stride_h ? phase_h(p.problem, i) : phase_w(p.problem, i - stride_h);
+    args.phases[i] = i < stride_h ? phase_h(args.layer, i) : phase_w(args.layer, i - stride_h);
 
-  const int64_t kernel_taps = p.problem.kernel_h * p.problem.kernel_w;
-  const int64_t oc_per_group = p.problem.out_channels / p.problem.groups;
-  const int64_t ic_per_group = p.problem.in_channels / p.problem.groups;
-  for (int64_t i = thread; i < p.num_fragments; i += num_threads) {
+  const int64_t kernel_taps = args.layer.kernel_h * args.layer.kernel_w;
+  const int64_t oc_per_group = args.layer.out_channels / args.layer.groups;
+  const int64_t ic_per_group = args.layer.in_channels / args.layer.groups;
+  for (int64_t i = thread; i < args.num_fragments; i += num_threads) {
     const int fragment = static_cast<int>(i % kPieceFragments);
     int64_t rest = i / kPieceFragments;
     const int tap = static_cast<int>(rest % kernel_taps);
     rest /= kernel_taps;
-    const int ic_block = static_cast<int>(rest % p.num_ic_blocks);
-    rest /= p.num_ic_blocks;
-    const int oc_block = static_cast<int>(rest % p.num_oc_blocks);
-    const int64_t group = rest / p.num_oc_blocks;
+    const int ic_block = static_cast<int>(rest % args.num_ic_blocks);
+    rest /= args.num_ic_blocks;
+    const int oc_block = static_cast<int>(rest % args.num_oc_blocks);
+    const int64_t group = rest / args.num_oc_blocks;
 
     const int lane = fragment % 32, m16 = fragment / 32 % Config::kRowTiles, k_step = fragment / 32 / Config::kRowTiles;
     uint32_t high[4], low[4] = {};
@@ -2066,24 +2066,24 @@ __global__ void __launch_bounds__(256)
       for (int e = 0; e < kHalves; ++e) {
         values[e] = static_cast<Storage>(0.0f);
         if (real_channel && ic + e < ic_per_group)
-          values[e] = p.weight[((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap];
+          values[e] = args.weight[((group * ic_per_group + ic + e) * oc_per_group + oc) * kernel_taps + tap];
       }
       if constexpr (Config::kStrict) {
         const SplitValue v = split_fp32(__float_as_uint(values[0]));
         high[r] = v.high;
         low[r] = v.low;
       } else if constexpr (Config::kContainers) {
-        const float scale = real_channel ? scale_of_inverse(p.inv_scale[group * oc_per_group + oc]) : 0.0f;
+        const float scale = real_channel ? scale_of_inverse(args.inv_scale[group * oc_per_group + oc]) : 0.0f;
         high[r] = pack_pair(values[0] * scale, values[1] * scale);
       } else {
         high[r] = pack_pair(values[0], values[1]);
       }
     }
-    const int64_t tiles_per_block = kernel_taps * p.num_ic_blocks;
-    const int64_t tile = (group * p.num_oc_blocks + oc_block) * tiles_per_block +
-                         stream_tile(p, static_cast<int>(tap / p.problem.kernel_w),
-                                     static_cast<int>(tap % p.problem.kernel_w), ic_block);
-    uint4* out = p.stream + tile * (Config::WEIGHT_TILE_BYTES / 16) + fragment;
+    const int64_t tiles_per_block = kernel_taps * args.num_ic_blocks;
+    const int64_t tile = (group * args.num_oc_blocks + oc_block) * tiles_per_block +
+                         stream_tile(args, static_cast<int>(tap / args.layer.kernel_w),
+                                     static_cast<int>(tap % args.layer.kernel_w), ic_block);
+    uint4* out = args.stream + tile * (Config::WEIGHT_TILE_BYTES / 16) + fragment;
     out[0] = make_uint4(high[0], high[1], high[2], high[3]);
     if constexpr (Config::kStrict) out[kPieceFragments] = make_uint4(low[0], low[1], low[2], low[3]);
   }
@@ -2096,7 +2096,7 @@ namespace tconv {
 namespace cuda {
 
 template <typename Storage>
-struct MmaParams {
+struct PortableArgs {
   const Storage* x;
   const unsigned char* weight_stream;
   const AxisPhase* phases;  // [stride_h + stride_w]
@@ -2141,12 +2141,12 @@ struct WindowFill {
   }
 
   // A window starts where its last tap reads.
-  template <typename Work, typename Params>
-  __device__ __forceinline__ void prepare(const Work& work, const Params& p, const WindowTaps& taps) {
+  template <typename Work, typename Args>
+  __device__ __forceinline__ void prepare(const Work& work, const Args& args, const WindowTaps& taps) {
     const int first_channel = taps.ic_block * Config::BLOCK_IC + chunk_position() * Config::kChunkElements;
-    source = static_cast<const Storage*>(p.x) + work.sample * p.x_stride_n +
-             static_cast<int64_t>(work.group * p.ic_per_group + first_channel) * p.x_stride_c;
-    channels = p.ic_per_group - first_channel;
+    source = static_cast<const Storage*>(args.x) + work.sample * args.x_stride_n +
+             static_cast<int64_t>(work.group * args.ic_per_group + first_channel) * args.x_stride_c;
+    channels = args.ic_per_group - first_channel;
     flat = work.flat;
     line = work.line + work.h.offset_first - (taps.h + taps.count_h - 1) * work.h.offset_step;
     column = work.column + work.w.offset_first - (taps.w + taps.count_w - 1) * work.w.offset_step;
@@ -2154,20 +2154,20 @@ struct WindowFill {
 
   // Leaves the chunk as it is where it is not wanted, outside the image and beyond the last channel. Nothing but the
   // loads is conditional: a branch would keep products and address arithmetic apart.
-  template <typename Params>
-  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Params& p) const {
+  template <typename Args>
+  __device__ __forceinline__ void load(Chunk& chunk, int pixel, bool wanted, const Args& args) const {
     const int position = flat + pixel;
-    const int row = static_cast<int>(p.by_window_pitch.quotient(position));
-    const int h = row + line, w = position - row * p.tile.window_pitch + column;
-    const bool inside = wanted && static_cast<unsigned>(h) < static_cast<unsigned>(p.in_h) &&
-                        static_cast<unsigned>(w) < static_cast<unsigned>(p.in_w);
-    const unsigned offset = static_cast<unsigned>(h) * p.x_stride_h + static_cast<unsigned>(w) * p.x_stride_w;
+    const int row = static_cast<int>(args.by_window_pitch.quotient(position));
+    const int h = row + line, w = position - row * args.tile.window_pitch + column;
+    const bool inside = wanted && static_cast<unsigned>(h) < static_cast<unsigned>(args.in_h) &&
+                        static_cast<unsigned>(w) < static_cast<unsigned>(args.in_w);
+    const unsigned offset = static_cast<unsigned>(h) * args.x_stride_h + static_cast<unsigned>(w) * args.x_stride_w;
     const Storage* pointer = source + static_cast<int>(offset);
     const int present = inside ? channels : 0;
 #pragma unroll
     for (int i = 0; i < Chunk::kElements; ++i) {
       if (i < present) chunk.load(i, pointer);
-      pointer += p.x_stride_c;
+      pointer += args.x_stride_c;
     }
   }
 
@@ -2221,8 +2221,8 @@ struct TileWork {
 
 // Blocks side by side share input: out-channel blocks first, then phases, which share output lines too.
 template <typename Storage>
-__device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsigned tile) {
-  const TileGeometry& g = p.tile;
+__device__ __forceinline__ TileWork find_work(const PortableArgs<Storage>& args, unsigned tile) {
+  const TileGeometry& g = args.tile;
   TileWork work;
   unsigned rest = tile;
   const auto next_digit = [&rest](int radix) {
@@ -2230,34 +2230,34 @@ __device__ __forceinline__ TileWork find_work(const MmaParams<Storage>& p, unsig
     rest /= static_cast<unsigned>(radix);
     return static_cast<int>(digit);
   };
-  work.oc_block = next_digit(p.num_oc_blocks);
-  const int residue_w = next_digit(p.stride_w), residue_h = next_digit(p.stride_h);
+  work.oc_block = next_digit(args.num_oc_blocks);
+  const int residue_w = next_digit(args.stride_w), residue_h = next_digit(args.stride_h);
   const int tile_w = next_digit(g.tiles_w), tile_h = next_digit(g.tiles_h);
-  work.group = next_digit(p.groups);
+  work.group = next_digit(args.groups);
   work.sample = rest;
-  work.h = p.phases[residue_h];
-  work.w = p.phases[p.stride_h + residue_w];
-  work.partial = ((residue_h * p.stride_w + residue_w) * g.tiles_h + tile_h) * g.tiles_w + tile_w;
+  work.h = args.phases[residue_h];
+  work.w = args.phases[args.stride_h + residue_w];
+  work.partial = ((residue_h * args.stride_w + residue_w) * g.tiles_h + tile_h) * g.tiles_w + tile_w;
   work.flat = tile_h * g.flat_step;
   work.line = tile_h * g.line_step;
   work.column = tile_w * g.column_step;
   const int windows_h = (work.h.tap_count + g.group_h - 1) / g.group_h;
   const int windows_w = (work.w.tap_count + g.group_w - 1) / g.group_w;
-  work.num_windows = windows_h * windows_w * p.num_ic_blocks;
+  work.num_windows = windows_h * windows_w * args.num_ic_blocks;
   work.windows_w = max(windows_w, 1);
   return work;
 }
 
 // Windows in the order of use: channel blocks first, then taps. The last of a row or column has what is left.
 template <typename Storage>
-__device__ __forceinline__ WindowTaps find_window(const TileWork& work, const MmaParams<Storage>& p, int index) {
-  const int group = index / p.num_ic_blocks, row = group / work.windows_w;
+__device__ __forceinline__ WindowTaps find_window(const TileWork& work, const PortableArgs<Storage>& args, int index) {
+  const int group = index / args.num_ic_blocks, row = group / work.windows_w;
   WindowTaps taps;
-  taps.ic_block = index - group * p.num_ic_blocks;
-  taps.h = row * p.tile.group_h;
-  taps.w = (group - row * work.windows_w) * p.tile.group_w;
-  taps.count_h = min(p.tile.group_h, work.h.tap_count - taps.h);
-  taps.count_w = min(p.tile.group_w, work.w.tap_count - taps.w);
+  taps.ic_block = index - group * args.num_ic_blocks;
+  taps.h = row * args.tile.group_h;
+  taps.w = (group - row * work.windows_w) * args.tile.group_w;
+  taps.count_h = min(args.tile.group_h, work.h.tap_count - taps.h);
+  taps.count_w = min(args.tile.group_w, work.w.tap_count - taps.w);
   return taps;
 }
 
@@ -2268,12 +2268,12 @@ struct FillRound {
   using Fill = WindowFill<Config>;
   typename Fill::Chunk chunks[kFills];
 
-  template <typename Params>
-  __device__ __forceinline__ void load(const Fill& fill, int first, int end, const Params& p) {
+  template <typename Args>
+  __device__ __forceinline__ void load(const Fill& fill, int first, int end, const Args& args) {
 #pragma unroll
     for (int f = 0; f < kFills; ++f) {
       chunks[f] = {};  // here rather than where it is loaded: conditional registers would live through the whole kernel
-      fill.load(chunks[f], first + f * Fill::kStep, first + f * Fill::kStep < end, p);
+      fill.load(chunks[f], first + f * Fill::kStep, first + f * Fill::kStep < end, args);
     }
   }
 
@@ -2286,22 +2286,22 @@ struct FillRound {
 
 // As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
 // `watch` has seen of it.
-template <typename Config, int kFills, typename Params>
+template <typename Config, int kFills, typename Args>
 __device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
-                                            const Params& p) {
+                                            const Args& args) {
 #pragma unroll 1
-  for (; first < p.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
+  for (; first < args.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
-    round.load(fill, first, p.tile.window_pixels, p);
-    round.store(first, p.tile.window_pixels, window, watch);
+    round.load(fill, first, args.tile.window_pixels, args);
+    round.store(first, args.tile.window_pixels, window, watch);
   }
-  if constexpr (Config::kContainers) watch.raise(p.guard);
+  if constexpr (Config::kContainers) watch.raise(args.guard);
 }
 
 template <typename Config>
 __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
-    conv_transpose_mma_kernel(
-        const __grid_constant__ MmaParams<typename NumericTraits<Config::kNumeric>::Storage> p) {
+    conv_transpose_portable_kernel(
+        const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   using Fill = WindowFill<Config>;
   static_assert(sizeof(TileWork) <= Config::SMEM_WORK_BYTES, "the block's work must fit its place");
@@ -2309,24 +2309,24 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
   unsigned char* const shared = dynamic_smem() + Config::SMEM_WORK_BYTES;  // ring and windows, then staging
   const uint32_t windows = smem_address(shared) + Config::SMEM_RING_BYTES;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const TileGeometry& g = p.tile;
+  const TileGeometry& g = args.tile;
 
   await_previous_kernels();
-  if (p.only_if != nullptr && *p.only_if == 0) return;
-  for (unsigned tile = blockIdx.x; tile < p.num_tiles; tile += gridDim.x) {
-    if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(p, tile);
+  if (args.only_if != nullptr && *args.only_if == 0) return;
+  for (unsigned tile = blockIdx.x; tile < args.num_tiles; tile += gridDim.x) {
+    if (threadIdx.x == 0) *reinterpret_cast<TileWork*>(dynamic_smem()) = find_work(args, tile);
     __syncthreads();
 
-    const int num_steps = work.h.tap_count * work.w.tap_count * p.num_ic_blocks;
+    const int num_steps = work.h.tap_count * work.w.tap_count * args.num_ic_blocks;
     WeightRing<Config> ring;
     {
       const int taps_before =
-          taps_in_earlier_classes(work.h.tap_first, p.kernel_h, work.h.tap_step) * p.kernel_w +
-          work.h.tap_count * taps_in_earlier_classes(work.w.tap_first, p.kernel_w, work.w.tap_step);
-      const int64_t tiles_before = static_cast<int64_t>(work.group * p.num_oc_blocks + work.oc_block) *
-                                   (p.kernel_h * p.kernel_w) * p.num_ic_blocks;
-      ring.source = p.weight_stream + Config::WEIGHT_TILE_BYTES *
-                                          (tiles_before + window_stream_offset(taps_before, 0, p.num_ic_blocks));
+          taps_in_earlier_classes(work.h.tap_first, args.kernel_h, work.h.tap_step) * args.kernel_w +
+          work.h.tap_count * taps_in_earlier_classes(work.w.tap_first, args.kernel_w, work.w.tap_step);
+      const int64_t tiles_before = static_cast<int64_t>(work.group * args.num_oc_blocks + work.oc_block) *
+                                   (args.kernel_h * args.kernel_w) * args.num_ic_blocks;
+      ring.source = args.weight_stream + Config::WEIGHT_TILE_BYTES *
+                                          (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
       ring.source += threadIdx.x * 16;
       ring.ring = smem_address(shared);
       ring.tiles_left = num_steps;
@@ -2349,8 +2349,8 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     }
 
     Fill fill;
-    fill.prepare(work, p, find_window(work, p, 0));
-    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, RangeWatch{}, p);
+    fill.prepare(work, args, find_window(work, args, 0));
+    fill_pixels<Config, Config::kFirstFills>(fill, Fill::first_pixel(), windows, RangeWatch{}, args);
 
     // Operands are loaded one k-step ahead of their products, so a step's second k-step is multiplied after the
     // next step's barrier, where the first operands are still on their way.
@@ -2361,9 +2361,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     // Registers are short: what the steps rarely need is computed again from `work`.
 #pragma unroll 1
     for (int index = 0; index < work.num_windows; ++index) {  // none in a phase without taps, which is the bias alone
-      const WindowTaps taps = find_window(work, p, index);
+      const WindowTaps taps = find_window(work, args, index);
       const bool more = index + 1 < work.num_windows;
-      if (more) fill.prepare(work, p, find_window(work, p, index + 1));
+      if (more) fill.prepare(work, args, find_window(work, args, index + 1));
       const int window_bytes = g.window_pixels * Config::PIXEL_BYTES;
       const uint32_t window = windows + index % 2 * window_bytes;
       const uint32_t next_window = windows + (index + 1) % 2 * window_bytes;
@@ -2385,14 +2385,14 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
         next_pixel += fill_step;
         if constexpr (Config::kStrict) {
           round.store(loaded, loaded_end, next_window, watch);
-          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
+          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), args);
           multiply_split_step<Config>(acc, weights, window_row, pair_offset);
         } else {
           first.load(0, weights, window_row, pair_offset);
           multiply<Config>(acc, second);
           round.store(loaded, loaded_end, next_window, watch);
           second.load(1, weights, window_row, pair_offset);
-          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), p);
+          round.load(fill, next_pixel - fill_step, min(next_pixel, g.window_pixels), args);
           multiply<Config>(acc, first);
         }
 
@@ -2404,33 +2404,33 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       }
       round.store(next_pixel - fill_step, min(next_pixel, g.window_pixels), next_window, watch);
       // Few taps: what the steps could not take along.
-      fill_pixels<Config, Config::kLateFills>(fill, next_pixel, next_window, watch, p);
+      fill_pixels<Config, Config::kLateFills>(fill, next_pixel, next_window, watch, args);
     }
     if constexpr (!Config::kStrict) multiply<Config>(acc, second);
     cp_async_wait<0>();
 
     TileOutput<Config, Storage> output;
-    output.channel = work.group * p.oc_per_group + work.oc_block * Config::BLOCK_OC;
-    output.num_channels = min(Config::BLOCK_OC, p.oc_per_group - work.oc_block * Config::BLOCK_OC);
-    output.plane = p.out_plane;
-    output.inv_scale = p.inv_scale + output.channel;
-    const int64_t num_channels = p.groups * p.oc_per_group;
-    output.out = p.out + (work.sample * num_channels + output.channel) * p.out_plane;
-    const int64_t num_partials = static_cast<int64_t>(p.stride_h * p.stride_w) * (g.tiles_h * g.tiles_w);
+    output.channel = work.group * args.oc_per_group + work.oc_block * Config::BLOCK_OC;
+    output.num_channels = min(Config::BLOCK_OC, args.oc_per_group - work.oc_block * Config::BLOCK_OC);
+    output.plane = args.out_plane;
+    output.inv_scale = args.inv_scale + output.channel;
+    const int64_t num_channels = args.groups * args.oc_per_group;
+    output.out = args.out + (work.sample * num_channels + output.channel) * args.out_plane;
+    const int64_t num_partials = static_cast<int64_t>(args.stride_h * args.stride_w) * (g.tiles_h * g.tiles_w);
     output.partials =
-        p.partials == nullptr
+        args.partials == nullptr
             ? nullptr
-            : p.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
+            : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
 #pragma unroll
     for (int i = 0; i < TileOutput<Config, Storage>::kPixelsPerLane; ++i) {
       const int pixel = lane + 32 * i, position = work.flat + pixel;
-      const int row = static_cast<int>(p.by_line_width.quotient(position));
+      const int row = static_cast<int>(args.by_line_width.quotient(position));
       const int h = work.line + row, w = work.column + position - row * g.line_width;
       const bool valid = pixel < g.tile_pixels && h < work.h.out_count && w < work.w.out_count;
       output.offset[i] =
-          valid ? (work.h.out_first + h * work.h.out_step) * p.out_w + work.w.out_first + w * work.w.out_step : -1;
+          valid ? (work.h.out_first + h * work.h.out_step) * args.out_w + work.w.out_first + w * work.w.out_step : -1;
     }
-    store_tile<Config, Storage>(acc, reinterpret_cast<float*>(shared), output, p.epilogue);
+    store_tile<Config, Storage>(acc, reinterpret_cast<float*>(shared), output, args.epilogue);
     __syncthreads();  // the next tile overwrites all of shared memory
   }
 }
@@ -2442,7 +2442,7 @@ namespace tconv {
 namespace cuda {
 
 // Indices within a channel's plane are 32-bit in this kernel (offsets of samples and channels are 64-bit).
-inline bool mma_can_index(const ConvTransposeProblem& p) {
+inline bool fits_32_bit_indices(const ConvTransposeLayer& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
                            p.padding_h, p.padding_w, p.kernel_h * p.kernel_w * p.in_channels, p.kernel_h * p.dilation_h,
@@ -2457,7 +2457,7 @@ inline bool mma_can_index(const ConvTransposeProblem& p) {
 
 // The part of products spent on real channels, the rest being padding to whole blocks.
 template <typename Config>
-double mma_useful_fraction(const ConvTransposeProblem& p) {
+double portable_useful_fraction(const ConvTransposeLayer& p) {
   const int64_t oc = p.out_channels / p.groups, ic = p.in_channels / p.groups;
   return static_cast<double>(oc * ic) /
          static_cast<double>(round_up(oc, Config::BLOCK_OC) * round_up(ic, Config::BLOCK_IC));
@@ -2469,28 +2469,28 @@ inline TileLimits tile_limits(const DeviceLimits& device) {
 
 // Tiles per position of the tile grid.
 template <typename Config>
-int64_t mma_tiles_elsewhere(const ConvTransposeProblem& p) {
+int64_t portable_tiles_elsewhere(const ConvTransposeLayer& p) {
   return p.batch * p.stride_h * p.stride_w * p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC);
 }
 
-inline int64_t mma_num_partials(const ConvTransposeProblem& p, const TileGeometry& g) {
+inline int64_t portable_num_partials(const ConvTransposeLayer& p, const TileGeometry& g) {
   return p.stride_h * p.stride_w * g.tiles_h * g.tiles_w;
 }
 
 template <typename Config>
-int64_t mma_weight_tiles(const ConvTransposeProblem& p) {
+int64_t portable_weight_tiles(const ConvTransposeLayer& p) {
   return p.groups * ceil_div(p.out_channels / p.groups, Config::BLOCK_OC) *
          ceil_div(p.in_channels / p.groups, Config::BLOCK_IC) * p.kernel_h * p.kernel_w;
 }
 
 // Workspace: the phase table, the weight stream; for containers also the channels' inverse scales and the guard.
 template <typename Config>
-struct MmaWorkspace {
+struct PortableWorkspace {
   int64_t stream_at, scales_at, guard_at, total_bytes;
 
-  explicit MmaWorkspace(const ConvTransposeProblem& p) {
+  explicit PortableWorkspace(const ConvTransposeLayer& p) {
     stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
-    scales_at = stream_at + mma_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
+    scales_at = stream_at + portable_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
     guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
     total_bytes = guard_at + (Config::kContainers ? 256 : 0);
   }
@@ -2502,26 +2502,26 @@ struct MmaWorkspace {
 
 // The scales of an fp32 call's containers, its guard cleared before.
 template <typename Config>
-int64_t launch_weight_scales(const ConvCall& call, const MmaWorkspace<Config>& layout, void* workspace) {
+int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Config>& layout, void* workspace) {
   const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
-  return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.problem.out_channels)),
-                       dim3(kWeightScaleThreads), 0, call.stream, call.problem, static_cast<const float*>(call.weight),
+  return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.layer.out_channels)),
+                       dim3(kWeightScaleThreads), 0, call.stream, call.layer, static_cast<const float*>(call.weight),
                        layout.scales(workspace), layout.guard(workspace));
 }
 
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
-int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
+int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
                    const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
-  const ConvTransposeProblem& p = call.problem;
-  const MmaWorkspace<Config> layout(p);
+  const ConvTransposeLayer& p = call.layer;
+  const PortableWorkspace<Config> layout(p);
   if constexpr (Config::kContainers) TCONV_RETURN_IF_ERROR(launch_weight_scales(call, layout, workspace));
 
-  WeightTransformParams<Storage> transform;
-  transform.problem = p;
+  WeightTransformArgs<Storage> transform;
+  transform.layer = p;
   transform.weight = static_cast<const Storage*>(call.weight);
   transform.stream = reinterpret_cast<uint4*>(layout.stream(workspace));
   transform.phases = layout.phases(workspace);
@@ -2533,47 +2533,47 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
   transform.tap_step_w = static_cast<int>(p.stride_w / gcd(p.stride_w, p.dilation_w));
   transform.num_ic_blocks = static_cast<int>(ceil_div(p.in_channels / p.groups, Config::BLOCK_IC));
   transform.num_oc_blocks = static_cast<int>(ceil_div(p.out_channels / p.groups, Config::BLOCK_OC));
-  transform.num_fragments = mma_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
+  transform.num_fragments = portable_weight_tiles<Config>(p) * (Config::WEIGHT_PIECE_BYTES / 16);
   const int64_t transform_blocks = ceil_div(transform.num_fragments, 256);
   constexpr int64_t kMaxTransformBlocks = 65535;
   TCONV_RETURN_IF_ERROR(launch_overlapped(
-      transform_weights_kernel<Config>,
+      transform_weights_portable_kernel<Config>,
       dim3(static_cast<unsigned>(transform_blocks < kMaxTransformBlocks ? transform_blocks : kMaxTransformBlocks)),
       dim3(256), 0, call.stream, transform));
 
-  MmaParams<Storage> params;
-  params.x = static_cast<const Storage*>(call.x);
-  params.weight_stream = layout.stream(workspace);
-  params.phases = layout.phases(workspace);
-  params.inv_scale = layout.scales(workspace);
-  params.guard = layout.guard(workspace);
-  params.out = static_cast<Storage*>(out);
-  params.partials = partials;
-  params.only_if = only_if;
-  params.epilogue = make_epilogue_args<Storage>(call);
-  params.tile = geometry;
-  params.by_window_pitch = FastDivisor::make(static_cast<uint32_t>(geometry.window_pitch));
-  params.by_line_width = FastDivisor::make(static_cast<uint32_t>(geometry.line_width));
-  params.x_stride_n = p.x_stride_n;
-  params.out_plane = p.out_h * p.out_w;
-  params.x_stride_c = static_cast<int>(p.x_stride_c);
-  params.x_stride_h = static_cast<int>(p.x_stride_h);
-  params.x_stride_w = static_cast<int>(p.x_stride_w);
-  params.in_h = static_cast<int>(p.in_h);
-  params.in_w = static_cast<int>(p.in_w);
-  params.out_w = static_cast<int>(p.out_w);
-  params.kernel_h = static_cast<int>(p.kernel_h);
-  params.kernel_w = static_cast<int>(p.kernel_w);
-  params.stride_h = static_cast<int>(p.stride_h);
-  params.stride_w = static_cast<int>(p.stride_w);
-  params.groups = static_cast<int>(p.groups);
-  params.ic_per_group = static_cast<int>(p.in_channels / p.groups);
-  params.oc_per_group = static_cast<int>(p.out_channels / p.groups);
-  params.num_ic_blocks = transform.num_ic_blocks;
-  params.num_oc_blocks = transform.num_oc_blocks;
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_mma_kernel<Config>, geometry.smem_bytes));
-  const int64_t num_tiles = p.batch * p.groups * mma_num_partials(p, geometry) * transform.num_oc_blocks;
-  params.num_tiles = static_cast<unsigned>(num_tiles);
+  PortableArgs<Storage> args;
+  args.x = static_cast<const Storage*>(call.x);
+  args.weight_stream = layout.stream(workspace);
+  args.phases = layout.phases(workspace);
+  args.inv_scale = layout.scales(workspace);
+  args.guard = layout.guard(workspace);
+  args.out = static_cast<Storage*>(out);
+  args.partials = partials;
+  args.only_if = only_if;
+  args.epilogue = make_epilogue_args<Storage>(call);
+  args.tile = geometry;
+  args.by_window_pitch = FastDivisor::make(static_cast<uint32_t>(geometry.window_pitch));
+  args.by_line_width = FastDivisor::make(static_cast<uint32_t>(geometry.line_width));
+  args.x_stride_n = p.x_stride_n;
+  args.out_plane = p.out_h * p.out_w;
+  args.x_stride_c = static_cast<int>(p.x_stride_c);
+  args.x_stride_h = static_cast<int>(p.x_stride_h);
+  args.x_stride_w = static_cast<int>(p.x_stride_w);
+  args.in_h = static_cast<int>(p.in_h);
+  args.in_w = static_cast<int>(p.in_w);
+  args.out_w = static_cast<int>(p.out_w);
+  args.kernel_h = static_cast<int>(p.kernel_h);
+  args.kernel_w = static_cast<int>(p.kernel_w);
+  args.stride_h = static_cast<int>(p.stride_h);
+  args.stride_w = static_cast<int>(p.stride_w);
+  args.groups = static_cast<int>(p.groups);
+  args.ic_per_group = static_cast<int>(p.in_channels / p.groups);
+  args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
+  args.num_ic_blocks = transform.num_ic_blocks;
+  args.num_oc_blocks = transform.num_oc_blocks;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(conv_transpose_portable_kernel<Config>, geometry.smem_bytes));
+  const int64_t num_tiles = p.batch * p.groups * portable_num_partials(p, geometry) * transform.num_oc_blocks;
+  args.num_tiles = static_cast<unsigned>(num_tiles);
   // One block per tile lets the hardware balance; a launch that may do nothing starts only as many as run at once.
   int64_t grid = num_tiles;
   if (only_if != nullptr) {
@@ -2582,14 +2582,14 @@ int64_t launch_mma(const ConvCall& call, const TileGeometry& geometry, void* out
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_overlapped(conv_transpose_mma_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                           geometry.smem_bytes, call.stream, params);
+  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
+                           geometry.smem_bytes, call.stream, args);
 }
 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_plain.cuh
-// Transposed convolution, one thread per output: the formula of problem.h as it stands, for every dtype (fp64
+// Transposed convolution, one thread per output: the formula of layer.h as it stands, for every dtype (fp64
 // accumulates in double, the rest in float), every parameter, any input strides, 64-bit indices.
 //
 // A block owns kPlainPixels consecutive positions of one output plane, so a plane's moments are one partial per block.
@@ -2604,8 +2604,8 @@ constexpr int kPlainPixels = 256;
 constexpr int kPlainMinBlocksPerSm = 3;  // room for 64-bit addresses; more blocks would spill
 
 template <typename Storage>
-struct PlainParams {
-  ConvTransposeProblem problem;
+struct PlainArgs {
+  ConvTransposeLayer layer;
   const Storage* x;
   const Storage* weight;
   Storage* out;
@@ -2616,11 +2616,11 @@ struct PlainParams {
   FastDivisor64 by_blocks_per_plane, by_out_channels, by_oc_per_group, by_out_w, by_stride_h, by_stride_w;
 };
 
-inline int64_t plain_blocks_per_plane(const ConvTransposeProblem& p) {
+inline int64_t plain_blocks_per_plane(const ConvTransposeLayer& p) {
   return (p.out_h * p.out_w + kPlainPixels - 1) / kPlainPixels;
 }
 
-// Input coordinate that a tap with this numerator (problem.h) contributes, or -1.
+// Input coordinate that a tap with this numerator (layer.h) contributes, or -1.
 __device__ __forceinline__ int64_t tap_source(int64_t numerator, int64_t in, int64_t stride,
                                               const FastDivisor64& by_stride) {
   if (numerator < 0) return -1;
@@ -2638,22 +2638,22 @@ __device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_operand(St
 }
 
 template <typename Storage, bool kRound>
-__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainParams<Storage>& params,
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args,
                                                                              int64_t n, int64_t oc, int64_t oh,
                                                                              int64_t ow) {
   using Acc = typename StorageTraits<Storage>::Acc;
-  const ConvTransposeProblem& p = params.problem;
-  const int64_t oc_per_group = params.oc_per_group, ic_per_group = params.ic_per_group;
-  const int64_t group = params.by_oc_per_group.quotient(oc), taps = p.kernel_h * p.kernel_w;
-  const Storage* const x = params.x + n * p.x_stride_n + group * ic_per_group * p.x_stride_c;
+  const ConvTransposeLayer& p = args.layer;
+  const int64_t oc_per_group = args.oc_per_group, ic_per_group = args.ic_per_group;
+  const int64_t group = args.by_oc_per_group.quotient(oc), taps = p.kernel_h * p.kernel_w;
+  const Storage* const x = args.x + n * p.x_stride_n + group * ic_per_group * p.x_stride_c;
   const Storage* const weight =
-      params.weight + (group * ic_per_group * oc_per_group + (oc - group * oc_per_group)) * taps;
+      args.weight + (group * ic_per_group * oc_per_group + (oc - group * oc_per_group)) * taps;
   Acc acc = 0;
   for (int64_t kh = 0; kh < p.kernel_h; ++kh) {
-    const int64_t ih = tap_source(oh + p.padding_h - kh * p.dilation_h, p.in_h, p.stride_h, params.by_stride_h);
+    const int64_t ih = tap_source(oh + p.padding_h - kh * p.dilation_h, p.in_h, p.stride_h, args.by_stride_h);
     if (ih < 0) continue;
     for (int64_t kw = 0; kw < p.kernel_w; ++kw) {
-      const int64_t iw = tap_source(ow + p.padding_w - kw * p.dilation_w, p.in_w, p.stride_w, params.by_stride_w);
+      const int64_t iw = tap_source(ow + p.padding_w - kw * p.dilation_w, p.in_w, p.stride_w, args.by_stride_w);
       if (iw < 0) continue;
       const Storage* pixel = x + ih * p.x_stride_h + iw * p.x_stride_w;
       const Storage* tap = weight + kh * p.kernel_w + kw;
@@ -2678,34 +2678,34 @@ __device__ __forceinline__ Acc block_sum(Acc v, Acc* scratch) {
 
 template <typename Storage>
 __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
-    conv_transpose_plain_kernel(const __grid_constant__ PlainParams<Storage> params) {
+    conv_transpose_plain_kernel(const __grid_constant__ PlainArgs<Storage> args) {
   using Acc = typename StorageTraits<Storage>::Acc;
   __shared__ Acc scratch[kPlainPixels / 32];
-  const ConvTransposeProblem& p = params.problem;
+  const ConvTransposeLayer& p = args.layer;
   const int64_t plane = p.out_h * p.out_w;
-  for (int64_t block = blockIdx.x; block < params.num_blocks; block += gridDim.x) {
-    const int64_t image = params.by_blocks_per_plane.quotient(block), part = block - image * params.blocks_per_plane;
-    const int64_t n = params.by_out_channels.quotient(image), oc = image - n * p.out_channels;
+  for (int64_t block = blockIdx.x; block < args.num_blocks; block += gridDim.x) {
+    const int64_t image = args.by_blocks_per_plane.quotient(block), part = block - image * args.blocks_per_plane;
+    const int64_t n = args.by_out_channels.quotient(image), oc = image - n * p.out_channels;
     const int64_t pixel = part * kPlainPixels + threadIdx.x;
     const bool valid = pixel < plane;
     Acc v = 0;
     if (valid) {
-      const int64_t oh = params.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
+      const int64_t oh = args.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
       if constexpr (std::is_same_v<Storage, float>)
-        v = params.round_operands ? plain_output<Storage, true>(params, n, oc, oh, ow)
-                                  : plain_output<Storage, false>(params, n, oc, oh, ow);
+        v = args.round_operands ? plain_output<Storage, true>(args, n, oc, oh, ow)
+                                  : plain_output<Storage, false>(args, n, oc, oh, ow);
       else
-        v = plain_output<Storage, false>(params, n, oc, oh, ow);
-      v = apply_epilogue<Acc, Storage>(v, params.epilogue, oc);
-      params.out[image * plane + pixel] = to_storage<Storage>(v);
+        v = plain_output<Storage, false>(args, n, oc, oh, ow);
+      v = apply_epilogue<Acc, Storage>(v, args.epilogue, oc);
+      args.out[image * plane + pixel] = to_storage<Storage>(v);
     }
-    if (params.partials != nullptr) {
+    if (args.partials != nullptr) {
       const Acc count = static_cast<Acc>(min(static_cast<int64_t>(kPlainPixels), plane - part * kPlainPixels));
       const Acc mean = block_sum<Acc>(v, scratch) / count;
       const Acc deviation = valid ? v - mean : Acc(0);
       const Acc m2 = block_sum<Acc>(deviation * deviation, scratch);
       if (threadIdx.x == 0)
-        params.partials[(n * params.blocks_per_plane + part) * p.out_channels + oc] =
+        args.partials[(n * args.blocks_per_plane + part) * p.out_channels + oc] =
             Moments{static_cast<float>(count), static_cast<float>(mean), static_cast<float>(m2)};
     }
   }
@@ -2713,59 +2713,59 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
 
 template <typename Storage>
 int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
-  PlainParams<Storage> params;
-  params.problem = call.problem;
-  params.x = static_cast<const Storage*>(call.x);
-  params.weight = static_cast<const Storage*>(call.weight);
-  params.out = static_cast<Storage*>(out);
-  params.partials = partials;
-  params.epilogue = make_epilogue_args<Storage>(call);
-  params.round_operands = call.math == kMathTF32;
-  params.blocks_per_plane = plain_blocks_per_plane(call.problem);
-  const ConvTransposeProblem& p = call.problem;
-  params.num_blocks = params.blocks_per_plane * p.batch * p.out_channels;
-  params.oc_per_group = p.out_channels / p.groups;
-  params.ic_per_group = p.in_channels / p.groups;
-  params.by_blocks_per_plane = FastDivisor64::make(params.blocks_per_plane);
-  params.by_out_channels = FastDivisor64::make(p.out_channels);
-  params.by_oc_per_group = FastDivisor64::make(params.oc_per_group);
-  params.by_out_w = FastDivisor64::make(p.out_w);
-  params.by_stride_h = FastDivisor64::make(p.stride_h);
-  params.by_stride_w = FastDivisor64::make(p.stride_w);
-  const int64_t grid = params.num_blocks < INT32_MAX ? params.num_blocks : INT32_MAX;
+  PlainArgs<Storage> args;
+  args.layer = call.layer;
+  args.x = static_cast<const Storage*>(call.x);
+  args.weight = static_cast<const Storage*>(call.weight);
+  args.out = static_cast<Storage*>(out);
+  args.partials = partials;
+  args.epilogue = make_epilogue_args<Storage>(call);
+  args.round_operands = call.math == kMathTF32;
+  args.blocks_per_plane = plain_blocks_per_plane(call.layer);
+  const ConvTransposeLayer& p = call.layer;
+  args.num_blocks = args.blocks_per_plane * p.batch * p.out_channels;
+  args.oc_per_group = p.out_channels / p.groups;
+  args.ic_per_group = p.in_channels / p.groups;
+  args.by_blocks_per_plane = FastDivisor64::make(args.blocks_per_plane);
+  args.by_out_channels = FastDivisor64::make(p.out_channels);
+  args.by_oc_per_group = FastDivisor64::make(args.oc_per_group);
+  args.by_out_w = FastDivisor64::make(p.out_w);
+  args.by_stride_h = FastDivisor64::make(p.stride_h);
+  args.by_stride_w = FastDivisor64::make(p.stride_w);
+  const int64_t grid = args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX;
   return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
-                       call.stream, params);
+                       call.stream, args);
 }
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_launch.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_launch.cuh
 // Host side of the Hopper convolution: is it to be used, what does it need, launch.
 
 #include <algorithm>
 
-// ---- kernels_src/cuda/conv_transpose_sm90.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper.cuh
 // Transposed convolution on Hopper's tensor cores (wgmma), from NCHW to NCHW with no layout sweep.
 //
 // D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
 // rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
-// conv_transpose_sm90_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
+// conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
 // The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
 // The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
 // last warp streams weight tiles by bulk copy.
 // Units of the ring and stages of the weights have full and empty barriers.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_epilogue.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
 #include <type_traits>
 
-// ---- kernels_src/cuda/conv_transpose_sm90_args.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_args.cuh
 // What the roles of the Hopper convolution share: compile-time shape, arguments, the walk over tiles, shared memory.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_weights.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_weights.cuh
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
@@ -2780,9 +2780,9 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
-using namespace tconv::sm90;
+using namespace tconv::hopper;
 
 template <typename Storage>
 struct WeightsArgs {
@@ -2800,7 +2800,7 @@ struct WeightsConfig {
 };
 
 template <typename Storage>
-__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm90(const __grid_constant__
+__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hopper_kernel(const __grid_constant__
                                                                                   WeightsArgs<Storage> args) {
   let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
@@ -2861,10 +2861,10 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/sm90_primitives.cuh
+// ---- kernels_src/cuda/hopper_primitives.cuh
 // The few sm_90a instructions the Hopper kernels use, one thin wrapper each: mbarriers, bulk copies, wgmma's
 // bookkeeping, register reallocation. Semantics: PTX ISA, "Asynchronous barrier", "wgmma".
 
@@ -2872,7 +2872,7 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_sm9
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -2997,17 +2997,17 @@ __device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
   return static_cast<uint64_t>(kSwizzle32B | kStrideByteOffset) << 32 | low;
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Warpgroups of consumers multiply, N columns each; one or two more produce.
 template <int kIndex, typename Storage>
-struct Sm90Config {
+struct HopperConfig {
   static constexpr Shape kShape = kShapes[kIndex];
   static constexpr int kConsumers = kShape.consumers, kN = kShape.n;
   static_assert(kConsumers == 2, "register shares are worked out for this");
@@ -3035,7 +3035,7 @@ constexpr int kStorePitch = kStoreColumns + 8;
 static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
 template <typename Storage>
-struct Sm90Args {
+struct HopperArgs {
   Plan plan;
   FastDivisor by_pitch, by_pooled_w, by_image_rows;
   FastDivisor by_ring_ic_blocks;
@@ -3125,7 +3125,7 @@ struct Shared {
 };
 
 template <typename Storage>
-__device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, uint32_t base) {
+__device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args, uint32_t base) {
   Shared s;
   s.ring = base;
   s.weights = s.ring + args.plan.ring_bytes;
@@ -3138,10 +3138,10 @@ __device__ __forceinline__ Shared shared_layout(const Sm90Args<Storage>& args, u
   return s;
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_pool.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
 // Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
 // channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
 // the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
@@ -3321,18 +3321,18 @@ __device__ __forceinline__ WindowSpan window_span(int out, int stride, int paddi
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // The BatchNorm weight of a channel of all.
 template <typename Storage>
-__device__ __forceinline__ float pool_weight(const Sm90Args<Storage>& args, int channel) {
+__device__ __forceinline__ float pool_weight(const HopperArgs<Storage>& args, int channel) {
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
 // Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
 // the warp's buffer: 8 channels at a time, a float per column pair.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                                      int first_position, int channel0, int thread, const float (&weights)[2],
                                                      const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
@@ -3382,13 +3382,13 @@ __device__ __forceinline__ void store_pooled_segment(const Sm90Args<Storage>& ar
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 template <typename Storage>
 __device__ __forceinline__ void store_pair(Storage* at, float2 pair) {
@@ -3463,7 +3463,7 @@ struct ChannelPair {
   float inv_scale[2], bias[2];
 
   template <typename Storage>
-  __device__ __forceinline__ void load(const Sm90Args<Storage>& args, int group, int channel0) {
+  __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
@@ -3488,7 +3488,7 @@ struct ChannelPair {
 
 // Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_fragments(const Sm90Args<Storage>& args, const ChannelPair& channels, int group,
+__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels, int group,
                                                  float (&acc)[N / 2], int j0, int j1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
@@ -3508,7 +3508,7 @@ struct SegmentValues {
   static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
   static constexpr int kFragments = kStoreColumns / 8;  // of 8 columns, in a block
 
-  const Sm90Args<Storage>& args;
+  const HopperArgs<Storage>& args;
   const LineExtent<stacks(N)>& extent;
   const ChannelPair& channels;
   int group, first_position, lane;
@@ -3516,7 +3516,7 @@ struct SegmentValues {
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const Sm90Args<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
+  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
                                            int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
     int image;
@@ -3607,7 +3607,7 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
 // Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
 // that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                               const Phase& phase, int channel0, int thread,
                                               SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
   constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
@@ -3688,7 +3688,7 @@ __device__ __forceinline__ void store_segment(const Sm90Args<Storage>& args, con
 
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
-__device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                                int phase_index, int channel0, int segment, const ChannelPair& channels,
                                                float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
@@ -3712,10 +3712,10 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
   if (args.partials != nullptr) values.store_moments(at, phase_index, segment);
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_producers.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_producers.cuh
 // Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
 // them and store them as pixel rows; one warp streams weight tiles by bulk copy.
 
@@ -3724,7 +3724,7 @@ __device__ __forceinline__ void finish_segment(const Sm90Args<Storage>& args, co
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
 // stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
@@ -3734,7 +3734,7 @@ __device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
 // Walks the batches of one data warp: one in as many as there are data warps.
 template <typename Storage>
 struct BatchWalk {
-  const Sm90Args<Storage>& args;
+  const HopperArgs<Storage>& args;
   TileCursor at;
   int batches;      // of a load: a chunk's line, or where ic blocks follow each other the window of its only tile
   int load;         // of this chunk's window_loads
@@ -3743,7 +3743,7 @@ struct BatchWalk {
   RingCursor ring;  // the batch's place, in batches
   const Storage* channels;  // this lane's first channel in the first half of the chunk's first ic block
 
-  __device__ __forceinline__ BatchWalk(const Sm90Args<Storage>& a, int first)
+  __device__ __forceinline__ BatchWalk(const HopperArgs<Storage>& a, int first)
       : args(a), at(a.plan), ic_block(0), batch(0) {
     enter_chunk();
     step(first);
@@ -3787,7 +3787,7 @@ struct BatchSource {
   bool inside;
 
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
-    const Sm90Args<Storage>& args = walk.args;
+    const HopperArgs<Storage>& args = walk.args;
     const Plan& plan = args.plan;
     int batch = walk.batch, ic_block = walk.ic_block;
     if (plan.ring_ic_blocks > 1) {
@@ -3901,7 +3901,7 @@ struct BatchPlace {
   int pixel, part;
 
   template <typename Storage>
-  __device__ __forceinline__ BatchPlace(const Sm90Args<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
     if (args.plan.ring_ic_blocks > 1) {
       pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
       part = place.slot - pixel * args.plan.ring_ic_blocks;
@@ -3914,7 +3914,7 @@ struct BatchPlace {
 
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const Sm90Args<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
+__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
                                            int lane, const uint4 (&pixels)[kVectorPixels]) {
   const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
@@ -3939,7 +3939,7 @@ __device__ __forceinline__ void report_full(const Shared& shared, const BatchPla
 
 // kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, const Shared& shared, int warp, int data_warps,
+__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp, int data_warps,
                                                int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
@@ -3998,7 +3998,7 @@ __device__ __forceinline__ void produce_pixels(const Sm90Args<Storage>& args, co
 
 // Resident weights are loaded once, by one thread; otherwise thread `block` fills the ring of that block of the sweep.
 template <typename Storage>
-__device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, const Shared& shared, int block) {
+__device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args, const Shared& shared, int block) {
   const Plan& plan = args.plan;
   const char* tiles = reinterpret_cast<const char*>(args.weight_tiles);
   if (plan.resident_weights) {
@@ -4026,22 +4026,22 @@ __device__ __forceinline__ void produce_weights(const Sm90Args<Storage>& args, c
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_twin.cuh
+// ---- kernels_src/cuda/conv_transpose_hopper_twin.cuh
 // Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line, multiplied
 // in one pass, leave interleaved, so that stores fill sectors.
 
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the warp's
 // buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& args, const Shared& shared, const TileCursor& at,
+__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
                                                     int phase_index, int channel0, int segment, const ChannelPair& channels,
                                                     float (&even)[N / 2], float (&odd)[N / 2]) {
   constexpr int kPixels = kStoreColumns / 2, kFragments = kPixels / 8;  // of a block of columns
@@ -4114,10 +4114,10 @@ __device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& arg
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/sm90_wgmma.cuh
+// ---- kernels_src/cuda/wgmma.cuh
 // wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
 // A thread of warp w, lane l holds rows 16w + l/4 (values 4j, 4j+1) and 8 below (4j+2, 4j+3) at columns
 // 8j + 2(l%4) + {0, 1}. (Source: PTX ISA, register fragments of wgmma.mma_async.)
@@ -4126,7 +4126,7 @@ __device__ __forceinline__ void finish_twin_segment(const Sm90Args<Storage>& arg
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 template <int N>
 struct Wgmma;
@@ -4172,13 +4172,13 @@ TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_AC
 TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
 TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // One tap: kSteps products of 16 channels, committed as one group.
 template <int N, int kSteps, bool kBFloat16>
@@ -4233,7 +4233,7 @@ struct UnitCursor {
 
 // kTwin: a pass is two phases, even and odd columns of the same rows.
 template <int N, bool kPooled, bool kTwin, typename Storage>
-__device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Shared& shared, int warpgroup) {
+__device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const Shared& shared, int warpgroup) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
   const bool elected = threadIdx.x % 32 == 0;
@@ -4389,10 +4389,10 @@ __device__ __forceinline__ void consume(const Sm90Args<Storage>& args, const Sha
 }
 
 template <int kShapeIndex, bool kPooled, typename Storage>
-__global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
-    conv_transpose_sm90(const __grid_constant__ Sm90Args<Storage> args) {
+__global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 1)
+    conv_transpose_hopper_kernel(const __grid_constant__ HopperArgs<Storage> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Config = Sm90Config<kShapeIndex, Storage>;
+  using Config = HopperConfig<kShapeIndex, Storage>;
   extern __shared__ __align__(1024) char storage[];
   const Plan& plan = args.plan;
   const Shared shared = shared_layout(args, smem_address(storage));
@@ -4444,10 +4444,10 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
 #endif
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/conv_transpose_sm90_plan.h
+// ---- kernels_src/cuda/conv_transpose_hopper_plan.h
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
@@ -4465,15 +4465,15 @@ __global__ void __launch_bounds__(Sm90Config<kShapeIndex, Storage>::kThreads, 1)
 // never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
 // there is no room for all, a ring of one window takes one after the other, again for every sweep.
 
-// ---- kernels_src/cuda/conv_transpose_sm90_cost.h
+// ---- kernels_src/cuda/conv_transpose_hopper_cost.h
 // What a cut of the Hopper kernel is expected to cost, and with it how long its ranges are. Plain C++.
 
 
 namespace tconv {
-namespace sm90 {
+namespace hopper {
 
 // Completes a plan that lacks nothing but batches_in_flight, ranges and cost. `single`: chunks of one tile.
-inline void choose_ranges(Plan& plan, const ConvTransposeProblem& p, bool single, int num_sms) {
+inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, int num_sms) {
   const int n = plan.n, all_taps = plan.sweep_tiles / plan.num_ic_blocks;
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
@@ -4540,21 +4540,21 @@ inline void choose_ranges(Plan& plan, const ConvTransposeProblem& p, bool single
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace tconv
 
 namespace tconv {
-namespace sm90 {
+namespace hopper {
 
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
-inline bool loads_vectors(const ConvTransposeProblem& p) {
+inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
   return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
          p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 
 // The parts of a plan that do not depend on the tile shape. Sets usable.
-inline Plan plan_geometry(const ConvTransposeProblem& p) {
+inline Plan plan_geometry(const ConvTransposeLayer& p) {
   Plan plan{};
   auto refuse = [&](const char* reason) {
     plan.usable = false;
@@ -4610,7 +4610,7 @@ inline Plan plan_geometry(const ConvTransposeProblem& p) {
 // Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
 // one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
 // images to a line as there are.
-inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, int num_strips, int blocks_per_sweep,
+inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int num_strips, int blocks_per_sweep,
                        bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
@@ -4735,7 +4735,7 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeProblem& p, Shape shape, i
 }
 
 // The cheapest plan, or one that is not usable and says why.
-inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
+inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
   const bool pooled = outputs == Outputs::kPooled;
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
@@ -4763,12 +4763,12 @@ inline Plan make_plan(const ConvTransposeProblem& p, Outputs outputs, bool sixte
   return best;
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace tconv
 
 namespace tconv {
 namespace cuda {
-namespace sm90 {
+namespace hopper {
 
 // Why no kernel for Hopper can run a call on a device, or null.
 inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
@@ -4784,14 +4784,14 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.problem, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
-struct Sm90Workspace {
+struct HopperWorkspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
 
-  explicit Sm90Workspace(const Plan& plan) {
+  explicit HopperWorkspace(const Plan& plan) {
     tiles_bytes = plan.num_weight_tiles * plan.blocks_per_sweep * kTapBytes;
     const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
     scales_bytes = (channels * 4 + 255) / 256 * 256;
@@ -4805,17 +4805,17 @@ struct Sm90Workspace {
 };
 
 template <int kShapeIndex, bool kPooled, typename Storage>
-int64_t launch_shape(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
-  const auto kernel = conv_transpose_sm90<kShapeIndex, kPooled, Storage>;
+int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
+  const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Sm90Config<kShapeIndex, Storage>::kThreads),
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(HopperConfig<kShapeIndex, Storage>::kThreads),
                            plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
 template <Outputs kOutputs, typename Storage, int kIndex = 0>
-int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_sms, void* stream) {
+int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
@@ -4829,12 +4829,12 @@ int64_t launch_planned(const Plan& plan, const Sm90Args<Storage>& args, int num_
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
 // the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
-// says of which channels the smallest values (conv_transpose_sm90_pool.cuh).
+// says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
-  const ConvTransposeProblem& p = call.problem;
-  const Sm90Workspace layout(plan);
+  const ConvTransposeLayer& p = call.layer;
+  const HopperWorkspace layout(plan);
   if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
         cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
@@ -4849,10 +4849,10 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_sm90<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
+  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
                                       call.stream, weights));
 
-  Sm90Args<Storage> args{};
+  HopperArgs<Storage> args{};
   args.plan = plan;
   args.x = static_cast<const Storage*>(call.x);
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
@@ -4891,7 +4891,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
   }
 }
 
-}  // namespace sm90
+}  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/moments_merge.cuh
@@ -4903,7 +4903,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
 namespace tconv {
 namespace cuda {
 
-struct MergeMomentsParams {
+struct MergeMomentsArgs {
   const Moments* from;
   Moments* to;
   int64_t num_from, num_to, batch, channels;
@@ -4914,17 +4914,17 @@ struct MergeMomentsConfig {
   static constexpr int kThreads = 128;
 };
 
-__global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_kernel(MergeMomentsParams params) {
+__global__ void __launch_bounds__(MergeMomentsConfig::kThreads) merge_moments_kernel(MergeMomentsArgs args) {
   await_previous_kernels();
-  if (*params.only_if == 0) return;
-  for (int64_t sample = blockIdx.x; sample < params.batch; sample += gridDim.x) {
-    for (int64_t channel = threadIdx.x; channel < params.channels; channel += blockDim.x) {
-      const Moments* from = params.from + sample * params.num_from * params.channels + channel;
-      Moments* to = params.to + sample * params.num_to * params.channels + channel;
+  if (*args.only_if == 0) return;
+  for (int64_t sample = blockIdx.x; sample < args.batch; sample += gridDim.x) {
+    for (int64_t channel = threadIdx.x; channel < args.channels; channel += blockDim.x) {
+      const Moments* from = args.from + sample * args.num_from * args.channels + channel;
+      Moments* to = args.to + sample * args.num_to * args.channels + channel;
       MomentsF64 sum;
-      for (int64_t k = 0; k < params.num_from; ++k, from += params.channels) sum.combine(from->count, from->mean, from->m2);
+      for (int64_t k = 0; k < args.num_from; ++k, from += args.channels) sum.combine(from->count, from->mean, from->m2);
       *to = Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
-      for (int64_t k = 1; k < params.num_to; ++k) to[k * params.channels] = Moments{0.0f, 0.0f, 0.0f};
+      for (int64_t k = 1; k < args.num_to; ++k) to[k * args.channels] = Moments{0.0f, 0.0f, 0.0f};
     }
   }
 }
@@ -4934,7 +4934,7 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
   constexpr int64_t kMaxBlocks = 1024;
   return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
                        dim3(MergeMomentsConfig::kThreads), 0, stream,
-                       MergeMomentsParams{from, to, num_from, num_to, batch, channels, only_if});
+                       MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
 }
 
 }  // namespace cuda
@@ -4950,9 +4950,9 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
 namespace tconv {
 namespace cuda {
 
-// What a plan depends on, beside the code: the call's problem, dtype, math and forced choice, and the current device.
+// What a plan depends on, beside the code: the call's layer, dtype, math and forced choice, and the current device.
 struct PlanKey {
-  ConvTransposeProblem problem;
+  ConvTransposeLayer layer;
   int64_t dtype, math, kernel_choice, device;
 
   bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
@@ -4975,7 +4975,7 @@ const Plan& remembered_plan(const ConvCall& call) {
   thread_local Plan unknown;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
-  const PlanKey key = {call.problem, call.dtype, call.math, call.kernel_choice, device};
+  const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, device};
   const auto found = known.find(key);
   if (error == cudaSuccess && found != known.end()) return found->second;
   unknown = plan_anew(call);
@@ -4995,7 +4995,7 @@ struct KernelPlan {
   KernelChoice kernel;
   const char* reason;
   TileGeometry geometry;  // kPortable
-  sm90::Plan hopper;      // kHopper
+  hopper::Plan hopper;      // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
   // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
@@ -5004,7 +5004,7 @@ struct KernelPlan {
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
 };
 
-using Fallback = MmaConfig<Numeric::kStrictFP32>;
+using Fallback = PortableConfig<Numeric::kStrictFP32>;
 
 inline Numeric portable_numeric(const ConvCall& call) {
   if (call.dtype == kFloat16) return Numeric::kFP16;
@@ -5012,18 +5012,18 @@ inline Numeric portable_numeric(const ConvCall& call) {
   return call.math == kMathStrict ? Numeric::kStrictFP32 : Numeric::kTF32;
 }
 
-// Calls f(MmaConfig<...>{}) for the call's numeric mode.
+// Calls f(PortableConfig<...>{}) for the call's numeric mode.
 template <typename Function>
-auto with_mma_config(const ConvCall& call, Function&& f) {
+auto with_portable_config(const ConvCall& call, Function&& f) {
   switch (portable_numeric(call)) {
-    case Numeric::kFP16: return f(MmaConfig<Numeric::kFP16>{});
-    case Numeric::kBF16: return f(MmaConfig<Numeric::kBF16>{});
-    case Numeric::kStrictFP32: return f(MmaConfig<Numeric::kStrictFP32>{});
-    default: return f(MmaConfig<Numeric::kTF32>{});
+    case Numeric::kFP16: return f(PortableConfig<Numeric::kFP16>{});
+    case Numeric::kBF16: return f(PortableConfig<Numeric::kBF16>{});
+    case Numeric::kStrictFP32: return f(PortableConfig<Numeric::kStrictFP32>{});
+    default: return f(PortableConfig<Numeric::kTF32>{});
   }
 }
 
-inline bool has_no_outputs(const ConvTransposeProblem& p) {
+inline bool has_no_outputs(const ConvTransposeLayer& p) {
   return p.batch == 0 || p.out_channels == 0 || p.out_h <= 0 || p.out_w <= 0;
 }
 
@@ -5031,7 +5031,7 @@ inline KernelPlan plain_plan(const ConvCall& call, const char* reason) {
   KernelPlan plan{};
   plan.kernel = kPlain;
   plan.reason = reason;
-  plan.num_partials = plain_blocks_per_plane(call.problem);
+  plan.num_partials = plain_blocks_per_plane(call.layer);
   return plan;
 }
 
@@ -5044,13 +5044,13 @@ inline KernelPlan failed_plan(int64_t status, const char* reason) {
 
 // Adds the fallback where the call needs one. False where no tile of it fits the device.
 inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLimits& device) {
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   plan.has_fallback = portable_numeric(call) == Numeric::kTF32;
   if (!plan.has_fallback) return true;
-  if (!choose_geometry<Fallback>(p, mma_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
+  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
   plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
-  plan.fallback_partials = round_up(plan.fallback_workspace + MmaWorkspace<Fallback>(p).total_bytes, 256);
-  plan.workspace_bytes = plan.fallback_partials + p.batch * mma_num_partials(p, plan.fallback) * p.out_channels *
+  plan.fallback_partials = round_up(plan.fallback_workspace + PortableWorkspace<Fallback>(p).total_bytes, 256);
+  plan.workspace_bytes = plan.fallback_partials + p.batch * portable_num_partials(p, plan.fallback) * p.out_channels *
                                                       static_cast<int64_t>(sizeof(Moments));
   return true;
 }
@@ -5062,50 +5062,50 @@ inline KernelPlan direct_plan(const ConvCall& call) {
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
   KernelPlan plan{};
-  plan.direct = plan_direct(call.problem, mma_can_index(call.problem), device);
+  plan.direct = plan_direct(call.layer, fits_32_bit_indices(call.layer), device);
   if (!plan.direct.usable)
     return failed_plan(kUnsupportedKernel, "a stride over 8, weights that do not fit shared memory, or 64-bit indices");
   plan.kernel = kDirect;
   plan.reason = "few channels per group";
-  plan.num_partials = plan.direct.num_partials(call.problem);
+  plan.num_partials = plan.direct.num_partials(call.layer);
   return plan;
 }
 
 // The portable kernel's plan, or a plain one with the reason why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   if (call.dtype == kFloat64) return plain_plan(call, "fp64 has no tensor-core path");
-  if (!mma_can_index(p)) return plain_plan(call, "a sample or its strides need 64-bit indices");
+  if (!fits_32_bit_indices(p)) return plain_plan(call, "a sample or its strides need 64-bit indices");
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
   if (device.compute_major < 8) return plain_plan(call, "the device has no TF32 and bf16 tensor cores");
-  return with_mma_config(call, [&](auto config) {
+  return with_portable_config(call, [&](auto config) {
     using Config = decltype(config);
     KernelPlan plan{};
-    plan.workspace_bytes = MmaWorkspace<Config>(p).total_bytes;
-    if (!choose_geometry<Config>(p, mma_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry) ||
+    plan.workspace_bytes = PortableWorkspace<Config>(p).total_bytes;
+    if (!choose_geometry<Config>(p, portable_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry) ||
         !add_fallback(plan, call, device))
       return plain_plan(call, "no tile fits this device's shared memory");
     plan.kernel = kPortable;
     plan.reason = "tensor cores";
-    plan.num_partials = mma_num_partials(p, plan.geometry);
+    plan.num_partials = portable_num_partials(p, plan.geometry);
     return plan;
   });
 }
 
 // The Hopper kernel's plan, or one whose status and reason say why not.
-template <sm90::Outputs kOutputs>
+template <hopper::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  const sm90::Plan hopper = sm90::plan_call(call, kOutputs, device);
+  const hopper::Plan hopper = hopper::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
-  if (call.dtype == kFloat32 && !mma_can_index(call.problem))
+  if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
     return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   KernelPlan plan{};
-  plan.workspace_bytes = sm90::Sm90Workspace(hopper).total_bytes;
+  plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
   if (!add_fallback(plan, call, device))
     return failed_plan(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
   plan.kernel = kHopper;
@@ -5117,13 +5117,13 @@ KernelPlan hopper_plan(const ConvCall& call) {
 
 // The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is still
 // ahead, with few of both it is behind, and where it would store every third column.
-inline bool hopper_pays(const ConvTransposeProblem& p) {
+inline bool hopper_pays(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
 }
 
 // Products of an input and a weight, those that padding crops included.
-inline double num_products(const ConvTransposeProblem& p) {
+inline double num_products(const ConvTransposeLayer& p) {
   return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
@@ -5131,14 +5131,14 @@ inline double num_products(const ConvTransposeProblem& p) {
 // group), and where the tensor cores' way would take five launches for little.
 inline bool wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
   return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
 }
 
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
   if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
   switch (call.kernel_choice) {
@@ -5166,7 +5166,7 @@ KernelPlan choose_kernel_anew(const ConvCall& call) {
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =
-      with_mma_config(call, [&](auto config) { return mma_useful_fraction<decltype(config)>(p); });
+      with_portable_config(call, [&](auto config) { return portable_useful_fraction<decltype(config)>(p); });
   if (useful < kMinUsefulFraction) {
     const KernelPlan plan = direct_plan(call);
     return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
@@ -5201,25 +5201,25 @@ inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, con
   char* const base = static_cast<char*>(workspace);
   const int* guard = &state->out_of_range;
   Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  TCONV_RETURN_IF_ERROR(launch_mma<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
+  TCONV_RETURN_IF_ERROR(launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
   if (partials == nullptr) return kOk;
-  return launch_merge_moments(partials, mma_num_partials(call.problem, plan.fallback), outputs.partials, plan.num_partials,
-                              call.problem.batch, call.problem.out_channels, guard, call.stream);
+  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials, plan.num_partials,
+                              call.layer.batch, call.layer.out_channels, guard, call.stream);
 }
 
 template <Outputs kOutputs>
 int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  TCONV_RETURN_IF_ERROR(sm90::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
-  return launch_fallback(plan, call, outputs, workspace, sm90::Sm90Workspace(plan.hopper).guard(workspace));
+  TCONV_RETURN_IF_ERROR(hopper::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
+  return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
 
 inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
-  return with_mma_config(call, [&](auto config) -> int64_t {
+  return with_portable_config(call, [&](auto config) -> int64_t {
     using Config = decltype(config);
-    TCONV_RETURN_IF_ERROR(launch_mma<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));
-    return launch_fallback(plan, call, outputs, workspace, MmaWorkspace<Config>(call.problem).guard(workspace));
+    TCONV_RETURN_IF_ERROR(launch_portable<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));
+    return launch_fallback(plan, call, outputs, workspace, PortableWorkspace<Config>(call.layer).guard(workspace));
   });
 }
 
@@ -5235,7 +5235,7 @@ template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   const KernelPlan plan = choose_kernel<kOutputs>(call);
   if (plan.status != kOk) return plan.status;
-  if (has_no_outputs(call.problem)) return kOk;
+  if (has_no_outputs(call.layer)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
@@ -5324,7 +5324,7 @@ enum KernelChoice : int64_t {
 enum Status : int64_t {
   kOk = 0,
   kUnsupportedDType = -1,
-  kUnsupportedKernel = -2,  // the forced kernel cannot do this problem
+  kUnsupportedKernel = -2,  // the forced kernel cannot do this layer
   kWorkspaceTooSmall = -3,
 };
 
@@ -5452,7 +5452,7 @@ struct ConvOutputs {
 #include <cstring>
 
 // ---- kernels_src/cpu/conv_transpose_plan.h
-// How the packed convolution cuts a problem into pieces: phases, channel tiles, blocks of rows, scratch sizes.
+// How the packed convolution cuts a layer into pieces: phases, channel tiles, blocks of rows, scratch sizes.
 //
 // Within a phase the image is walked as one line: the rows of the input are copied one after another, `pitch` floats
 // apart, with zeros around them, so that every tap is a constant offset into the line and no tile meets an edge.
@@ -5465,7 +5465,7 @@ struct ConvOutputs {
 // of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
-// ---- kernels_src/problem.h
+// ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
 //   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
@@ -5476,7 +5476,7 @@ struct ConvOutputs {
 
 namespace tconv {
 
-struct ConvTransposeProblem {
+struct ConvTransposeLayer {
   int64_t batch, in_channels, out_channels, groups;
   int64_t in_h, in_w, out_h, out_w;
   int64_t kernel_h, kernel_w;
@@ -5532,11 +5532,11 @@ TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, 
   return p;
 }
 
-TCONV_HD AxisPhase phase_h(const ConvTransposeProblem& p, int64_t residue) {
+TCONV_HD AxisPhase phase_h(const ConvTransposeLayer& p, int64_t residue) {
   return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
 }
 
-TCONV_HD AxisPhase phase_w(const ConvTransposeProblem& p, int64_t residue) {
+TCONV_HD AxisPhase phase_w(const ConvTransposeLayer& p, int64_t residue) {
   return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
 }
 
@@ -5547,7 +5547,7 @@ namespace tconv {
 constexpr int kMaxChannelVectors = 4;
 
 struct ConvCall {
-  ConvTransposeProblem problem;
+  ConvTransposeLayer layer;
   int64_t dtype;          // DType of x, weight, bias, channel vectors, out
   int64_t math;           // MathMode
   int64_t kernel_choice;  // KernelChoice
@@ -5763,12 +5763,12 @@ struct PackedPlan {
   int64_t tiles_per_item, items_per_block;
   int64_t weights_floats, x_floats, sums_stride, sums_floats;  // the last three per thread
 
-  PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads);
+  PackedPlan(const ConvTransposeLayer& p, Isa for_isa, int64_t samples, int64_t num_threads);
 
  private:
-  PhasePlan plan_phase(const ConvTransposeProblem& p, int64_t residue_h, int64_t residue_w) const;
+  PhasePlan plan_phase(const ConvTransposeLayer& p, int64_t residue_h, int64_t residue_w) const;
   void cut_channels(int64_t most);
-  void cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads);
+  void cut_rows(const ConvTransposeLayer& p, int64_t samples, int64_t num_threads);
 };
 
 // Tiles of `most` channels; a remainder of one or two shares with its neighbour, because narrow tiles are slow.
@@ -5782,7 +5782,7 @@ inline void PackedPlan::cut_channels(int64_t most) {
   }
 }
 
-inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t residue_h, int64_t residue_w) const {
+inline PhasePlan PackedPlan::plan_phase(const ConvTransposeLayer& p, int64_t residue_h, int64_t residue_w) const {
   PhasePlan phase;
   phase.h = phase_h(p, residue_h);
   phase.w = phase_w(p, residue_w);
@@ -5818,7 +5818,7 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeProblem& p, int64_t r
 }
 
 // Blocks of about 2048 pixels, or 4096 with a larger L2, fewer where threads would idle.
-inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples, int64_t num_threads) {
+inline void PackedPlan::cut_rows(const ConvTransposeLayer& p, int64_t samples, int64_t num_threads) {
   constexpr int64_t kBlockPixels = 2048, kItemsPerThread = 4;
   const int64_t rows_h = ceil_div(p.out_h, p.stride_h), columns = ceil_div(p.out_w, p.stride_w);
   const int64_t residues = std::min(p.stride_h, p.out_h);
@@ -5834,7 +5834,7 @@ inline void PackedPlan::cut_rows(const ConvTransposeProblem& p, int64_t samples,
   items_per_block = ceil_div(num_tiles, tiles_per_item);
 }
 
-inline PackedPlan::PackedPlan(const ConvTransposeProblem& p, Isa for_isa, int64_t samples, int64_t num_threads)
+inline PackedPlan::PackedPlan(const ConvTransposeLayer& p, Isa for_isa, int64_t samples, int64_t num_threads)
     : isa(for_isa) {
   group_in = p.in_channels / p.groups;
   group_out = p.out_channels / p.groups;
@@ -5877,7 +5877,7 @@ inline bool all_finite(const float* values, int64_t count) {
 }
 
 // packed[group][tile][in channel][tap][channel of the tile], taps in the order of tap_offsets.
-inline void pack_weights(const ConvTransposeProblem& p, const PackedPlan& plan, const PhasePlan& phase,
+inline void pack_weights(const ConvTransposeLayer& p, const PackedPlan& plan, const PhasePlan& phase,
                          const float* weight, int64_t num_threads, float* packed) {
   const int64_t taps = phase.tap_count(), kernel = p.kernel_h * p.kernel_w;
 #pragma omp parallel for num_threads(int(num_threads))
@@ -5898,7 +5898,7 @@ inline void pack_weights(const ConvTransposeProblem& p, const PackedPlan& plan, 
 }
 
 // One channel's rows for the block of output rows that starts at `first_out_row`.
-inline void pack_plane(const ConvTransposeProblem& p, const PhasePlan& phase, const float* channel,
+inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel,
                        int64_t first_out_row, float* plane) {
   const int64_t begin = std::clamp<int64_t>(-phase.first_column, 0, phase.pitch);
   const int64_t end = std::clamp<int64_t>(p.in_w - phase.first_column, begin, phase.pitch);
@@ -6330,7 +6330,7 @@ inline int64_t tap_shift(const AxisPhase& phase, int tap) {
 
 // Sums of output row `oh` of channel `co`, without bias, into row[0 .. out_w).
 template <typename T>
-inline void plain_row(const ConvTransposeProblem& p, const T* x_sample, const T* weight, int64_t co, int64_t oh,
+inline void plain_row(const ConvTransposeLayer& p, const T* x_sample, const T* weight, int64_t co, int64_t oh,
                       T* __restrict row) {
   for (int64_t i = 0; i < p.out_w; ++i) row[i] = 0;
   const int64_t group_in = p.in_channels / p.groups, group_out = p.out_channels / p.groups;
@@ -6358,11 +6358,11 @@ inline void plain_row(const ConvTransposeProblem& p, const T* x_sample, const T*
 }
 
 // Rows are the units of the moments.
-inline int64_t plain_num_partials(const ConvTransposeProblem& p) { return p.out_h; }
+inline int64_t plain_num_partials(const ConvTransposeLayer& p) { return p.out_h; }
 
 template <typename T>
 inline void run_conv_transpose_plain(const ConvCall& call, const ConvOutputs<T>& outputs) {
-  const ConvTransposeProblem& p = call.problem;
+  const ConvTransposeLayer& p = call.layer;
   const EpilogueArgs<T> epilogue_args = make_epilogue_args<T>(call);
 #pragma omp parallel for collapse(3) schedule(dynamic) num_threads(int(call.num_threads))
   for (int64_t n = 0; n < outputs.num_samples; ++n) {
@@ -6421,9 +6421,9 @@ class PackedConvTranspose {
  public:
   PackedConvTranspose(const ConvCall& call, int64_t samples_at_once, void* workspace)
       : call_(call),
-        p_(call.problem),
+        p_(call.layer),
         isa_(pick_isa(call.kernel_choice)),
-        plan_(call.problem, isa_, samples_at_once, call.num_threads),
+        plan_(call.layer, isa_, samples_at_once, call.num_threads),
         args_(make_epilogue_args<float>(call)) {
     Workspace space(workspace);
     weights_ = space.take<float>(plan_.weights_floats);
@@ -6566,7 +6566,7 @@ class PackedConvTranspose {
   }
 
   const ConvCall& call_;
-  const ConvTransposeProblem& p_;
+  const ConvTransposeLayer& p_;
   Isa isa_;
   PackedPlan plan_;
   EpilogueArgs<float> args_;
@@ -6602,7 +6602,7 @@ class ConvTranspose {
   }
 
   int64_t workspace_bytes() const { return packed_ ? packed_->workspace_bytes() : 0; }
-  int64_t num_partials() const { return packed_ ? packed_->num_partials() : plain_num_partials(call_.problem); }
+  int64_t num_partials() const { return packed_ ? packed_->num_partials() : plain_num_partials(call_.layer); }
 
   // Once per call, before run.
   void pack() {
@@ -6639,7 +6639,7 @@ inline int64_t run_pattern(const Call& call) {
   const int64_t status = check_call(call.conv);
   if (status != kOk) return status;
   if (call.conv.workspace_bytes < pattern_workspace_bytes<Pattern>(call)) return kWorkspaceTooSmall;
-  if (call.conv.problem.batch == 0) return kOk;
+  if (call.conv.layer.batch == 0) return kOk;
   if (call.conv.dtype == kFloat32)
     Pattern<float>(call, call.conv.workspace).run();
   else
@@ -6677,7 +6677,7 @@ TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
 namespace tconv {
 namespace cpu {
 
-inline int64_t output_bytes(const ConvTransposeProblem& p, int64_t element_size) {
+inline int64_t output_bytes(const ConvTransposeLayer& p, int64_t element_size) {
   return p.batch * p.out_channels * p.out_h * p.out_w * element_size;
 }
 
@@ -6702,14 +6702,14 @@ template <typename T>
 class ConvOnly {
  public:
   ConvOnly(const ConvOnlyCall& call, void* workspace)
-      : call_(call.conv), conv_(call.conv, call.conv.problem.batch, workspace) {}
+      : call_(call.conv), conv_(call.conv, call.conv.layer.batch, workspace) {}
 
   int64_t workspace_bytes() const { return conv_.workspace_bytes(); }
 
   void run() {
-    prefer_huge_pages(call_.out, output_bytes(call_.problem, sizeof(T)));
+    prefer_huge_pages(call_.out, output_bytes(call_.layer, sizeof(T)));
     conv_.pack();
-    conv_.run(ConvOutputs<T>{0, call_.problem.batch, static_cast<T*>(call_.out), nullptr});
+    conv_.run(ConvOutputs<T>{0, call_.layer.batch, static_cast<T*>(call_.out), nullptr});
   }
 
  private:
@@ -6754,7 +6754,7 @@ TCONV_DECLARE_CUDA_HALF(ConvOnlyCall)
 #include <vector>
 
 // ---- kernels_src/binding/arguments.h
-// Checks of the transposed convolution's arguments, and the problem that the kernels see.
+// Checks of the transposed convolution's arguments, and the layer that the kernels see.
 
 // ---- kernels_src/binding/tensors.h
 // Tensors through PyTorch's stable ABI. Only the files of this folder see torch.
@@ -7015,9 +7015,9 @@ inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometr
   return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
 }
 
-// The problem of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
+// The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
 // [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
-inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
   check_geometry(g);
   const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
   if (sizes.size() != 3 && sizes.size() != 4)
@@ -7045,7 +7045,7 @@ inline ConvTransposeProblem make_problem(const Tensor& x, const Tensor& weight, 
     refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
            ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
 
-  ConvTransposeProblem p{};
+  ConvTransposeLayer p{};
   p.batch = batched ? sizes[0] : 1;
   p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
   p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;
@@ -7103,9 +7103,9 @@ constexpr int64_t kWorkspaceAlignment = 256;
 constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
 
 // How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
-inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bool tf32) {
+inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool tf32) {
   ConvCall call{};
-  call.problem = problem;
+  call.layer = layer;
   call.dtype = dtype;
   call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
   call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
@@ -7115,7 +7115,7 @@ inline ConvCall make_call(const ConvTransposeProblem& problem, int64_t dtype, bo
 [[noreturn]] inline void raise_failure(int64_t status, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
-    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this problem");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer");
     case kWorkspaceTooSmall: refuse("the workspace is too small");
     default: break;
   }
@@ -7173,7 +7173,7 @@ class CurrentDevice {
 
 // Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
 // machine milliseconds. Results do not depend on it.
-inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
+inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
   constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
   const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
                           p.kernel_h * p.kernel_w;
@@ -7184,7 +7184,7 @@ inline int64_t useful_threads(const ConvTransposeProblem& p, int64_t threads) {
 template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
-    call.conv.num_threads = useful_threads(call.conv.problem, torch::stable::get_num_threads());
+    call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
     return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
@@ -7259,7 +7259,7 @@ struct ConvInputs {
   Geometry geometry;
   bool tf32;
   OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
-  ConvTransposeProblem problem{};
+  ConvTransposeLayer layer{};
   Device device{};
   int32_t dtype = 0;           // torch's, of x and of the output
   int64_t computed_dtype = 0;  // enum DType
@@ -7275,13 +7275,13 @@ struct ConvInputs {
 
   // Raises where PyTorch does.
   void check() {
-    problem = make_problem(x, weight, bias, geometry);
+    layer = make_layer(x, weight, bias, geometry);
     device = device_of(x);
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
     channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
     for (const OptionalTensor& vector : vectors)
-      check_channel_vector("a per-channel operand", vector, problem.out_channels, x);
+      check_channel_vector("a per-channel operand", vector, layer.out_channels, x);
   }
 
   bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
@@ -7293,8 +7293,8 @@ struct ConvInputs {
   void shape(int64_t out_h, int64_t out_w, int64_t (&sizes)[4], size_t* dim) const {
     *dim = static_cast<size_t>(x.dim());
     int64_t* size = sizes;
-    if (*dim == 4) *size++ = problem.batch;
-    size[0] = problem.out_channels, size[1] = out_h, size[2] = out_w;
+    if (*dim == 4) *size++ = layer.batch;
+    size[0] = layer.out_channels, size[1] = out_h, size[2] = out_w;
   }
 
   // Where the kernels write; `finished` turns it into what the operator returns.
@@ -7314,7 +7314,7 @@ struct ConvInputs {
   void check_norm_vector(const char* name, const OptionalTensor& value) {
     const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
     if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
-    check_channel_vector(name, value, problem.out_channels, x, wide);
+    check_channel_vector(name, value, layer.out_channels, x, wide);
   }
 
   // Makes the tensors what the kernels read, and the call of them.
@@ -7323,12 +7323,12 @@ struct ConvInputs {
       x = converted(x, computed_dtype);
       const auto strides = x.strides();  // of the copy
       const size_t first = x.dim() == 4 ? 1 : 0;
-      if (first == 1) problem.x_stride_n = strides[0];
-      problem.x_stride_c = strides[first], problem.x_stride_h = strides[first + 1], problem.x_stride_w = strides[first + 2];
+      if (first == 1) layer.x_stride_n = strides[0];
+      layer.x_stride_c = strides[first], layer.x_stride_h = strides[first + 1], layer.x_stride_w = strides[first + 2];
     }
     weight = dense(converted(weight, computed_dtype));
     bias = readable(bias);
-    ConvCall call = make_call(problem, computed_dtype, tf32);
+    ConvCall call = make_call(layer, computed_dtype, tf32);
     call.x = pointer_of(x);
     call.weight = pointer_of(weight);
     call.bias = pointer_of(bias);
@@ -7353,8 +7353,8 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   inputs.take_vectors(stack);
 
   inputs.check();
-  const Tensor out = inputs.allocate_output(inputs.problem.out_h, inputs.problem.out_w);
-  if (inputs.problem.batch > 0) {
+  const Tensor out = inputs.allocate_output(inputs.layer.out_h, inputs.layer.out_w);
+  if (inputs.layer.batch > 0) {
     ConvOnlyCall call{inputs.prepare(out)};
     launch(call, inputs.device);
   }
