@@ -14,7 +14,17 @@ import torch.utils.cpp_extension as _cpp_extension
 
 from generator.runtime.generated import _DIGEST, _SLUG, CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
-_CPU_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-gnu-unique")
+_CPU_FLAGS = (
+    "-std=c++17",
+    # What the kernels' loops need of -O3; its other passes only take build time.
+    "-O2",
+    "-ftree-vectorize",
+    "-fvect-cost-model=dynamic",
+    "-fpeel-loops",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+)
 # Always the same architectures, whether or not a GPU is visible: machine code for sm_80 and sm_90a,
 # and PTX of
 # compute_80 for every other one.

@@ -120,7 +120,13 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+#if defined(__GNUC__) && !defined(__clang__)
+#define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
+#else
+#define TCONV_END_OF_OPERATOR
+#endif
 #define TCONV_REGISTER(SCHEMA)                                                                            \
   TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }       \
+  TCONV_END_OF_OPERATOR

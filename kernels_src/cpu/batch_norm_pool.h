@@ -58,7 +58,7 @@ class MaxPool {
 
   template <bool kSmallest>
   static void keep_better(Isa isa, T* best, const T* v, int64_t step, int64_t count) {
-    vectorised(isa, [=]() __attribute__((always_inline)) {
+    vectorised<T>(isa, [=]() __attribute__((always_inline)) {
       if (step == 1) {
 #pragma omp simd
         for (int64_t i = 0; i < count; ++i) best[i] = better<kSmallest>(best[i], v[i]);

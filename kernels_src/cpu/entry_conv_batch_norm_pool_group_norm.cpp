@@ -86,7 +86,7 @@ class ConvBatchNormPoolGroupNorm {
   }
 
   static void affine_activation_in_place(Isa isa, T* values, int64_t count, const Affine<T>& shared_affine) {
-    vectorised(isa, [=]() __attribute__((always_inline)) {
+    vectorised<T>(isa, [=]() __attribute__((always_inline)) {
       const Affine<T> affine = shared_affine;
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) values[i] = Activation::apply<T>(affine.apply(values[i]));

@@ -10,7 +10,7 @@ namespace cpu {
 
 template <typename T>
 inline void affine_in_place(Isa isa, T* __restrict values, int64_t count, const Affine<T>& shared_affine) {
-  vectorised(isa, [=]() __attribute__((always_inline)) {
+  vectorised<T>(isa, [=]() __attribute__((always_inline)) {
     const Affine<T> affine = shared_affine;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) values[i] = affine.apply(values[i]);

@@ -33,7 +33,7 @@ struct ChannelEpilogue {
 // out[i] = epilogue(sums[i]); out may be sums.
 template <typename T>
 inline void epilogue_row(Isa isa, const T* sums, T* out, int64_t count, const ChannelEpilogue<T>& shared_epilogue) {
-  vectorised(isa, [=]() __attribute__((always_inline)) {
+  vectorised<T>(isa, [=]() __attribute__((always_inline)) {
     const ChannelEpilogue<T> epilogue = shared_epilogue;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) out[i] = epilogue.apply(sums[i]);
@@ -49,7 +49,7 @@ struct DeviationSums {
 template <typename T>
 inline DeviationSums<T> deviation_sums(Isa isa, const T* v, int64_t count, T origin) {
   DeviationSums<T> total;
-  vectorised(isa, [=, &total]() __attribute__((always_inline)) {
+  vectorised<T>(isa, [=, &total]() __attribute__((always_inline)) {
     const int64_t quarter = count / 4;
     const T *va = v, *vb = v + quarter, *vc = vb + quarter, *vd = vc + quarter;
     T sa = 0, sb = 0, sc = 0, sd = 0, qa = 0, qb = 0, qc = 0, qd = 0;

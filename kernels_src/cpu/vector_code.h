@@ -56,12 +56,15 @@ TCONV_TARGET_AVX512 inline void call_for_avx512(const Body& body) {
 }
 #endif
 
-// Calls an always_inline lambda, compiled for `isa`.
-template <typename Body>
+// Calls an always_inline lambda that works on values of type T, compiled for `isa`; double's is compiled once, for the
+// baseline: it is there to be right, and each further copy costs build time.
+template <typename T, typename Body>
 TCONV_INLINE void vectorised([[maybe_unused]] Isa isa, const Body& body) {
 #if TCONV_HAVE_X86_VECTORS
-  if (isa == Isa::kAvx512) return call_for_avx512(body);
-  if (isa == Isa::kAvx2) return call_for_avx2(body);
+  if constexpr (sizeof(T) <= sizeof(float)) {
+    if (isa == Isa::kAvx512) return call_for_avx512(body);
+    if (isa == Isa::kAvx2) return call_for_avx2(body);
+  }
 #endif
   body();
 }
