@@ -33,7 +33,6 @@ def page(groups: list[Group], pictures: list[Picture]) -> bytes:
         "<body>\n<header>\n<h1>Transposed convolutions: results</h1>",
         f"<p>{records} records, {_count(groups)} accepted. {_method()}</p>\n</header>\n<main>",
         *(_section(group, pictures) for group in groups),
-        *(_ladder(picture) for picture in pictures if "/" not in picture.name),
         f"</main>\n<script>{script}</script>\n</body>\n</html>\n",
     ]
     return "\n".join(parts).encode()
@@ -66,18 +65,13 @@ def _section(group: Group, pictures: list[Picture]) -> str:
     )
 
 
-def _ladder(picture: Picture) -> str:
-    return f"<section>\n<h2>Versions of a kernel</h2>\n{_figure(picture, 'full')}\n</section>"
-
-
-def _figure(picture: Picture, kind: str = "") -> str:
+def _figure(picture: Picture) -> str:
     """The picture inline, its colours those of the page, in either colour scheme."""
     svg = picture.svg[picture.svg.index("<svg") :]
     svg = re.sub(r"<style type=.*?</style>", "", svg, flags=re.DOTALL)  # it would style the page
     for name, colour in COLOURS.items():
         svg = svg.replace(colour, f"var(--{name})")
-    name = f' class="{kind}"' if kind else ""
-    return f"<figure{name}>\n{svg}<figcaption>{escape(picture.text)}</figcaption>\n</figure>"
+    return f"<figure>\n{svg}<figcaption>{escape(picture.text)}</figcaption>\n</figure>"
 
 
 def _records(group: Group) -> str:

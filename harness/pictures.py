@@ -1,14 +1,13 @@
-"""Pictures of records: fast_p curve, speedups, roofline, ladder of versions."""
+"""Pictures of records: fast_p curve, speedups, roofline."""
 
 import statistics
-import textwrap
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, PercentFormatter, StrMethodFormatter
 
 from harness.doubts import LEGEND, is_high, mark
 from harness.picture_style import COLOURS, Picture, picture, styled
-from harness.report_data import BASELINES, FASTEST, Group, Ladder, Row, compared, fast_p
+from harness.report_data import BASELINES, FASTEST, Group, Row, compared, fast_p
 
 _SERIES = {name: COLOURS[name.replace("_", "-")] for name in BASELINES} | {FASTEST: COLOURS["ink"]}
 _BARS = _SERIES | {FASTEST: _SERIES["compile_channels_last"]}
@@ -18,8 +17,8 @@ _MANY = 40
 _BACKGROUND = {"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 0.6}
 
 
-def draw_all(groups: list[Group], ladder: Ladder) -> list[Picture]:
-    """fast_p, speedups and roofline of every group that has what they need, and the ladder.
+def draw_all(groups: list[Group]) -> list[Picture]:
+    """fast_p, speedups and roofline of every group that has what they need.
 
     A group in which nothing was accepted has only its fast_p curve, of zeros; one in which an
     accepted one was not timed has no such curve, for there is no telling where it would lie.
@@ -32,7 +31,7 @@ def draw_all(groups: list[Group], ladder: Ladder) -> list[Picture]:
             made.append(draw_speedups(group))
         if any(row.rates for row in group.timed):
             made.append(draw_roofline(group))
-    return [*made, draw_ladder(ladder)]
+    return made
 
 
 @styled
@@ -234,40 +233,3 @@ def _label_points(axes, rows: list[Row], points: list[tuple[float, float]]) -> N
             va="center",
             fontweight="bold",
         )
-
-
-@styled
-def draw_ladder(ladder: Ladder) -> Picture:
-    """A panel a problem, a bar a version, PyTorch's times first."""
-    count = len(ladder.problems)
-    figure = Figure(figsize=(10, 1.3 + 0.34 * len(ladder.steps)), layout="constrained")
-    panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
-    labels = [textwrap.fill(name, 46, max_lines=2) for name, _, _ in ladder.steps]
-    colours = [
-        COLOURS["compile-channels-last"] if name[:1].isdigit() else COLOURS["floor"]
-        for name, _, _ in ladder.steps
-    ]
-    for column, (axes, problem) in enumerate(zip(panels, ladder.problems, strict=True)):
-        values = [times[column] for _, times, _ in ladder.steps]
-        axes.barh(range(len(values)), [value or 0 for value in values], 0.72, color=colours)
-        for y, value in enumerate(values):
-            if value is None:
-                continue
-            place = {"xytext": (3, 0), "textcoords": "offset points"}
-            axes.annotate(f"{value:g}", (value, y), **place, va="center", fontsize=8)
-        axes.set_title(problem)
-        axes.set_xlim(0, 1.25 * max(value or 0 for value in values))
-        axes.tick_params(axis="y", length=0)
-        axes.tick_params(axis="x", labelsize=8)
-        axes.grid(True, axis="x")
-    panels[0].set_yticks(range(len(labels)), labels, fontsize=8)
-    panels[0].invert_yaxis()
-    figure.suptitle(ladder.title, x=0.01, ha="left", fontsize=11)
-    figure.supxlabel("milliseconds, convolution alone", fontsize=9)
-    told = "; ".join(
-        f"{problem}: {known[0]:g} to {known[-1]:g} ms"
-        for i, problem in enumerate(ladder.problems)
-        if (known := [times[i] for _, times, _ in ladder.steps if times[i] is not None])
-    )
-    text = f"From {ladder.steps[0][0]} to version {ladder.steps[-1][0]}. {told}."
-    return picture(figure, "ladder", ladder.title, text)

@@ -3,7 +3,7 @@ records in results/.
 
 A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
 of results/. With `--html FILE` or `--pictures DIR` it writes a page or pictures (fast_p, speedups,
-roofline, ladder of versions) instead, of the records given or else of all in results/. `--check`
+roofline) instead, of the records given or else of all in results/. `--check`
 changes nothing and exits 1 when what it would write differs from what is there. Wrong usage and
 places that cannot be written are status 2, an internal error 4.
 """
@@ -147,12 +147,12 @@ def _allowed(bound: float | None) -> str:
 def pages(given: argparse.Namespace) -> dict[Path, bytes]:
     """The files that `--html` and `--pictures` ask for, and their contents.
 
-    Raises UsageError for wrong records, or a ladder that is none.
+    Raises UsageError for wrong records.
     """
     from harness import html_report, pictures  # matplotlib, which the tables do without
 
     groups = report_data.read_groups(given.records or [given.results])
-    drawn = pictures.draw_all(groups, report_data.read_ladder(given.ladder))
+    drawn = pictures.draw_all(groups)
     files = {}
     for picture in drawn if given.pictures else ():
         for form in ("svg", "png") if given.format == "both" else (given.format,):
@@ -210,13 +210,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="exit 1 on a difference")
     parser.add_argument("--readme", type=Path, metavar="PAGE", help="this page alone")
     parser.add_argument("--results", type=Path, default=ROOT / "results")
-    parser.add_argument(
-        "--ladder",
-        type=Path,
-        metavar="PAGE",
-        default=ROOT / "kernels_src" / "README.md",
-        help="the page with the table of versions",
-    )
     return parser
 
 

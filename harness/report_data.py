@@ -1,7 +1,6 @@
-"""What tables and pictures show: records checked and grouped, fast_p, the ladder of versions."""
+"""What tables and pictures show: records checked and grouped, fast_p."""
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,15 +81,6 @@ class Group:
     def doubtful(self) -> bool:
         """Whether some number is marked."""
         return any(row.wide or doubts.is_high(row.rates) for row in self.rows)
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """The kernels' README's table of versions: milliseconds by problem and version."""
-
-    title: str
-    problems: tuple[str, ...]
-    steps: tuple[tuple[str, tuple[float | None, ...], str], ...]  # None: not measured
 
 
 def read_groups(paths: list[Path]) -> list[Group]:
@@ -242,34 +232,3 @@ def fast_p(rows, baseline: str, p: float) -> float | None:
 def compared(rows) -> list[str]:
     """The baselines that some row was timed beside, and FASTEST."""
     return [name for name in BASELINES if any(row.speedup(name) for row in rows)] + [FASTEST]
-
-
-def read_ladder(page: Path) -> Ladder:
-    """The table below the heading "## Ladder …": version, a column a problem, why. A time that was
-    not measured is "–", in any row but the first.
-
-    Raises UsageError when page or table are missing or a time is no positive number.
-    """
-    if not page.is_file():
-        raise UsageError(f"{page}: no such file")
-    section = re.search(
-        r"^## (Ladder.*?)$(.*?)(?=^## |\Z)", page.read_text(errors="replace"), re.M | re.S
-    )
-    lines = [line for line in section[2].splitlines() if line.startswith("|")] if section else []
-    cells = [[cell.strip() for cell in line.strip("| \t").split(" | ")] for line in lines]
-    if len(cells) < 3 or cells[0][0] != "version" or cells[0][-1].strip(" |") != "why":
-        raise UsageError(f"{page}: no table | version | … | why | below a heading '## Ladder …'")
-    problems = tuple(cells[0][1:-1])
-    steps = []
-    for row in cells[2:]:
-        name, times, why = row[0], row[1 : 1 + len(problems)], row[1 + len(problems) :]
-        try:
-            values = tuple(
-                None if time == "–" and steps else _positive(float(time), "time") for time in times
-            )
-            if len(values) != len(problems):
-                raise ValueError(f"{len(values)} times for {len(problems)} problems")
-        except ValueError as error:
-            raise UsageError(f"{page}: ladder, version {name!r}: {error}") from None
-        steps.append((name, values, " | ".join(why).strip(" |")))
-    return Ladder(section[1], problems, tuple(steps))

@@ -15,7 +15,6 @@ from harness import (
     evaluate,
     records,
     report,
-    report_data,
     roofline,
     shapes_report,
     tables,
@@ -138,10 +137,8 @@ def terminal(record: dict) -> str:
     return console.file.getvalue()
 
 
-def page(tmp_path, record: dict, monkeypatch) -> str:
+def page(tmp_path, record: dict) -> str:
     pytest.importorskip("matplotlib")
-    ladder = report_data.Ladder("Ladder", ("1/65",), (("eager", (2.0,), ""), ("1", (1.0,), "")))
-    monkeypatch.setattr(report_data, "read_ladder", lambda page: ladder)
     path = tmp_path / "record.json"
     records.write_json(path, record)
     assert report.main([str(path), "--html", str(tmp_path / "page.html")]) == 0
@@ -154,12 +151,12 @@ def test_a_share_beyond_belief_is_marked_in_terminal_table_and_page(tmp_path, mo
     assert "(!) 131% of the ceiling that bounds it" in terminal(record)
     table = report.render([record])
     assert "| 203% (131%) (!) |" in table and doubts.LEGEND in table
-    shown = page(tmp_path, record, monkeypatch)
+    shown = page(tmp_path, record)
     assert ">203% (131%) (!)</td>" in shown and doubts.LEGEND in shown
     assert "203% (!)" in shown  # in the picture's words
 
 
-def test_a_wide_spread_is_marked_in_terminal_table_and_page(tmp_path, monkeypatch):
+def test_a_wide_spread_is_marked_in_terminal_table_and_page(tmp_path):
     record = copy.deepcopy(GPU)
     record["ms"]["solution"] = {"median": 1.0, "iqr": 0.3}
     name = next(name for name in record["ms"] if name != "solution")
@@ -168,16 +165,16 @@ def test_a_wide_spread_is_marked_in_terminal_table_and_page(tmp_path, monkeypatc
     assert "0.3 (!)" in shown and "1 (!)" in shown and f"median: solution, {name}" in shown
     table = report.render([record])
     assert "| 1 (0.3) (!) |" in table and "| 4 (!) |" in table and doubts.LEGEND in table
-    shown = page(tmp_path, record, monkeypatch)
+    shown = page(tmp_path, record)
     assert ">1 (0.3) (!)</td>" in shown and ">4 (!)</td>" in shown and doubts.LEGEND in shown
 
 
-def test_what_is_not_doubtful_is_not_marked(tmp_path, monkeypatch):
+def test_what_is_not_doubtful_is_not_marked(tmp_path):
     record = copy.deepcopy(GPU)
     record["roofline"] |= {"share": 1.53, "share_16_bit": 0.8}
     for name, entry in record["ms"].items():
         record["ms"][name] = {**entry, "iqr": 0.1 * entry["median"]}
-    shown = [terminal(record), report.render([record]), page(tmp_path, record, monkeypatch)]
+    shown = [terminal(record), report.render([record]), page(tmp_path, record)]
     assert not any(doubts.MARK in text for text in shown)
 
 

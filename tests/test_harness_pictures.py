@@ -14,15 +14,12 @@ import pytest
 from rich.console import Console
 
 from harness import compare, report, report_data, scores
-from harness.errors import UsageError
 from tests.test_harness_results import RESULTS, ROOT
 
 pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
 from harness import html_report, pictures  # noqa: E402
 from harness.picture_style import COLOURS  # noqa: E402
 
-LADDER = ROOT / "kernels_src" / "README.md"
-SMALL = report_data.Ladder("Ladder", ("1/65",), (("eager", (2.0,), ""), ("1: new", (1.0,), "x")))
 GPU = json.loads((ROOT / "tests" / "fixtures" / "records" / "gpu.json").read_text())
 
 
@@ -104,8 +101,7 @@ TIMED = [timed("1/1", 1.6), timed("1/2", 0.9), rejected("1/3", "crash: x", ms={}
 @pytest.mark.parametrize(
     ("found", "at_0", "at_1"), [(MIXED, "38%", "–"), (TIMED, "67%", "33%"), (MIXED[3:], "0%", "0%")]
 )
-def test_page_and_terminal_show_the_same_fast_p(tmp_path, folder, monkeypatch, found, at_0, at_1):
-    monkeypatch.setattr(report_data, "read_ladder", lambda page: SMALL)  # quicker to draw
+def test_page_and_terminal_show_the_same_fast_p(tmp_path, folder, found, at_0, at_1):
     assert report.main([str(folder(*found)), "--html", str(tmp_path / "page.html")]) == 0
     shown = page_fast_p(tmp_path / "page.html")
     assert (shown["0"], shown["1"]) == (at_0, at_1)
@@ -136,16 +132,6 @@ def test_groups_by_setting_and_orders_by_number(folder):
     ]
 
 
-def test_ladder_is_read_from_the_kernels_page():
-    ladder = report_data.read_ladder(LADDER)
-    assert ladder.problems == ("1/65", "1/69", "2/11", "2/19")
-    assert ladder.steps[0][:2] == ("eager PyTorch", (2.26, 2.47, 1.18, 6.5))
-    versions = [int(name.partition(":")[0]) for name, _, _ in ladder.steps[2:]]
-    assert versions == list(range(1, 18))
-    assert ladder.steps[-1][1][2:] == (None, None)  # not measured in version 17
-    assert ladder.steps[7][2].startswith("DRAM rows")
-
-
 # Pictures ---------------------------------------------------------------------------------------
 
 
@@ -153,7 +139,7 @@ def test_ladder_is_read_from_the_kernels_page():
 def drawn():
     """Of the settings that are usual on a device: the others have tables."""
     groups = report_data.read_groups([RESULTS / "cpu", RESULTS / "nvidia-h200"])
-    return groups, pictures.draw_all(groups, report_data.read_ladder(LADDER))
+    return groups, pictures.draw_all(groups)
 
 
 def test_committed_pictures_are_drawn_again_byte_for_byte(drawn):
@@ -191,7 +177,7 @@ def test_pictures_show_the_records_numbers(drawn):
 
 def test_rejected_has_no_speedup_in_a_picture_or_the_page(folder):
     groups = report_data.read_groups([folder(timed("1/1", 2.0), rejected("1/2", "crash: x"))])
-    made = {p.name: p for p in pictures.draw_all(groups, SMALL)}
+    made = {p.name: p for p in pictures.draw_all(groups)}
     bars = made["nvidia-h200/speedups"]
     assert "rejected: crash" in bars.svg and "1/2: rejected, crash" in bars.text
     assert f"{GPU['speedup']['eager']:.2f}" not in bars.svg
@@ -203,8 +189,8 @@ def test_rejected_has_no_speedup_in_a_picture_or_the_page(folder):
 
 def test_only_rejected_records_have_a_picture_too(folder):
     groups = report_data.read_groups([folder(rejected("1/2", "crash: x"))])
-    made = pictures.draw_all(groups, SMALL)
-    assert [picture.name for picture in made] == ["nvidia-h200/fast_p", "ladder"]
+    made = pictures.draw_all(groups)
+    assert [picture.name for picture in made] == ["nvidia-h200/fast_p"]
 
 
 # The page ---------------------------------------------------------------------------------------
@@ -255,7 +241,7 @@ def test_page_escapes_what_records_say(folder):
     values = {"solution": f"{bad}.py", "name": bad, "device_name": bad, "date": bad}
     made = folder(timed(bad, 2.0, **values), rejected(bad, bad, **values))
     groups = report_data.read_groups([made])
-    drawn = pictures.draw_all(groups, SMALL)
+    drawn = pictures.draw_all(groups)
     text = html_report.page(groups, drawn).decode()
     assert text.count("<script>") == 1 and "alert(" in text
     for picture in drawn:
@@ -296,18 +282,17 @@ def test_a_click_sorts_in_a_browser(folder, tmp_path):
 # The command ------------------------------------------------------------------------------------
 
 
-def test_command_writes_page_and_pictures_and_checks_them(tmp_path, folder, monkeypatch):
+def test_command_writes_page_and_pictures_and_checks_them(tmp_path, folder):
     made, out = folder(timed("1/1", 2.0)), tmp_path / "out"
     command = [str(made), "--html", str(out / "a.html"), "--pictures", str(out)]
-    monkeypatch.setattr(report_data, "read_ladder", lambda page: SMALL)  # quicker to draw
     assert report.main(command) == 0
     names = ["fast_p", "roofline", "speedups"]
     expected = [f"nvidia-h200/{name}.{form}" for name in names for form in ("png", "svg")]
-    assert left_in(out) == sorted(["a.html", "ladder.png", "ladder.svg", *expected])
+    assert left_in(out) == sorted(["a.html", *expected])
     assert report.main([*command, "--check"]) == 0
-    (out / "ladder.svg").write_text("old")
+    (out / "nvidia-h200" / "fast_p.svg").write_text("old")
     assert report.main([*command, "--check"]) == 1
-    assert (out / "ladder.svg").read_text() == "old"
+    assert (out / "nvidia-h200" / "fast_p.svg").read_text() == "old"
 
 
 WRONG = {
@@ -337,17 +322,14 @@ def test_wrong_record_is_one_error_and_nothing_written(name, tmp_path, folder, c
 
 def test_wrong_paths_are_one_error_and_nothing_written(tmp_path, folder, capsys):
     made, out = folder(timed("1/1", 2.0)), tmp_path / "out"
-    empty, page = tmp_path / "empty", tmp_path / "page.md"
+    empty = tmp_path / "empty"
     empty.mkdir()
-    page.write_text("## Ladder\n\n| version | 1/65 | why |\n| --- | --- | --- |\n| 1 | fast | |\n")
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     for command in (
         [str(empty), "--html", str(out / "a.html")],
         [str(tmp_path / "missing"), "--html", str(out / "a.html")],
         [str(broken), "--html", str(out / "a.html")],
-        [str(made), "--html", str(out / "a.html"), "--ladder", str(page)],
-        [str(made), "--html", str(out / "a.html"), "--ladder", str(out)],
         [str(made), "--html", str(empty), "--pictures", str(tmp_path / "new")],
         [str(made), "--pictures", str(broken)],
         [str(made)],
@@ -357,13 +339,3 @@ def test_wrong_paths_are_one_error_and_nothing_written(tmp_path, folder, capsys)
         error = capsys.readouterr().err
         assert error.startswith("harness.report: error: ") and error.count("\n") == 1
         assert left_in(tmp_path) == before
-
-
-def test_ladder_with_a_time_missing_is_refused(tmp_path):
-    page = tmp_path / "page.md"
-    head = "## Ladder of it\n\n| version | 1/65 | 1/69 | why |\n| --- | --- | --- | --- |\n"
-    # The first row's times are what others are compared with.
-    for row in ("| 1: first | 1.0 |\n", "| 1: first | 1.0 | – | x |\n"):
-        page.write_text(head + row)
-        with pytest.raises(UsageError, match="version '1: first'"):
-            report_data.read_ladder(page)

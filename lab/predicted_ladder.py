@@ -1,6 +1,6 @@
 """What each version of the Hopper kernel was expected to take, by its own cost model.
 
-    python -m tests.predicted_ladder
+    python -m lab.predicted_ladder
 
 compiles the plan headers of the commits that the ladder's versions are, as git has them, and asks
 each for the problems' convolutions by themselves on an H200. The model gives cycles; at CLOCK_GHZ,
@@ -26,7 +26,7 @@ VERSIONS = {
     "11": ("fea4974", "false, "),
     "12": ("66d3233", "false, "),
     "13": ("be2d25b", "false, "),
-    "14": ("16bafbf", "false, "),
+    "14": ("4dc317b", "false, "),
     "15": ("a15b433", "false, false, "),
     "16": ("1db9a54", "false, false, "),
     "17": ("031c5f4", "Outputs::kAlone, false, "),
