@@ -33,7 +33,7 @@ from harness.shapes_run import load_solution
 _EXAMPLES = """examples:
   python -m harness.profile --record                all problems, results/<device>/profile.json
   python -m harness.profile --problems 65,69 --dtypes float16
-  python -m harness.profile --render                write kernels_src/README.md's table
+  python -m harness.profile --render                write docs/kernels.md's table
 
 exit status: 0 all right, 1 --check found a difference, 2 wrong usage, 3 the environment cannot,
 4 an internal error (TCONV_TRACEBACK=1 shows where)"""
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--render", action="store_true", help="write the page's table and stop")
     parser.add_argument("--check", action="store_true", help="exit 1 where --render would change")
-    page = ROOT / "kernels_src" / "README.md"
+    page = ROOT / "docs" / "kernels.md"
     parser.add_argument("--page", type=Path, default=page, metavar="FILE")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR")
     return parser

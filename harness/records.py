@@ -198,6 +198,11 @@ def read_records(path: Path) -> list[dict]:
     return _records_of(path, _parsed(path))
 
 
+def is_record_file(path: Path) -> bool:
+    """Whether a JSON file holds a record of an evaluation, or a list with one."""
+    return any(map(_is_record, _listed(_parsed(path))))
+
+
 def _records_of(path: Path, value) -> list[dict]:
     if kernelbench_files.is_eval_results(value):
         baselines = _baselines_near(path)

@@ -1,20 +1,20 @@
-"""`python -m harness.report` writes the result tables of README.md and docs/results.md from the
-records in results/.
+"""`python -m harness.report` writes the tables of README.md and docs/*.md from the records in
+results/.
 
 A table lies between the lines `<!-- table:NAME -->` and `<!-- /table -->`, where NAME is a folder
-of results/. With `--html FILE` or `--pictures DIR` it writes a page or pictures (fast_p, speedups,
-roofline) instead, of the records given or else of all in results/. `--check`
-changes nothing and exits 1 when what it would write differs from what is there. Wrong usage and
-places that cannot be written are status 2, an internal error 4.
+of results/; `<!-- table:NAME if recorded -->` may name one that is not there. Those that join
+several folders have markers of their own (page_tables.py). With `--html FILE` or `--pictures DIR`
+it writes a page or pictures (fast_p, speedups, roofline) instead, of the records given or else of
+all in results/. `--check` changes nothing and exits 1 when what it would write differs from what is
+there. Wrong usage and places that cannot be written are status 2, an internal error 4.
 """
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
 
-from harness import doubts, records, report_data
+from harness import doubts, page_tables, records, report_data
 from harness.catalog import ROOT
 from harness.ending import status_of
 from harness.errors import UsageError
@@ -22,18 +22,11 @@ from harness.files import require_file, require_folder, write_files
 from harness.report_data import BASELINES
 
 _TABLE = re.compile(
-    r"(?P<open><!-- table:(?P<name>[\w.-]+) -->\n)(?P<body>.*?)(?P<close><!-- /table -->)",
+    r"(?P<open><!-- table:(?P<name>[\w.-]+)(?P<optional> if recorded)? -->\n)"
+    r"(?P<body>.*?)(?P<close><!-- /table -->)",
     re.DOTALL,
 )
-
-
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
-_HOST_MODES = {
-    "no_grad": "no_grad: ours / eager µs (ratio)",
-    "grad": "gradients enabled",
-    "backward": "forward + backward",
-}
-_HOST = re.compile(r"(?P<open><!-- host_time -->\n).*?(?P<close><!-- /host_time -->)", re.DOTALL)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def render(found: list[dict]) -> str:
@@ -117,31 +110,12 @@ def rendered(text: str, results: Path) -> str:
         raise UsageError("a '<!-- table:NAME -->' without its '<!-- /table -->'")
 
     def replace(match: re.Match) -> str:
-        found = records.read_records(results / match["name"])
-        return match["open"] + render(found) + match["close"]
+        folder = results / match["name"]
+        if match["optional"] and not folder.is_dir():
+            return f"{match['open']}{page_tables.NOT_RECORDED.capitalize()}.\n{match['close']}"
+        return match["open"] + render(records.read_records(folder)) + match["close"]
 
-    text = _TABLE.sub(replace, text)
-    return _HOST.sub(lambda match: match["open"] + host_table(results) + match["close"], text)
-
-
-def host_table(results: Path) -> str:
-    """The Markdown table of every device's record of `python -m harness.host_time`."""
-    lines = ["| device | problem | " + " | ".join(_HOST_MODES.values()) + " |", "|" + " --- |" * 5]
-    for path in sorted(results.glob("*/host_time.json")):
-        record = json.loads(path.read_text())
-        for problem in record["problems"]:
-            cells = [
-                f"{mode['solution']['median']:.0f} / {mode['eager']['median']:.0f} "
-                f"({mode['ratio']:.2f}{_allowed(mode['bound'])})"
-                for mode in (problem["modes"][name] for name in _HOST_MODES)
-            ]
-            row = [record["device_name"], problem["problem"], *cells]
-            lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _allowed(bound: float | None) -> str:
-    return f"; allowed {bound:g}" if bound else ""
+    return page_tables.rendered(_TABLE.sub(replace, text), results)
 
 
 def pages(given: argparse.Namespace) -> dict[Path, bytes]:
