@@ -56,7 +56,7 @@ def floor_share(record: dict) -> float | None:
     rates = record["roofline"] if record["ms"] and record["verdict"] == "accepted" else None
     if not rates:
         return None
-    return rates.get("share_16_bit") or rates["share"]
+    return doubts.bounding_share(rates)
 
 
 def _folder(results: Path, name: str) -> dict[str, dict]:
