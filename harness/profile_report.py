@@ -1,4 +1,4 @@
-"""A profile as a table, on the terminal and in the kernels' page."""
+"""A profile as a table, on the terminal and on docs/kernels.md."""
 
 import re
 

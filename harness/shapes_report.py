@@ -1,4 +1,4 @@
-"""The record of the shapes benchmark as tables, on the terminal and in the README."""
+"""The record of the shapes benchmark as tables, on the terminal and on the results' page."""
 
 import json
 import math

@@ -38,7 +38,7 @@ def settings(dtype: torch.dtype) -> tuple:
 
 
 def can_force(kernel: str, case: Case, dtype: torch.dtype, allowed: bool) -> bool:
-    """Whether a kernel that is forced must do a case, by the rule in kernels_src/README.md."""
+    """Whether a kernel that is forced must do a case, by the rule in docs/kernels.md."""
     if kernel in ("plain", "auto"):
         return True
     if dtype == torch.float64:

@@ -46,7 +46,9 @@ def prepare(folder: Path, text: str) -> dict[str, str]:
 
 
 def run(command: str, folder: Path, environment: dict[str, str], more: str = "") -> str:
-    """What a command prints on standard output. Raises RuntimeError with all it says where it fails."""
+    """What a command prints on standard output. Raises RuntimeError with what it says where it
+    fails.
+    """
     words = command.split()
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")

@@ -167,7 +167,7 @@ def test_honest_solution_is_accepted(case, verdicts):
 def test_every_fixture_has_its_expected_reason():
     assert names("wrong_gpu") == sorted(WRONG)
     assert set(ALSO_WRONG) <= set(names("wrong")) and set(ALSO_HONEST) <= set(names("honest"))
-    text = (FIXTURES.parent.parent / "harness" / "README.md").read_text()
+    text = (FIXTURES.parent.parent / "docs" / "measuring.md").read_text()
     assert [c for c in {*WRONG.values(), *ALSO_WRONG.values()} if f"`{c}`" not in text] == []
 
 

@@ -1,5 +1,5 @@
-"""Committed records belong to the committed solutions, by file or by machine code, and the README
-shows what they say.
+"""Committed records belong to the committed solutions, by file or by machine code, and the
+pages show what they say.
 """
 
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import machine_code, records, report
+from harness import machine_code, page_tables, records, report
 from harness.catalog import list_problems
 from tests.record_tools import require_standing
 
@@ -109,6 +109,46 @@ def record(**changes) -> dict:
         "date": "2026-11-21",
     }
     return {**made, **changes}
+
+
+def test_a_table_that_need_not_be_recorded_says_so(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table:gpu-backward if recorded -->\nold\n<!-- /table -->\n")
+    arguments = ["--readme", str(page), "--results", str(tmp_path)]
+    assert report.main(arguments) == 0
+    assert "\nNot recorded.\n<!-- /table -->" in page.read_text()
+    (tmp_path / "gpu-backward").mkdir()
+    (tmp_path / "gpu-backward" / "1_65.json").write_text(json.dumps(record(backward=True)))
+    assert report.main(arguments) == 0
+    assert "**2.50×** (2.40–2.60)" in page.read_text()
+
+
+def test_headline_has_every_device_and_pass(tmp_path):
+    """A cell without a record says so; the floor is the fastest ceiling's."""
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "1_65.json").write_text(json.dumps(record()))
+    (tmp_path / "cpu" / "host_time.json").write_text("{}")
+    rows = [line.strip("| ").split(" | ") for line in page_tables.headline(tmp_path).splitlines()]
+    assert rows[0][2:] == ["nvidia-h200", "nvidia-h100", "CPU (Some CPU, 2 threads)"]
+    assert rows[2] == [
+        "1/65",
+        "forward",
+        *["not recorded"] * 2,
+        "100 ms, **2.50×**, 50% (batch 1 of 8)",
+    ]
+    assert rows[3] == ["1/65", "training", *["not recorded"] * 3]
+    (tmp_path / "cpu-backward").mkdir()
+    slow = record(backward=True, verdict="rejected", reasons=["crash: x"], ms={}, fastest=None)
+    (tmp_path / "cpu-backward" / "1_65.json").write_text(json.dumps(slow))
+    assert "| rejected |" in page_tables.headline(tmp_path)
+
+
+def test_floor_share_is_of_the_ceiling_that_bounds():
+    rates = {"tflops": 0.45, "share": 1.4, "share_16_bit": 0.7}
+    assert page_tables.floor_share(record(roofline=rates)) == 0.7
+    assert page_tables.floor_share(record()) == 0.5
+    assert page_tables.floor_share(record(verdict="rejected")) is None
+    assert page_tables.floor_share(record(ms={})) is None
 
 
 def test_table_is_written_between_its_markers_and_checked(tmp_path):

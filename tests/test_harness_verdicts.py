@@ -276,7 +276,7 @@ def test_a_stopped_process_uses_no_time_while_a_baseline_is_timed():
 
 
 def test_every_reason_is_documented():
-    text = (FIXTURES.parent.parent / "harness" / "README.md").read_text()
+    text = (FIXTURES.parent.parent / "docs" / "measuring.md").read_text()
     assert [c for c in {*WRONG.values(), *WRONG_NORM.values()} if f"`{c}`" not in text] == []
 
 

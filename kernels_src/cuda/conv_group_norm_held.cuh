@@ -5,7 +5,7 @@
 // put outputs through the chain and into shared memory, and store those of the sample before once its statistics are there;
 // producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance, loads
 // weights, and brings samples to L2.
-// README.md follows a value through.
+// docs/kernels.md follows a value through.
 #pragma once
 
 #include "conv_group_norm_held_consumers.cuh"

@@ -3,7 +3,7 @@
 // D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
 // rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
-// conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
+// conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; docs/kernels.md follows a value through.
 //
 // The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
 // The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
