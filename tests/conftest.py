@@ -1,4 +1,6 @@
-"""Visible skips for tests that need a GPU, and solutions built once per session."""
+"""Visible skips for tests that need a GPU, sweeps left out with a line that says so, and solutions
+built once per session.
+"""
 
 import os
 import signal
@@ -9,6 +11,9 @@ import torch
 
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
+from tests.sweeps import is_left_out
+
+LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_configure():
@@ -19,13 +24,23 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if is_left_out(item, config)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not is_left_out(item, config)]
+    config.stash[LEFT_OUT] = len(left_out)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU")
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} sweeps deselected: python -m pytest -m sweep")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.layer_errors import errors_of
 from tests.random_layers import random_layers
+from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
 
@@ -17,7 +18,7 @@ pytestmark = needs_cuda_headers
 COUNTS = {"plain": 60, "direct": 30, "portable": 30, "hopper": 40, "auto": 20}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", swept([1, 2]))
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_random_layers(emulated_conv, kernel, seed):
     wrong, computed = [], 0

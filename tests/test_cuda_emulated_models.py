@@ -10,18 +10,24 @@ from tests.cuda_emulator import emulator
 from tests.emulated_tools import check_model, forced, model_input, models, needs_cuda_headers
 from tests.gpu_tools import KERNELS, LOW, tf32
 from tests.solution_tools import PROBLEMS, load_text, relative_error
+from tests.sweeps import swept
 from tests.test_operator_patterns import CONVS, NORMS, POOLS
 
 pytestmark = needs_cuda_headers
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("name", "training"), [("19", True), ("11", True), ("11", False)])
+MODELS = [(*model, kernel) for kernel in KERNELS for model in (("19", 1), ("11", 1), ("11", 0))]
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "kernel"),
+    swept(MODELS, lambda m: m[0] == "19" or m[1:] in ((1, "hopper"), (0, "portable")), names=3),
+)
 def test_models(shelf, emulated_solutions, name, training, kernel):
     """Also where windows do not tile the image, and with groups in every kernel of GroupNorm."""
     emulated = emulated_solutions[name]
     model, new = models(shelf.reference(name), emulated)
-    model.train(training), new.train(training)
+    model.train(bool(training)), new.train(bool(training))
     cases = [
         (torch.float32, (13, 21), 3e-3),
         (torch.float32, (12, 20), 3e-3),
@@ -36,7 +42,7 @@ def test_models(shelf, emulated_solutions, name, training, kernel):
             check_model(emulated, model, new, model_input(dtype, size), bound)
 
 
-@pytest.mark.parametrize("size", [(100, 60), (100, 100)])
+@pytest.mark.parametrize("size", swept([(100, 60), (100, 100)]))
 def test_moments_of_the_image_alone(shelf, emulated_solutions, size):
     """Groups too large for one block, so the convolution's moments are used; its last tile ends
     far behind the image, where another would follow.
@@ -48,7 +54,7 @@ def test_moments_of_the_image_alone(shelf, emulated_solutions, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
-@pytest.mark.parametrize("size", [(14, 16), (13, 21), (1, 3)])
+@pytest.mark.parametrize("size", swept([(14, 16), (13, 21), (1, 3)], (1,)))
 def test_outputs_that_are_held(shelf, emulated_solutions, size, dtype):
     """A sample is one block's here. More: tests/test_gpu_held.py."""
     emulated = emulated_solutions["19"]
@@ -61,7 +67,7 @@ def test_outputs_that_are_held(shelf, emulated_solutions, size, dtype):
 
 
 @pytest.mark.parametrize("kernel", ["held", "auto"])
-@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-2, 10.0])
+@pytest.mark.parametrize("eps", swept([0.0, 1e-12, 1e-2, 10.0], (0, 2)))
 def test_any_eps(shelf, emulated_solutions, eps, kernel):
     emulated = emulated_solutions["19"]
     model, new = models(shelf.reference("19"), emulated)
@@ -78,6 +84,7 @@ def tanh_gelu_norm(shelf, tmp_path_factory):
     return emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("tanh_gelu_norm")))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
 @pytest.mark.parametrize("size", [(14, 16), (13, 21)])
 def test_gelu_as_tanh_where_outputs_are_held(shelf, tanh_gelu_norm, size, dtype):
@@ -162,8 +169,8 @@ def set_scales_of_either_sign(norm):
         norm.weight.copy_(scales)
 
 
-@pytest.mark.parametrize("kernel", ["portable", "hopper"])
-@pytest.mark.parametrize("options", NORMS, ids=str)
+@pytest.mark.parametrize("kernel", swept(["portable", "hopper"], (1,)))
+@pytest.mark.parametrize("options", swept(NORMS), ids=str)
 def test_batch_norm_options_over_several_calls(shelf, emulated_solutions, options, kernel):
     """Three training calls, then eval: in two ways, pooled in the epilogue and from memory."""
     emulated = emulated_solutions["11"]
@@ -209,6 +216,7 @@ def other_activation(request, tmp_path_factory):
     return load_text(path.read_text(), "reference"), emulator.Emulated(solution, built)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kernel", ["portable", "hopper"])
 def test_other_activations(other_activation, kernel, training):
@@ -229,7 +237,9 @@ def pooled(shelf, tmp_path_factory):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    "options", [*({"pool": pool} for pool in POOLS), *({"conv": conv} for conv in CONVS)], ids=str
+    "options",
+    swept([*({"pool": pool} for pool in POOLS), *({"conv": conv} for conv in CONVS)], (1, 4)),
+    ids=str,
 )
 def test_windows_that_do_not_tile(shelf, pooled, options, training):
     model = shelf.reference("pooled")["Model"](**options)
@@ -261,7 +271,7 @@ def test_statistics_survive_a_large_mean(shelf, emulated_solutions, name, kernel
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("size", [(13, 21), (12, 20), (18, 44), (6, 5)])
+@pytest.mark.parametrize("size", swept([(13, 21), (12, 20), (18, 44), (6, 5)], (0, 3)))
 def test_pooled_model_whose_inputs_fp16_containers_cannot_hold(
     shelf, emulated_solutions, size, training
 ):

@@ -12,6 +12,7 @@ from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, model_input, needs_cuda_headers
 from tests.gpu_tools import tf32
 from tests.solution_tools import Case
+from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
 # Sources with one synchronisation taken out or put too early: what the detector is there to see.
@@ -82,13 +83,15 @@ def races(conv, case: Case, seed: int) -> list[str]:
         return conv.races()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("case", RACED.values(), ids=RACED)
+@pytest.mark.parametrize("seed", swept([0, 1, 2]))
+@pytest.mark.parametrize("case", swept(RACED.values(), (5, 6, 7)), ids=RACED)
 def test_hopper_kernel_has_no_race(emulated_conv, case, seed):
     assert races(emulated_conv, case, seed) == []
 
 
-@pytest.mark.parametrize(("name", "training"), [("19", True), ("11", True), ("11", False)])
+@pytest.mark.parametrize(
+    ("name", "training"), swept([("19", True), ("11", True), ("11", False)], (0, 2), names=2)
+)
 def test_models_have_no_race(shelf, emulated_solutions, name, training):
     emulated = emulated_solutions[name]
     model = emulated.solution["ModelNew"](*shelf.reference(name)["get_init_inputs"]())
@@ -100,9 +103,10 @@ def test_models_have_no_race(shelf, emulated_solutions, name, training):
 
 
 @pytest.fixture(scope="module")
-def broken(shelf, tmp_path_factory):
-    """Emulated solutions of problem 69 by what is wrong with them."""
-
+def broken(request, shelf, tmp_path_factory):
+    """Emulated solutions of problem 69 by what is wrong with them, as far as tests ask for them."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in here if "broken" in item.fixturenames]
     whole, folder = shelf.text("69"), tmp_path_factory.mktemp("broken")
 
     def build(name):
@@ -114,12 +118,12 @@ def broken(shelf, tmp_path_factory):
         return text, emulator.build(text, place, "-O1")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        built = list(pool.map(build, BROKEN))
+        built = list(pool.map(build, names))
     # Not in threads: each patches how libraries are built, and two that end in another order than
     # they began would leave a patch behind.
-    return {name: emulator.Emulated(*pair) for name, pair in zip(BROKEN, built, strict=True)}
+    return {name: emulator.Emulated(*pair) for name, pair in zip(names, built, strict=True)}
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", swept(BROKEN))
 def test_the_detector_sees(broken, name):
     assert any(races(broken[name], case, 0) for case in RACED.values())

@@ -1,0 +1,32 @@
+"""Long sweeps: parameters and tests that `python -m pytest` leaves out and `-m sweep` runs.
+
+What is kept reaches every operator and every kernel; a sweep has more sizes, seeds and options.
+"""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+
+def swept(values: Iterable, kept: Iterable[int] | Callable = (0,), names: int = 1) -> list:
+    """Parameters for pytest.mark.parametrize, of so many argument names: those that are `kept`, by
+    index or because kept(value) is true, always run, the others only in a sweep.
+    """
+    values = list(values)
+    if not callable(kept):
+        chosen = [values[index] for index in kept]
+        kept = chosen.__contains__
+    return [
+        value
+        if kept(value)
+        else pytest.param(*(value if names > 1 else (value,)), marks=pytest.mark.sweep)
+        for value in values
+    ]
+
+
+def is_left_out(item, config) -> bool:
+    """Whether a test waits for `-m sweep`. A GPU test never does, nor does one named by its id."""
+    if config.option.markexpr or item.get_closest_marker("sweep") is None:
+        return False
+    named = any("::" in argument for argument in config.args)
+    return not named and item.get_closest_marker("gpu") is None
