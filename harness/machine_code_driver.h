@@ -1,5 +1,5 @@
-// Compiled behind a solution's CUDA_SOURCE: one call of it without a GPU, with made-up addresses, through which nothing on the host
-// reads. machine_code_runtime.cpp says what was launched.
+// Compiled behind a solution's CUDA_SOURCE: one call of it without a GPU, with made-up addresses, through which nothing
+// on the host reads. machine_code_runtime.cpp says what was launched.
 #include <alloca.h>
 
 #include <cstdint>
@@ -25,11 +25,11 @@ void set_pointer(T*& pointer, const char* name) {
 
 inline void fill(tconv::ConvCall& call) {
   tconv::ConvTransposeLayer& p = call.layer;
-#define TCONV_SET(name) p.name = number(#name);
-  TCONV_SET(batch) TCONV_SET(in_channels) TCONV_SET(out_channels) TCONV_SET(groups)
-  TCONV_SET(in_h) TCONV_SET(in_w) TCONV_SET(out_h) TCONV_SET(out_w)
-  TCONV_SET(kernel_h) TCONV_SET(kernel_w) TCONV_SET(stride_h) TCONV_SET(stride_w)
-  TCONV_SET(padding_h) TCONV_SET(padding_w) TCONV_SET(dilation_h) TCONV_SET(dilation_w)
+#define TCONV_SET(name) p.name = number(#name)
+  TCONV_SET(batch), TCONV_SET(in_channels), TCONV_SET(out_channels), TCONV_SET(groups);
+  TCONV_SET(in_h), TCONV_SET(in_w), TCONV_SET(out_h), TCONV_SET(out_w);
+  TCONV_SET(kernel_h), TCONV_SET(kernel_w), TCONV_SET(stride_h), TCONV_SET(stride_w);
+  TCONV_SET(padding_h), TCONV_SET(padding_w), TCONV_SET(dilation_h), TCONV_SET(dilation_w);
 #undef TCONV_SET
   p.x_stride_w = 1, p.x_stride_h = p.in_w, p.x_stride_c = p.in_h * p.in_w, p.x_stride_n = p.in_channels * p.x_stride_c;
   call.dtype = number("dtype");
@@ -63,10 +63,10 @@ inline void fill(tconv::BatchNormPoolArgs& args) {
     set_pointer(args.running_mean, "batch_norm");
     set_pointer(args.running_var, "batch_norm");
   }
-#define TCONV_SET(name) args.name = number(#name);
-  TCONV_SET(pool_kernel_h) TCONV_SET(pool_kernel_w) TCONV_SET(pool_stride_h) TCONV_SET(pool_stride_w)
-  TCONV_SET(pool_padding_h) TCONV_SET(pool_padding_w) TCONV_SET(pool_dilation_h) TCONV_SET(pool_dilation_w)
-  TCONV_SET(pooled_h) TCONV_SET(pooled_w)
+#define TCONV_SET(name) args.name = number(#name)
+  TCONV_SET(pool_kernel_h), TCONV_SET(pool_kernel_w), TCONV_SET(pool_stride_h), TCONV_SET(pool_stride_w);
+  TCONV_SET(pool_padding_h), TCONV_SET(pool_padding_w), TCONV_SET(pool_dilation_h), TCONV_SET(pool_dilation_w);
+  TCONV_SET(pooled_h), TCONV_SET(pooled_w);
 #undef TCONV_SET
 }
 

@@ -1,6 +1,7 @@
 // CUDA's runtime for a program without a GPU (machine_code_driver.h): it writes down what it is asked to do.
 // Standard input:   device ATTRIBUTE VALUE | kernel NAME COUNT SIZE... | set FIELD VALUE     one on a line
-// Standard output:  memset VALUE BYTES | launch NAME GRID[3] BLOCK[3] SHARED COUNT {ATTRIBUTE BYTES}... COUNT ARGUMENT...
+// Standard output:  memset VALUE BYTES
+//                   launch NAME GRID[3] BLOCK[3] SHARED COUNT {ATTRIBUTE BYTES}... COUNT ARGUMENT...
 //                   (values of attributes and arguments in hexadecimal), then: status NUMBER
 #include <cuda_runtime.h>
 
@@ -42,7 +43,8 @@ void print_bytes(const void* at, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) std::printf("%02x", static_cast<const unsigned char*>(at)[i]);
 }
 
-// Without addresses of this program, such as those of texts, which mean nothing to a kernel and are others in every run.
+// Without addresses of this program, such as those of texts, which mean nothing to a kernel and are others in every
+// run.
 void print_argument(const void* at, size_t bytes) {
   std::vector<char> copy(static_cast<const char*>(at), static_cast<const char*>(at) + bytes);
   for (size_t i = 0; i + sizeof(uintptr_t) <= bytes; i += sizeof(uintptr_t)) {
@@ -92,7 +94,8 @@ void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 char __cudaInitModule(void**) { return 1; }
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
-void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
+                            int*) {
   kernel_names()[host] = name;
 }
 // Of launches by <<<>>>, which these sources do not have; the compiler refers to them all the same.

@@ -17,10 +17,10 @@ struct ConvCall {
   int64_t num_threads;    // CPU only
   const void* x;
   const void* weight;
-  const void* bias;                                  // [out_channels] or null
+  const void* bias;                                 // [out_channels] or null
   const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                         // contiguous NCHW
-  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
   void* stream;  // CUDA only
 };
@@ -33,8 +33,8 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
-// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
-// null: none are kept.
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
 struct RunningStatistics {
   void* mean;
   void* var;
@@ -46,13 +46,13 @@ struct RunningStatistics {
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
-  const void* weight;        // [channels] or null
-  const void* bias;          // [channels] or null
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
   // fp32 (fp64 for fp64 calls), [channels] each.
   const void* running_mean;  // read when use_batch_stats == 0
   const void* running_var;
-  void* batch_mean;  // out or null, written when use_batch_stats == 1
-  void* batch_var;   // out or null, biased variance
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
   RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;

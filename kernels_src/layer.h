@@ -46,8 +46,8 @@ TCONV_HD int64_t gcd(int64_t a, int64_t b) {
 // The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
 // A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
 // k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
-                                   int64_t dilation, int64_t residue) {
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
   AxisPhase p{};
   const int64_t g = gcd(stride, dilation);
   p.out_first = static_cast<int>(residue);

@@ -10,7 +10,8 @@ namespace tconv {
 template <typename T>
 TCONV_HD void update_running_statistics(const RunningStatistics& running, int64_t channel, const MomentsF64& batch) {
   if (running.mean == nullptr) return;
-  const double factor = running.num_batches != nullptr ? 1.0 / static_cast<double>(*running.num_batches) : running.momentum;
+  const double factor =
+      running.num_batches != nullptr ? 1.0 / static_cast<double>(*running.num_batches) : running.momentum;
   T& mean = static_cast<T*>(running.mean)[channel];
   T& var = static_cast<T*>(running.var)[channel];
   mean = static_cast<T>(mean + factor * (batch.mean - mean));

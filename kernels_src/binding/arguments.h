@@ -45,19 +45,23 @@ inline void check_channel_vector(const char* name, const OptionalTensor& value, 
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.
 inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
-  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] +
+         1;
 }
 
 // The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
 // [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
-inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                     const Geometry& g) {
   check_geometry(g);
   const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
   if (sizes.size() != 3 && sizes.size() != 4)
-    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ", shape_text(x));
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ",
+           shape_text(x));
   if (kernel.size() != 4)
-    refuse("weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
-           shape_text(weight));
+    refuse(
+        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+        shape_text(weight));
   if (kernel_dtype(torch_dtype_of(x)) < 0)
     refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
   check_same_kind("weight", weight, x);
@@ -71,7 +75,8 @@ inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, cons
     refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
   if (channels <= 0 || height <= 0 || width <= 0)
     refuse("only the batch may be empty, got an input of shape ", shape_text(x));
-  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0) refuse("weight must not be empty, got shape ", shape_text(weight));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0)
+    refuse("weight must not be empty, got shape ", shape_text(weight));
   const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
   check_channel_vector("bias", bias, kernel[1] * g.groups, x);
   if (out.smallest() <= 0)

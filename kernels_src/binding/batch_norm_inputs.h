@@ -6,14 +6,14 @@
 namespace tconv {
 namespace binding {
 
-#define TCONV_BATCH_NORM_SCHEMA                                                                                          \
-  "Tensor? batch_norm_weight, Tensor? batch_norm_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "              \
-  "Tensor? num_batches, float momentum, Tensor(c!)? batch_mean, Tensor(d!)? batch_var, bool use_batch_stats, "           \
+#define TCONV_BATCH_NORM_SCHEMA                                                                                \
+  "Tensor? batch_norm_weight, Tensor? batch_norm_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "    \
+  "Tensor? num_batches, float momentum, Tensor(c!)? batch_mean, Tensor(d!)? batch_var, bool use_batch_stats, " \
   "float batch_norm_eps"
 
-// use_batch_stats: running_mean and running_var, where given, move towards the batch's by momentum or, where num_batches is
-// given, by 1 / num_batches; batch_mean and batch_var, where given, receive the batch's mean and biased variance. Otherwise
-// running_mean and running_var are read.
+// use_batch_stats: running_mean and running_var, where given, move towards the batch's by momentum or, where
+// num_batches is given, by 1 / num_batches; batch_mean and batch_var, where given, receive the batch's mean and biased
+// variance. Otherwise running_mean and running_var are read.
 struct BatchNormInputs {
   OptionalTensor weight, bias, running_mean, running_var, num_batches;
   double momentum;
@@ -22,9 +22,15 @@ struct BatchNormInputs {
   double eps;
 
   explicit BatchNormInputs(Stack& stack)
-      : weight(stack.optional_tensor()), bias(stack.optional_tensor()), running_mean(stack.optional_tensor()),
-        running_var(stack.optional_tensor()), num_batches(stack.optional_tensor()), momentum(stack.number()),
-        batch_mean(stack.optional_tensor()), batch_var(stack.optional_tensor()), use_batch_stats(stack.boolean()),
+      : weight(stack.optional_tensor()),
+        bias(stack.optional_tensor()),
+        running_mean(stack.optional_tensor()),
+        running_var(stack.optional_tensor()),
+        num_batches(stack.optional_tensor()),
+        momentum(stack.number()),
+        batch_mean(stack.optional_tensor()),
+        batch_var(stack.optional_tensor()),
+        use_batch_stats(stack.boolean()),
         eps(stack.number()) {}
 
   // ValueError as PyTorch for a wrong number of dimensions or values.
@@ -33,13 +39,16 @@ struct BatchNormInputs {
     size_t dim = 0;
     inputs.shape(inputs.layer.out_h, inputs.layer.out_w, shape, &dim);
     if (dim != 4)
-      refuse_value("batch_norm: input must have 4 dimensions (batch, channels, height, width), got a convolution output of shape ",
-                   tuple_text(shape, dim));
+      refuse_value(
+          "batch_norm: input must have 4 dimensions (batch, channels, height, width), "
+          "got a convolution output of shape ",
+          tuple_text(shape, dim));
     inputs.check_norm_vector("the BatchNorm weight", weight);
     inputs.check_norm_vector("the BatchNorm bias", bias);
     if (use_batch_stats) {
       if (shape[0] * shape[2] * shape[3] == 1)
-        refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ", tuple_text(shape, dim));
+        refuse_value("batch_norm: expected more than 1 value per channel when training, got shape ",
+                     tuple_text(shape, dim));
       check_written("running_mean", running_mean, inputs), check_written("running_var", running_var, inputs);
       check_written("batch_mean", batch_mean, inputs), check_written("batch_var", batch_var, inputs);
     } else {
@@ -82,8 +91,8 @@ struct BatchNormInputs {
     if (!value) return;
     check_read(name, value, inputs);
     if (kernel_dtype(torch_dtype_of(*value)) != statistics_dtype(inputs) || !value->is_contiguous())
-      refuse(name, " must be contiguous and ", dtype_name(torch_dtype(statistics_dtype(inputs))), " to be written, got ",
-             dtype_name(torch_dtype_of(*value)));
+      refuse(name, " must be contiguous and ", dtype_name(torch_dtype(statistics_dtype(inputs))),
+             " to be written, got ", dtype_name(torch_dtype_of(*value)));
   }
 };
 

@@ -7,9 +7,10 @@
 namespace tconv {
 namespace binding {
 
-// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such operands.
-#define TCONV_CONV_SCHEMA                                                                                     \
-  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "         \
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such
+// operands.
+#define TCONV_CONV_SCHEMA                                                                             \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, " \
   "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
 #define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
 
@@ -26,8 +27,11 @@ struct ConvInputs {
   bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
-      : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
-        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()) {}
+      : x(stack.tensor()),
+        weight(stack.tensor()),
+        bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()},
+        tf32(stack.boolean()) {}
 
   void take_vectors(Stack& stack) {
     for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();

@@ -14,7 +14,10 @@ struct GroupNormInputs {
   double eps;
 
   explicit GroupNormInputs(Stack& stack)
-      : num_groups(stack.integer()), weight(stack.optional_tensor()), bias(stack.optional_tensor()), eps(stack.number()) {}
+      : num_groups(stack.integer()),
+        weight(stack.optional_tensor()),
+        bias(stack.optional_tensor()),
+        eps(stack.number()) {}
 
   // Over an image of that size; raises where PyTorch does.
   void check(ConvInputs& inputs, int64_t height, int64_t width) const {

@@ -19,8 +19,9 @@ struct KernelName {
   int64_t choice;
 };
 
-constexpr KernelName kKernelNames[] = {{"auto", kAuto},     {"plain", kPlain}, {"portable", kPortable}, {"hopper", kHopper},
-                                       {"direct", kDirect}, {"held", kHeld},   {"avx2", kAtMostAvx2},   TCONV_MORE_KERNELS};
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},       {"plain", kPlain},   {"portable", kPortable},
+                                       {"hopper", kHopper},   {"direct", kDirect}, {"held", kHeld},
+                                       {"avx2", kAtMostAvx2}, TCONV_MORE_KERNELS};
 
 // null: auto.
 inline int64_t kernel_choice(const char* name) {

@@ -12,11 +12,13 @@ struct Pool {
   bool ceil_mode;
 };
 
-#define TCONV_POOL_SCHEMA                                                                                          \
-  "int pool_kernel_h, int pool_kernel_w, int pool_stride_h, int pool_stride_w, int pool_padding_h, "               \
+#define TCONV_POOL_SCHEMA                                                                            \
+  "int pool_kernel_h, int pool_kernel_w, int pool_stride_h, int pool_stride_w, int pool_padding_h, " \
   "int pool_padding_w, int pool_dilation_h, int pool_dilation_w, bool ceil_mode"
 
-inline Pool take_pool(Stack& stack) { return {stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.boolean()}; }
+inline Pool take_pool(Stack& stack) {
+  return {stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.boolean()};
+}
 
 inline void check_pool(const Pool& pool) {
   if (pool.kernel.smallest() <= 0) refuse("the pool's kernel_size must be positive, got ", pool.kernel);

@@ -61,7 +61,8 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
       block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
       start = reinterpret_cast<uintptr_t>(block->data_ptr());
     }
-    call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace =
+        reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
   const int64_t status = half.run(&call);
@@ -84,8 +85,8 @@ class CurrentDevice {
 };
 #endif
 
-// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
-// machine milliseconds. Results do not depend on it.
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on
+// a busy machine milliseconds. Results do not depend on it.
 inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
   constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
   const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
@@ -98,14 +99,17 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
+    return run_with_workspace(call, device,
+                              Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
   TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
   run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
 #else
-  refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
+  refuse(
+      "the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) "
+      "when the file is loaded");
 #endif
 }
 
@@ -125,8 +129,8 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                            \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }       \
+#define TCONV_REGISTER(SCHEMA)                                                                      \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR

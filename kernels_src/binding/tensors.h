@@ -17,8 +17,8 @@ namespace tconv {
 namespace binding {
 
 // A call of the stable ABI's C functions.
-#define TCONV_TORCH_CALL(call) \
-  do {                         \
+#define TCONV_TORCH_CALL(call)                                             \
+  do {                                                                     \
     if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
   } while (0)
 
@@ -122,7 +122,9 @@ inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const De
   return Tensor(handle);
 }
 
-inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
 
 inline OptionalTensor dense(const OptionalTensor& tensor) {
   return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();

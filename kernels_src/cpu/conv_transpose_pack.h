@@ -29,22 +29,22 @@ inline void pack_weights(const ConvTransposeLayer& p, const PackedPlan& plan, co
       for (int th = 0; th < phase.h.tap_count; ++th)
         for (int tw = 0; tw < phase.w.tap_count; ++tw)
           for (int c = 0; c < tile.count; ++c)
-            *to++ = source[(tile.first + c) * kernel +
-                           (phase.h.tap_first + int64_t(th) * phase.h.tap_step) * p.kernel_w + phase.w.tap_first +
-                           int64_t(tw) * phase.w.tap_step];
+            *to++ =
+                source[(tile.first + c) * kernel + (phase.h.tap_first + int64_t(th) * phase.h.tap_step) * p.kernel_w +
+                       phase.w.tap_first + int64_t(tw) * phase.w.tap_step];
     }
   }
 }
 
 // One channel's rows for the block of output rows that starts at `first_out_row`.
-inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel,
-                       int64_t first_out_row, float* plane) {
+inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel, int64_t first_out_row,
+                       float* plane) {
   const int64_t begin = std::clamp<int64_t>(-phase.first_column, 0, phase.pitch);
   const int64_t end = std::clamp<int64_t>(p.in_w - phase.first_column, begin, phase.pitch);
   for (int64_t slot = 0; slot < phase.slots; ++slot) {
     const int64_t tap = std::min<int64_t>(slot / phase.slots_per_tap, phase.h.tap_count - 1);
-    const int64_t row = first_out_row + phase.first_row + tap * phase.h.offset_step +
-                        (slot - tap * phase.slots_per_tap);
+    const int64_t row =
+        first_out_row + phase.first_row + tap * phase.h.offset_step + (slot - tap * phase.slots_per_tap);
     float* to = plane + slot * phase.pitch;
     if (row < 0 || row >= p.in_h || begin == end) {
       std::memset(to, 0, phase.pitch * sizeof(float));

@@ -35,8 +35,7 @@ class PackedConvTranspose {
     const float* weight = static_cast<const float*>(call_.weight);
     finite_weights_ = all_finite(weight, p_.in_channels * plan_.group_out * p_.kernel_h * p_.kernel_w);
     for (const PhasePlan& phase : plan_.phases)
-      if (phase.tap_count() > 0)
-        pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
+      if (phase.tap_count() > 0) pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
   }
 
   void run(const ConvOutputs<float>& outputs) const {
@@ -99,9 +98,9 @@ class PackedConvTranspose {
         args.in_channels = channels;
         args.tap_offsets = phase.tap_offsets.data();
         args.tap_count = phase.tap_count();
-        args.weights = weights_ + phase.weights +
-                       ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) *
-                           phase.tap_count();
+        args.weights =
+            weights_ + phase.weights +
+            ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) * phase.tap_count();
         args.sums = tile_sums;
         args.sums_stride = plan_.sums_stride;
         args.accumulate = first_ci > 0;
@@ -112,8 +111,8 @@ class PackedConvTranspose {
   }
 
   // Epilogue, moments and stores of one tile's channels.
-  void finish_tile(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase,
-                   const ChannelTile& tile, int64_t first_row, int64_t rows, float* sums) const {
+  void finish_tile(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase, const ChannelTile& tile,
+                   int64_t first_row, int64_t rows, float* sums) const {
     const bool contiguous = phase.w.out_step == 1 && phase.h.out_step == 1;
     for (int c = 0; c < tile.count; ++c, sums += plan_.sums_stride) {
       const int64_t channel = item.group * plan_.group_out + tile.first + c;

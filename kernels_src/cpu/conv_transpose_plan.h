@@ -27,15 +27,15 @@ constexpr int64_t kLineSlack = kMaxTileVectors * kMaxLanes;
 // A block of output rows of one phase, as a line.
 struct PhasePlan {
   AxisPhase h, w;
-  int64_t first_column;  // input column at the start of each packed row; may be negative
-  int64_t first_row;     // input row of slot 0 for output row 0; may be negative
-  int64_t pitch;         // floats from one packed row to the next
-  int64_t slots_per_tap;  // packed rows from one vertical tap to the next
-  int64_t slots;         // packed rows per channel
-  int64_t plane;         // floats per packed channel
-  int64_t channel_block;  // input channels packed at once
+  int64_t first_column;              // input column at the start of each packed row; may be negative
+  int64_t first_row;                 // input row of slot 0 for output row 0; may be negative
+  int64_t pitch;                     // floats from one packed row to the next
+  int64_t slots_per_tap;             // packed rows from one vertical tap to the next
+  int64_t slots;                     // packed rows per channel
+  int64_t plane;                     // floats per packed channel
+  int64_t channel_block;             // input channels packed at once
   std::vector<int64_t> tap_offsets;  // in bytes
-  int64_t weights;  // where this phase's packed weights start
+  int64_t weights;                   // where this phase's packed weights start
 
   int64_t tap_count() const { return int64_t(h.tap_count) * w.tap_count; }
   int64_t line(int64_t rows) const { return (rows - 1) * pitch + w.out_count; }
@@ -49,7 +49,7 @@ struct ChannelTile {
 struct PackedPlan {
   Isa isa;
   int64_t group_in, group_out;
-  int64_t rows;  // output rows of a phase per block
+  int64_t rows;                   // output rows of a phase per block
   std::vector<PhasePlan> phases;  // [residue_h][residue_w], those with outputs
   int64_t phases_w;
   std::vector<int64_t> first_block;  // of each residue_h; last entry is the number of blocks per sample
@@ -100,8 +100,9 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeLayer& p, int64_t res
   phase.plane = padded_plane(phase.slots * phase.pitch + reach_w + kLineSlack);
   for (int th = 0; th < h.tap_count; ++th)
     for (int tw = 0; tw < w.tap_count; ++tw)
-      phase.tap_offsets.push_back(((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
-                                   int64_t(tw) * w.offset_step) * int64_t(sizeof(float)));
+      phase.tap_offsets.push_back(
+          ((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w - int64_t(tw) * w.offset_step) *
+          int64_t(sizeof(float)));
   // Packed planes stay in L2, a tile's weights in L1.
   constexpr int64_t kPlanesBytes = 128 << 10, kWeightsBytes = 16 << 10;
   const int64_t by_planes = scaled_to_l2(isa, kPlanesBytes) / (phase.plane * 4);

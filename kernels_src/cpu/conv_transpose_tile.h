@@ -42,42 +42,40 @@ struct TileSet {
 
 // A macro, because GCC lowers vectors to the target of the function they are written in: code shared through a
 // template without the target attribute would be split into narrow pieces before it is inlined.
-#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                       \
-  struct NAME {                                                                                              \
-    typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                             \
-    static constexpr int kLanes = VECTOR_BYTES / 4;                                                          \
-    template <int kChannels>                                                                                 \
-    TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                        \
-      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                           \
-      for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                     \
-        const float* x = args.x + tile * (kVectors * kLanes);                                                \
-        float* sums = args.sums + tile * (kVectors * kLanes);                                                \
-        const float* w = args.weights;                                                                       \
-        Vector acc[kChannels][kVectors];                                                                     \
-        for (int c = 0; c < kChannels; ++c)                                                                  \
-          for (int v = 0; v < kVectors; ++v)                                                                 \
-            acc[c][v] = args.accumulate                                                                      \
-                            ? *reinterpret_cast<const Vector*>(sums + c * args.sums_stride + v * kLanes)     \
-                            : Vector{};                                                                      \
-        for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                               \
-          for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                     \
-            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                     \
-            Vector pixel[kVectors];                                                                          \
-            for (int v = 0; v < kVectors; ++v)                                                               \
-              pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES);                        \
-            for (int c = 0; c < kChannels; ++c)                                                              \
-              for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                               \
-          }                                                                                                  \
-        }                                                                                                    \
-        for (int c = 0; c < kChannels; ++c)                                                                  \
-          for (int v = 0; v < kVectors; ++v)                                                                 \
-            *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                \
-      }                                                                                                      \
-    }                                                                                                        \
-    static TileSet all() {                                                                                   \
-      static constexpr TileFunction functions[] = {__VA_ARGS__};                                             \
-      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                      \
-    }                                                                                                        \
+#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                                 \
+  struct NAME {                                                                                                        \
+    typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                                       \
+    static constexpr int kLanes = VECTOR_BYTES / 4;                                                                    \
+    template <int kChannels>                                                                                           \
+    TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                                  \
+      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                                     \
+      for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                               \
+        const float* x = args.x + tile * (kVectors * kLanes);                                                          \
+        float* sums = args.sums + tile * (kVectors * kLanes);                                                          \
+        const float* w = args.weights;                                                                                 \
+        Vector acc[kChannels][kVectors];                                                                               \
+        for (int c = 0; c < kChannels; ++c)                                                                            \
+          for (int v = 0; v < kVectors; ++v)                                                                           \
+            acc[c][v] = args.accumulate ? *reinterpret_cast<const Vector*>(sums + c * args.sums_stride + v * kLanes)   \
+                                        : Vector{};                                                                    \
+        for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                                         \
+          for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                               \
+            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                               \
+            Vector pixel[kVectors];                                                                                    \
+            for (int v = 0; v < kVectors; ++v) pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES); \
+            for (int c = 0; c < kChannels; ++c)                                                                        \
+              for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                                         \
+          }                                                                                                            \
+        }                                                                                                              \
+        for (int c = 0; c < kChannels; ++c)                                                                            \
+          for (int v = 0; v < kVectors; ++v)                                                                           \
+            *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                          \
+      }                                                                                                                \
+    }                                                                                                                  \
+    static TileSet all() {                                                                                             \
+      static constexpr TileFunction functions[] = {__VA_ARGS__};                                                       \
+      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                                \
+    }                                                                                                                  \
   }
 
 TCONV_DEFINE_TILES(BaselineTiles, , 16, 16, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>);

@@ -43,10 +43,10 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
 // Of a positive status, which CUDA alone has.
 TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
 
-#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
-  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
-    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
-  }                                                                               \
-  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {                  \
-    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);                  \
+#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                 \
+  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) { \
+    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call); \
+  }                                                                         \
+  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {             \
+    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);             \
   }

@@ -37,8 +37,7 @@ class ConvBatchNormPoolGroupNorm {
       conv_.run(ConvOutputs<T>{first, samples, raw_, pool_.use_batch_stats != 0 ? partials_ : nullptr});
       pool(first, samples);
     }
-    for (int64_t c = 0; c < p_.out_channels; ++c)
-      batch_norm_[c] = batch_norm_affine<T>(pool_, channels_[c], c);
+    for (int64_t c = 0; c < p_.out_channels; ++c) batch_norm_[c] = batch_norm_affine<T>(pool_, channels_[c], c);
     normalise();
   }
 

@@ -16,8 +16,7 @@
 #if defined(__clang__)
 #define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
 #else  // which would otherwise keep to 256 bits where it vectorises loops
-#define TCONV_TARGET_AVX512 \
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
+#define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
 #endif
 #else
 #define TCONV_HAVE_X86_VECTORS 0

@@ -27,7 +27,8 @@ template <typename S>
 __global__ void __launch_bounds__(BatchNormFinaliseConfig::kThreads)
     batch_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t rows, int64_t channels,
                                BatchNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table,
-                               AccOf<S>* __restrict__ batch_mean, AccOf<S>* __restrict__ batch_var, RunningStatistics running) {
+                               AccOf<S>* __restrict__ batch_mean, AccOf<S>* __restrict__ batch_var,
+                               RunningStatistics running) {
   const int64_t channel = blockIdx.x;
   const MomentsF64 m = block_combine(partials + channel, rows, 1, channels);
   if (threadIdx.x != 0) return;

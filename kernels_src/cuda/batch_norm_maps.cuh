@@ -1,5 +1,6 @@
 // BatchNorm as one affine map per channel, for the kernel that applies it. Batch statistics come as a table from
-// batch_norm_finalise.cuh; running statistics are known before, so that whoever wants a map works it out, with no kernel between:
+// batch_norm_finalise.cuh; running statistics are known before, so that whoever wants a map works it out, with no
+// kernel between:
 //   affine[c] = { running_mean[c], weight[c] / sqrt(running_var[c] + eps), bias[c] }
 #pragma once
 

@@ -41,8 +41,7 @@ class BatchNormPlan {
     if (!args_.use_batch_stats) return kOk;
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     if (measure_)
-      TCONV_RETURN_IF_ERROR(
-          launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
+      TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, batch_, channels_, plane_, stream));
     return launch_batch_norm_finalise<S>(partials, batch_ * num_partials_, channels_, affine(), table(workspace),
                                          static_cast<Acc*>(args_.batch_mean), static_cast<Acc*>(args_.batch_var),
                                          args_.updated, stream);
@@ -51,7 +50,9 @@ class BatchNormPlan {
  private:
   ChannelAffine<Acc>* table(void* workspace) const { return at_offset<ChannelAffine<Acc>>(workspace, table_); }
 
-  BatchNormAffine<S> affine() const { return {static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps}; }
+  BatchNormAffine<S> affine() const {
+    return {static_cast<const S*>(args_.weight), static_cast<const S*>(args_.bias), args_.eps};
+  }
 
   BatchNormPoolArgs args_;
   int64_t batch_, channels_, plane_;

@@ -1,5 +1,6 @@
-// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
-// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line
+// code overlaps. Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py
+// measures both.
 #pragma once
 
 namespace tconv {
@@ -16,16 +17,17 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
-// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for
+// negative v too, where 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
 __device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
   float is_positive;
   asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
   return fabsf(fmaf(-0.5f, twice_below, is_positive));
 }
 
-// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
-// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is
+// 1e-8 for a < 1, 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it
+// lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
   const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
   float q = -2.5470484388279147e-7f;
@@ -40,7 +42,8 @@ __device__ __forceinline__ float normal_cdf(float v) {
   return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
 }
 
-// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where
+// it is below 1e-9.
 __device__ __forceinline__ float coarse_normal_cdf(float v) {
   const float a = fminf(fabsf(v), 13.5f);
   float p = 4.8928164630979154e-8f;

@@ -9,10 +9,10 @@
 #include "../common.h"
 
 // Hands the first non-zero Status or cudaError_t to the caller.
-#define TCONV_RETURN_IF_ERROR(expression)                             \
-  do {                                                                \
-    const int64_t tconv_status = static_cast<int64_t>(expression);    \
-    if (tconv_status != ::tconv::kOk) return tconv_status;            \
+#define TCONV_RETURN_IF_ERROR(expression)                          \
+  do {                                                             \
+    const int64_t tconv_status = static_cast<int64_t>(expression); \
+    if (tconv_status != ::tconv::kOk) return tconv_status;         \
   } while (0)
 
 namespace tconv {
@@ -39,13 +39,13 @@ int64_t launch_configured(const cudaLaunchConfig_t& config, void (*kernel)(Param
 }
 
 template <typename... Params, typename... Args>
-int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
-                      void* stream, Args&&... args) {
+int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                      Args&&... args) {
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host thread:
-// each time takes a microsecond.
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host
+// thread: each time takes a microsecond.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
   thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];

@@ -1,11 +1,11 @@
-// Transposed convolution, element-wise chain and GroupNorm in one kernel on Hopper, from NCHW to NCHW: DRAM sees the input once and
-// the output once. A sample's outputs wait in the shared memory of all processors until its statistics are known.
+// Transposed convolution, element-wise chain and GroupNorm in one kernel on Hopper, from NCHW to NCHW: DRAM sees the
+// input once and the output once. A sample's outputs wait in the shared memory of all processors until its statistics
+// are known.
 //
-// A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a segment each,
-// put outputs through the chain and into shared memory, and store those of the sample before once its statistics are there;
-// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance, loads
-// weights, and brings samples to L2.
-// docs/kernels.md follows a value through.
+// A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a
+// segment each, put outputs through the chain and into shared memory, and store those of the sample before once its
+// statistics are there; producers keep a ring of chunks of the window full; one warp agrees with the sample's other
+// blocks on mean and variance, loads weights, and brings samples to L2. docs/kernels.md follows a value through.
 #pragma once
 
 #include "conv_group_norm_held_consumers.cuh"

@@ -21,8 +21,8 @@ constexpr int kConsumerRegisters = 136;
 constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
 static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
 
-// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
-// there: all bits set, which no result has.
+// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or
+// not. Not there: all bits set, which no result has.
 struct alignas(8) Entry {  // of a block's outputs in a group: mean, and sum of squared deviations from it
   float mean, m2;
 };
@@ -43,9 +43,10 @@ struct Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
   int samples_at_once;  // that are held, by as many times the plan's blocks
-  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
+  // Quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31.
+  int whole_quads;
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
-  int pair_stores;  // pairs of neighbouring outputs are aligned, and a warp has all of its 16 channels or none
+  int pair_stores;     // pairs of neighbouring outputs are aligned, and a warp has all of its 16 channels or none
   int out_h, out_w;
   uint32_t plane_bytes;  // of a channel of a sample of out
   const uint4* weight_tiles;
@@ -63,7 +64,8 @@ struct Args {
   Statistics* statistics;  // [sample][group], the same
 };
 
-// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while multiplying.
+// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while
+// multiplying.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -123,7 +125,8 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 
 struct Shared {
   uint32_t moments, affine, parameters, place, splits, offsets, units, counts, held, weights, ring;
-  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
+  // 8-byte barriers; of rings, arrays.
+  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
     moments = base;
@@ -164,10 +167,14 @@ struct Shared {
   }
 };
 
-// A row's two scales and two shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
+// A row's two scales and two shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for
+// them.
 __device__ __forceinline__ float4 load_affine(uint32_t at) {
   float4 v;
-  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
+               : "memory");
   return v;
 }
 

@@ -1,5 +1,6 @@
-// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
-// element-wise chain, moments, and outputs into shared memory. What a warp has put there, the same warp stores.
+// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of
+// this one bias, element-wise chain, moments, and outputs into shared memory. What a warp has put there, the same warp
+// stores.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
@@ -20,13 +21,15 @@ __device__ __forceinline__ hopper::RingCursor ring_place(uint32_t count, uint32_
 
 // All products of one segment of the block's `turn`-th sample. Gives every chunk and all weights back.
 template <typename Storage>
-__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
+__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn,
+                                                float (&acc)[kN / 2]) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
   const int thread = consumer_thread(), segment = thread / 128;
   constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
   const uint32_t weights_low = hopper::descriptor_low(shared.weights);
-  const uint32_t ring_low = hopper::uniform(hopper::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
+  const uint32_t ring_low =
+      hopper::uniform(hopper::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
   hopper::RingCursor stage = ring_place(turn * plan.num_chunks, plan.num_stages);
   hopper::RingCursor weights = ring_place(turn * plan.weight_rows(), plan.num_weight_stages);
   uint32_t chunk_done = 0, weights_done = 0;  // barriers of the chunk, where it has ended, and the row of taps before
@@ -114,8 +117,8 @@ struct ChannelPair {
   }
 };
 
-// Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean costs no more
-// digits than their spread does.
+// Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean
+// costs no more digits than their spread does.
 struct LaneMoments {
   float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 
@@ -146,8 +149,8 @@ struct LaneMoments {
   }
 };
 
-// The smallest in magnitude of a few of a quad of lanes' accumulators in a channel, which an outlier is not: 0 if none is an output, or
-// finite.
+// The smallest in magnitude of a few of a quad of lanes' accumulators in a channel, which an outlier is not: 0 if none
+// is an output, or finite.
 __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], uint32_t is_first, int half) {
   float least = INFINITY;
 #pragma unroll
@@ -164,15 +167,16 @@ __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], u
   return fabsf(least) < INFINITY ? least : 0.0f;
 }
 
-// Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing waits for them,
-// and memory has nothing to do until then; and it has no registers for the fragments of a long chain side by side. A turn is never
-// negative, which ptxas does not know.
+// Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing
+// waits for them, and memory has nothing to do until then; and it has no registers for the fragments of a long chain
+// side by side. A turn is never negative, which ptxas does not know.
 __device__ __forceinline__ void end_basic_block(int turn) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p exit;\n}" ::"r"(turn) : "memory");
 }
 
-// Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
-// are held, which are stored before: where stores are of pairs, a row with each fragment, so that memory and chain work side by side.
+// Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the
+// sample before are held, which are stored before: where stores are of pairs, a row with each fragment, so that memory
+// and chain work side by side.
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
                                              float (&acc)[kN / 2], int turn) {
@@ -181,7 +185,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
   LaneMoments moments;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
+  for (int half = 0; half < 2; ++half)
+    moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
   const auto finish_fragment = [&](int j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
@@ -193,7 +198,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     const int first = round == 0 ? 0 : (round == 1 ? Stores::kSecond : Stores::kThird) / 4;
     const int end = round == 0 ? Stores::kSecond / 4 : round == 1 ? Stores::kThird / 4 : kFragments;
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
-    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * pair_bytes(sizeof(Storage));
+    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) +
+                          lane % 4 * pair_bytes(sizeof(Storage));
 #pragma unroll
     for (int j = first; j < end; ++j) {
       HeldPair<Storage> words;
@@ -231,7 +237,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
 }
 
 template <bool kPairStores, typename Storage>
-__device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place, int segment) {
+__device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                        int segment) {
   const SegmentPart part(args, place, segment);
   int turn = 0;  // samples before, of this block
   for (; shared.sample(args, turn) < args.batch; ++turn) {

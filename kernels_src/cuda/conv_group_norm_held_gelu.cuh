@@ -11,7 +11,8 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A type of 16 bits, in which results are held as differences from a usual one: they need an absolute error, not a relative one.
+// A type of 16 bits, in which results are held as differences from a usual one: they need an absolute error, not a
+// relative one.
 template <typename Storage>
 struct Difference {
   Storage value;
@@ -19,9 +20,9 @@ struct Difference {
   TCONV_HD operator float() const { return static_cast<float>(value); }
 };
 
-// v Phi(v): 2 Phi(-a) = 2^P(a). P is a minimax fit for the absolute error of a Phi(-a), at most 1.7e-6 (fp16 rounds 0.17, the largest, by
-// 6e-5); the relative one is 1e-4 for v > -2, and 0.6 % down to -5.5, where v itself, rounded to fp16, would be 1 % off.
-// P falls without end, so that Phi(-Inf) = 0.
+// v Phi(v): 2 Phi(-a) = 2^P(a). P is a minimax fit for the absolute error of a Phi(-a), at most 1.7e-6 (fp16 rounds
+// 0.17, the largest, by 6e-5); the relative one is 1e-4 for v > -2, and 0.6 % down to -5.5, where v itself, rounded to
+// fp16, would be 1 % off. P falls without end, so that Phi(-Inf) = 0.
 __device__ __forceinline__ float gelu_of_difference(float v) {
   const float a = fabsf(v);
   float p = -0.00036753618041984737f;

@@ -1,5 +1,5 @@
-// Host side of the kernel that holds a sample's outputs: is it to be used, what does it need, launch. Where it cannot be used, the
-// caller goes another way.
+// Host side of the kernel that holds a sample's outputs: is it to be used, what does it need, launch. Where it cannot
+// be used, the caller goes another way.
 #pragma once
 
 #include "conv_group_norm_held.cuh"
@@ -24,7 +24,8 @@ struct Workspace {
   int64_t tiles_bytes, total_bytes;
 
   explicit Workspace(const Plan& plan)
-      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes),
+        total_bytes(tiles_bytes + kScalesBytes + 256) {}
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
@@ -53,7 +54,8 @@ inline CallPlan plan_anew(const ConvCall& call) {
     return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   result.plan = make_plan(p, call.dtype == kFloat32 ? 4 : 2, static_cast<int>(device.smem_per_block), device.sm_count);
   if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
-  if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, "most processors would have nothing to do");
+  if (!wanted && !pays(result.plan, device.sm_count))
+    return refuse(kUnsupportedKernel, "most processors would have nothing to do");
   result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
   result.fallback.num_partials = 1;
   if (!add_fallback(result.fallback, call, device))
@@ -87,15 +89,16 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
-  return launch_kernel(hopper::transform_weights_hopper_kernel<Storage>, dim3(kChannels), dim3(hopper::WeightsConfig::kThreads), 0, call.stream,
-                       weights);
+  return launch_kernel(hopper::transform_weights_hopper_kernel<Storage>, dim3(kChannels),
+                       dim3(hopper::WeightsConfig::kThreads), 0, call.stream, weights);
 }
 
-// Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not normalised, and
-// `partials` holds its moments. *guard: on the device, or null where nothing raises it. cudaErrorCooperativeLaunchTooLarge: the blocks
-// cannot all run at once, and no output has been written.
+// Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not
+// normalised, and `partials` holds its moments. *guard: on the device, or null where nothing raises it.
+// cudaErrorCooperativeLaunchTooLarge: the blocks cannot all run at once, and no output has been written.
 template <typename Storage>
-int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace, const int** guard) {
+int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace,
+               const int** guard) {
   const ConvCall& conv = call.conv;
   const ConvTransposeLayer& p = conv.layer;
   const Plan& plan = call_plan.plan;
@@ -117,12 +120,14 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.whole_quads = hopper::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                      reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
-  const bool one_piece = p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
+  const bool one_piece =
+      p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
   const bool aligned = reinterpret_cast<uintptr_t>(conv.x) % 16 == 0 && p.x_stride_n * sizeof(Storage) % 16 == 0;
   if (args.whole_quads && one_piece && aligned)
-    args.prefetch_bytes =
-        static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
-  args.pair_stores = p.out_w % 2 == 0 && p.out_channels % (2 * kPartner) == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
+    args.prefetch_bytes = static_cast<int>(
+        round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
+  args.pair_stores = p.out_w % 2 == 0 && p.out_channels % (2 * kPartner) == 0 &&
+                     reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.plane_bytes = static_cast<uint32_t>(p.out_h * p.out_w * static_cast<int64_t>(sizeof(Storage)));
   args.weight_tiles = layout.tiles(workspace);

@@ -1,4 +1,5 @@
-// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_hopper_plan.h.
+// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as
+// conv_transpose_hopper_plan.h.
 #pragma once
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 //   moments of each channel -> of each group in this block -> an entry in global memory
 //   in one block for each group: entries of all blocks of the sample -> mean and variance, in global memory
 //   these -> an affine map per channel
-// A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that follows one
-// which never ended, finds what it expects.
+// A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that
+// follows one which never ended, finds what it expects.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
@@ -63,7 +63,10 @@ struct RowMoments {
 };
 __device__ __forceinline__ RowMoments load_moments(uint32_t at) {
   RowMoments v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.count), "=f"(v.mean), "=f"(v.m2), "=f"(v.shift) : "r"(at) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.count), "=f"(v.mean), "=f"(v.m2), "=f"(v.shift)
+               : "r"(at)
+               : "memory");
   return v;
 }
 
@@ -96,13 +99,14 @@ __device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, con
       total.add(m.count, m.mean, m.m2);
     }
   }
-  const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes), squares = group_sum(total.squares, lanes);
+  const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes),
+              squares = group_sum(total.squares, lanes);
   const float mean = count > 0.0f ? __fdividef(sum, count) : 0.0f, m2 = squares - sum * mean;
   return {total.shift + mean, m2 < 0.0f ? 0.0f : m2};
 }
 
-// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane. meanwhile(): while
-// entries are on their way.
+// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane.
+// meanwhile(): while entries are on their way.
 template <typename Storage, typename Meanwhile>
 __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared& shared, const Entry* entries,
                                          Statistics* statistics, int lane, Meanwhile&& meanwhile) {
@@ -139,19 +143,22 @@ __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared
   return true;
 }
 
-// The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a message and
-// waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages must not.
+// The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a
+// message and waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages
+// must not.
 template <typename Storage>
 constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 8 : 2;
 template <typename Storage>
 constexpr int kPauseNanoseconds = sizeof(Storage) == 4 ? 8 : 32;
-// When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too early.
+// When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too
+// early.
 template <typename Storage>
 constexpr bool kPrefetchesBeforeStatistics = sizeof(Storage) == 2;
 
 // Statistics, after each sample's products; weights; prefetches. One warp.
 template <typename Storage>
-__device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
+__device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                               int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   static_assert(kChannelsPerLane == 2, "groups and channels of a lane");
   const int blocks = args.plan.blocks_per_sample();
@@ -190,10 +197,12 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
       const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane_of_group, lanes);
-      if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+      if (group < args.num_groups && lane_of_group == 0)
+        publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
-    if constexpr (kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    if constexpr (kPrefetchesBeforeStatistics<Storage>)
+      prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
     for (int group = place.block; group < args.num_groups; group += blocks)
       while (!conclude(args, shared, entries + group * blocks, statistics + group, lane, meanwhile)) {
       }
@@ -216,17 +225,21 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
         const float a = __shfl_sync(0xFFFFFFFFu, first, group % 32), b = __shfl_sync(0xFFFFFFFFu, second, group % 32);
         return group < 32 ? a : b;
       };
-      const float center = of_group(mean[0].first(), mean[1].first()), rest = of_group(mean[0].second(), mean[1].second());
+      const float center = of_group(mean[0].first(), mean[1].first()),
+                  rest = of_group(mean[0].second(), mean[1].second());
       const float scale = of_group(rstd[0].first(), rstd[1].first()) * weight[i];
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         const float shift = load_moments(shared.moments_at(segment, channel)).shift;
         store_word(shared.affine_at(segment, channel), __float_as_uint(scale));
-        store_word(shared.affine_at(segment, channel) + 8, __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
+        store_word(shared.affine_at(segment, channel) + 8,
+                   __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
       }
     }
-    hopper::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
-    if constexpr (!kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    // Every lane: racecheck sees no order through one that speaks for its warp.
+    hopper::mbarrier_arrive(shared.affine_full);
+    if constexpr (!kPrefetchesBeforeStatistics<Storage>)
+      prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }
 

@@ -9,15 +9,17 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels of a class.
+// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels
+// of a class.
 constexpr int kPairsOfRound = 32;
 constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
 constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
 static_assert(kRounds == 3, "two splits");
 
-// A sector of memory that is written in parts costs several whole ones: memory takes a sample of 2/19 in 8,400 cycles instead of 11,200
-// where rounds end with sectors. Where those begin differs from channel to channel: a class is the rows of two channels in which they
-// begin alike (with planes of an odd number of pairs nearly so). Of fp32 alone: in 16 bits what that takes costs more than it spares.
+// A sector of memory that is written in parts costs several whole ones: memory takes a sample of 2/19 in 8,400 cycles
+// instead of 11,200 where rounds end with sectors. Where those begin differs from channel to channel: a class is the
+// rows of two channels in which they begin alike (with planes of an odd number of pairs nearly so). Of fp32 alone: in
+// 16 bits what that takes costs more than it spares.
 constexpr int kSectorBytes = 32;
 template <bool kPairStores, typename Storage>
 struct Rounds {
@@ -32,7 +34,8 @@ struct Rounds {
 
 // Where rounds end, a byte for each of two. By some threads of the block.
 template <typename Storage>
-__device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Shared& shared, const Place& place, int thread) {
+__device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                            int thread) {
   using Of = Rounds<true, Storage>;
   if (thread >= kSegments * kRowClasses) return;
   const int segment = thread / kRowClasses, channel = thread % kRowClasses;
@@ -42,7 +45,8 @@ __device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Sha
   };
   const auto begins_sector = [&](const PairPlace& pair) {
     const int64_t plane = int64_t{place.first_sample} * args.plan.out_channels + channel;
-    const Storage* const to = args.out + plane * args.out_h * args.out_w + pair.row * args.out_w + place.strip * args.plan.strip_w + pair.col;
+    const Storage* const to =
+        args.out + plane * args.out_h * args.out_w + pair.row * args.out_w + place.strip * args.plan.strip_w + pair.col;
     return reinterpret_cast<uintptr_t>(to) % kSectorBytes == 0;
   };
   int end = kPairs;  // of what is stored
@@ -63,27 +67,31 @@ template <typename Storage>
 __device__ __forceinline__ void store_output_if(bool wanted, Storage* to, float value) {
   const Storage stored = static_cast<Storage>(value);
   if constexpr (sizeof(Storage) == 4) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.f32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
-                 "f"(stored)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.f32 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(to), "f"(stored)
                  : "memory");
   } else {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u16 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
-                 "h"(*reinterpret_cast<const uint16_t*>(&stored))
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u16 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(to), "h"(*reinterpret_cast<const uint16_t*>(&stored))
                  : "memory");
   }
 }
 // Of a 16-bit type.
 template <typename Storage>
 __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float first, float second) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
-               "r"(pack_rounded<Storage>(first, second))
-               : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)),
+      "l"(to), "r"(pack_rounded<Storage>(first, second))
+      : "memory");
 }
 
 // What the stores of a warp's channels in a sample share, the same in all lanes. Nothing before turn 0.
 template <typename Storage>
 struct WarpStores {
-  int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
+  // The segment's first; of the strip, 0 if there is nothing to store; from the warp's first on.
+  int position, columns, channels;
   uint32_t held, affine, splits;
   Storage* to;  // row 0, column 0 of the strip in the warp's first channel
 

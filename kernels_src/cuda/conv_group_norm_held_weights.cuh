@@ -1,5 +1,5 @@
-// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample, from L2 into a
-// ring of such rows.
+// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample,
+// from L2 into a ring of such rows.
 #pragma once
 
 #include "conv_group_norm_held_args.cuh"
@@ -24,7 +24,8 @@ struct WeightsLoader {
       const int bytes = args.plan.weight_stage_bytes;
       const uint32_t full = shared.weights_full + 8 * stage.slot;
       hopper::mbarrier_arrive_expect_bytes(full, bytes);
-      hopper::bulk_load(shared.weights + stage.slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
+      hopper::bulk_load(shared.weights + stage.slot * bytes,
+                        reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
       stage.next(args.plan.num_weight_stages);
       --rows_left;
       if (++row == args.plan.weight_rows()) row = 0;

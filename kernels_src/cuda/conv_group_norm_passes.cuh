@@ -1,5 +1,5 @@
-// Convolution -> out (and moments of it) -> GroupNorm in place: of the whole batch, or of slices of it whose outputs the second reads
-// from L2.
+// Convolution -> out (and moments of it) -> GroupNorm in place: of the whole batch, or of slices of it whose outputs
+// the second reads from L2.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,8 @@ struct InPasses {
     const ConvCall& conv = call.conv;
     ConvOutputs outputs{conv.out, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = group_norm.producer_partials(conv.workspace);
-    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kWithMoments>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kWithMoments>(
+        conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     return group_norm.run(static_cast<S*>(conv.out), norm::make_group_norm_affine<S>(call.group_norm), conv.workspace,
                           static_cast<cudaStream_t>(conv.stream));
   }
@@ -59,7 +60,8 @@ class InSlices {
   // Slices use it one after the other; the last one, which is smaller, may be cut into more tiles.
   int64_t workspace_bytes() const {
     const int64_t batch = call_.conv.layer.batch;
-    return std::max(InPasses<S>(slice(0)).layout.bytes(), InPasses<S>(slice((batch - 1) / samples_ * samples_)).layout.bytes());
+    return std::max(InPasses<S>(slice(0)).layout.bytes(),
+                    InPasses<S>(slice((batch - 1) / samples_ * samples_)).layout.bytes());
   }
 
   int64_t run() const {

@@ -10,8 +10,8 @@
 namespace tconv {
 namespace cuda {
 
-// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
-// that the answer rules out.
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no
+// kernel is compiled that the answer rules out.
 using tconv::hopper::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.

@@ -1,10 +1,10 @@
-// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise layers, the
-// last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16 tensors need no other
-// kernel behind.
+// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise
+// layers, the last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16
+// tensors need no other kernel behind.
 //
-// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for that
-// phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and all kPhases column
-// phases of a position, so that what it stores is contiguous.
+// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for
+// that phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and
+// all kPhases column phases of a position, so that what it stores is contiguous.
 #pragma once
 
 #include <cstring>
@@ -25,7 +25,8 @@ struct DirectConfig {
   static constexpr int kRows = 2 * kWarps;
   static constexpr int kPositions = 2;  // of a lane, 32 columns apart
   static constexpr int kMaxStride = 8;
-  static constexpr int kMinBlocks = 5;  // of a multiprocessor; asked for none, the compiler spills to make room for more
+  // Of a multiprocessor; asked for none, the compiler spills to make room for more.
+  static constexpr int kMinBlocks = 5;
 };
 
 template <typename Storage>
@@ -38,9 +39,9 @@ struct DirectArgs {
   int64_t x_stride_n, x_stride_c;
   int x_stride_h, x_stride_w;
   int in_h, in_w, out_h, out_w, kernel_h, kernel_w, stride_h, stride_w;
-  int in_channels, out_channels, groups;  // channels of a group
+  int in_channels, out_channels, groups;         // channels of a group
   int channel_blocks, row_blocks, column_parts;  // of a group; of a row phase; of the column phases
-  int first_offset, last_offset;  // of a column from its position, the least and the most over all taps
+  int first_offset, last_offset;                 // of a column from its position, the least and the most over all taps
   AxisPhase rows[DirectConfig::kMaxStride], columns[DirectConfig::kMaxStride];
 };
 
@@ -98,12 +99,13 @@ __device__ __forceinline__ void store_neighbours(Storage* at, const float (&valu
   }
 }
 
-// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants is one
-// of the input's. `x`: the group's first channel; `weights` as staged.
+// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants
+// is one of the input's. `x`: the group's first channel; `weights` as staged.
 template <bool kInside, typename Storage, int kPositions, int kPhases, int kChannels>
-__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectArgs<Storage>& args,
-                                               const AxisPhase& tap_rows, const AxisPhase* columns, const Storage* x,
-                                               const float* weights, int row, int position) {
+__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels],
+                                               const DirectArgs<Storage>& args, const AxisPhase& tap_rows,
+                                               const AxisPhase* columns, const Storage* x, const float* weights,
+                                               int row, int position) {
   for (int in = 0; in < args.in_channels; ++in, x += args.x_stride_c) {
     for (int j = 0; j < tap_rows.tap_count; ++j, weights += args.kernel_w * kChannels) {
       const int in_row = row + tap_rows.offset_first - j * tap_rows.offset_step;
@@ -138,7 +140,8 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 
 // kPhases: neighbouring column phases that a lane computes: all of them, or one.
 template <typename Storage, int kChannels, int kPhases>
-__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
+__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks)
+    conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
   using Config = DirectConfig;
   constexpr int kPositions = Config::kPositions;
   __shared__ Moments warp_moments[Config::kWarps][kChannels];
@@ -151,7 +154,8 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     rest = quotient;
     return digit;
   };
-  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h), part = next_digit(args.column_parts);
+  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h),
+            part = next_digit(args.column_parts);
   const int channel0 = next_digit(args.channel_blocks) * kChannels, group = next_digit(args.groups), sample = rest;
   const AxisPhase& tap_rows = args.rows[row_phase];
   const int row_taps = tap_rows.tap_count;

@@ -36,7 +36,8 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
   int64_t row_taps = 0;
   for (int residue = 0; residue < p.stride_h; ++residue)
     row_taps = std::max<int64_t>(row_taps, phase_h(p, residue).tap_count);
-  plan.smem_bytes = p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
+  plan.smem_bytes =
+      p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
   plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
   // Two blocks to a multiprocessor, or latencies show.
   plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
@@ -83,13 +84,15 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   const auto start = [&](auto channels, auto phases) -> int64_t {
     const auto kernel = conv_transpose_direct_kernel<Storage, decltype(channels)::value, decltype(phases)::value>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
-                         args);
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads),
+                         plan.smem_bytes, call.stream, args);
   };
   const auto with_phases = [&](auto channels) {
-    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());
+    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>())
+                            : start(channels, std::integral_constant<int, 1>());
   };
-  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>()) : with_phases(std::integral_constant<int, 4>());
+  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
+                            : with_phases(std::integral_constant<int, 4>());
 }
 
 }  // namespace cuda

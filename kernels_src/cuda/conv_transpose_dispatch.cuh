@@ -13,14 +13,15 @@ namespace tconv {
 namespace cuda {
 
 struct KernelPlan {
-  int64_t status;       // kOk, or why the call cannot be done
+  int64_t status;  // kOk, or why the call cannot be done
   KernelChoice kernel;
   const char* reason;
   TileGeometry geometry;  // kPortable
-  hopper::Plan hopper;      // kHopper
+  hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
+  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
+  // hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -69,7 +70,8 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
   const ConvTransposeLayer& p = call.layer;
   plan.has_fallback = portable_numeric(call) == Numeric::kTF32;
   if (!plan.has_fallback) return true;
-  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
+  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback))
+    return false;
   plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
   plan.fallback_partials = round_up(plan.fallback_workspace + PortableWorkspace<Fallback>(p).total_bytes, 256);
   plan.workspace_bytes = plan.fallback_partials + p.batch * portable_num_partials(p, plan.fallback) * p.out_channels *
@@ -137,8 +139,8 @@ KernelPlan hopper_plan(const ConvCall& call) {
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is still
-// ahead, with few of both it is behind, and where it would store every third column.
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is
+// still ahead, with few of both it is behind, and where it would store every third column.
 inline bool hopper_pays(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
@@ -146,11 +148,12 @@ inline bool hopper_pays(const ConvTransposeLayer& p) {
 
 // Products of an input and a weight, those that padding crops included.
 inline double num_products(const ConvTransposeLayer& p) {
-  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h *
+         p.kernel_w;
 }
 
-// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
-// group), and where the tensor cores' way would take five launches for little.
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few
+// channels a group), and where the tensor cores' way would take five launches for little.
 inline bool wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
@@ -217,16 +220,17 @@ int64_t conv_workspace_bytes(const ConvCall& call) {
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
-inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
-                               const GuardState* state) {
+inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                               void* workspace, const GuardState* state) {
   if (!plan.has_fallback) return kOk;
   char* const base = static_cast<char*>(workspace);
   const int* guard = &state->out_of_range;
   Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  TCONV_RETURN_IF_ERROR(launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
+  TCONV_RETURN_IF_ERROR(
+      launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
   if (partials == nullptr) return kOk;
-  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials, plan.num_partials,
-                              call.layer.batch, call.layer.out_channels, guard, call.stream);
+  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials,
+                              plan.num_partials, call.layer.batch, call.layer.out_channels, guard, call.stream);
 }
 
 template <Outputs kOutputs>
@@ -237,7 +241,8 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
 
-inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                               void* workspace) {
   return with_portable_config(call, [&](auto config) -> int64_t {
     using Config = decltype(config);
     TCONV_RETURN_IF_ERROR(launch_portable<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));

@@ -1,14 +1,14 @@
 // Transposed convolution on Hopper's tensor cores (wgmma), from NCHW to NCHW with no layout sweep.
 //
-// D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
-// rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
+// D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory
+// as rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; docs/kernels.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
-// The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
-// last warp streams weight tiles by bulk copy.
-// Units of the ring and stages of the weights have full and empty barriers.
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other
+// multiplies. The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store
+// them as pixel rows; the last warp streams weight tiles by bulk copy. Units of the ring and stages of the weights have
+// full and empty barriers.
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
@@ -32,8 +32,8 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
-// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because a loop
-// would wait for every product.
+// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because
+// a loop would wait for every product.
 template <typename Function>
 __device__ __forceinline__ void with_steps(int in_channels, Function&& f) {
   if (in_channels > 32) {
@@ -80,7 +80,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
   const bool elected = threadIdx.x % 32 == 0;
   const uint32_t weights_low = descriptor_low(shared.weights);
   const uint32_t ring_low = descriptor_low(shared.ring);
-  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a ring.
+  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a
+  // ring.
   const int block = warpgroup % plan.blocks_per_sweep;
   const int first_stage = plan.resident_weights ? block : block * plan.ring_stages;
   const int last_stage = first_stage + plan.ring_stages - 1;
@@ -88,7 +89,7 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
   const int ring_pixels = plan.ring_units * kUnitPixels;
   const auto wrapped = [ring_pixels](int pixel) { return pixel >= ring_pixels ? pixel - ring_pixels : pixel; };
   UnitCursor units;
-  int tile_pixel = 0;  // of the ring: where the window of the tile begins
+  int tile_pixel = 0;                // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
   const bool resident = plan.resident_weights != 0, alternate = plan.alternate != 0;
   uint32_t turn_parity = 0;
@@ -128,7 +129,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
           const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index + part == plan.last_tapped_phase;
           const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
           const bool continues = all_in_ring && !at.last_of_chunk();
-          const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
+          const uint32_t part_low =
+              ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
           // Past this the next tile of the line reads, or nobody.
           const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
           const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
@@ -150,7 +152,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
             if constexpr (decltype(steps)::value > 0) {
               multiply_tap<N, decltype(steps)::value, kBFloat16>(acc[part], a, b);
             } else {
-              with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
+              with_steps(in_channels,
+                         [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
             }
             if (resident) {  // nothing is given back: taps follow each other without a wait
               stage.slot += plan.blocks_per_sweep;
@@ -244,10 +247,12 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
       mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
-    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
+    // The warps of the other warpgroup.
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
-      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);  // the warps that multiply by one block's weights
+      // The warps that multiply by one block's weights.
+      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);
     }
     fence_barrier_init();
   }

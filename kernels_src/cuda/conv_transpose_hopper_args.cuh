@@ -20,13 +20,14 @@ struct HopperConfig {
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
-  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
-  // for N/2 accumulators. In 16 bits data warps need less.
+  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to
+  // consumers, for N/2 accumulators. In 16 bits data warps need less.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : kShape.wide || sizeof(Storage) == 2 ? 200 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
-  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <=
+                    kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
 };
 
@@ -48,21 +49,24 @@ struct HopperArgs {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
-  int channel_halves;    // of a block of input channels that are not empty
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
-  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
+  int channel_halves;  // of a block of input channels that are not empty
+  // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31.
+  int whole_batches;
+  int pair_stores;  // neighbouring outputs of a pass are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;  // null: no guard needed (16-bit inputs)
   EpilogueArgs<Storage> epilogue;
   Storage* out;
-  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
-  Moments* partials;           // or null
+  // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
+  const Storage* pool_weight;
+  Moments* partials;  // or null
 };
 
-// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block takes one in as many
-// as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk is what of a range lies in one line.
+// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block
+// takes one in as many as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk
+// is what of a range lies in one line.
 struct TileCursor {
   int chunk;  // its first tile's place among those of its strip, and the strip
   int first_tile, tile, tile_end;

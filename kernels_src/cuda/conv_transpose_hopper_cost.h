@@ -12,14 +12,17 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
   // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again,
+  // weights.
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double multiply =
+      1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
   const double pixel_bytes = kBlockIC * 4.0;
   const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
   const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+  const double weights =
+      plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
   const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
@@ -28,8 +31,8 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
   // Measured: with few bytes to many products a data warp had better load one batch at a time.
   plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one
+  // warpgroup does so while the other multiplies.
   const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
   // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
   const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
@@ -47,10 +50,11 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   // Measured: where weights need not be streamed, twins had better end with a block of stores.
   if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
   // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
+  if (single && plan.ring_ic_blocks > 1)
+    tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
 
-  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out better anywhere. A
-  // new chunk costs the pixels of its reach and the time until the first unit is there.
+  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out
+  // better anywhere. A new chunk costs the pixels of its reach and the time until the first unit is there.
   const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
   const int strip_lines = static_cast<int>(lines / plan.num_strips);

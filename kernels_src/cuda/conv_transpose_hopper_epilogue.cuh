@@ -27,7 +27,8 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
+  // the pitch is.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -42,9 +43,9 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
-// mean costs no more digits than the set's spread does.
-// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
+// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
+// sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -54,7 +55,8 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
+  // in none but the first.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -86,7 +88,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -108,8 +111,8 @@ struct ChannelPair {
 
 // Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels, int group,
-                                                 float (&acc)[N / 2], int j0, int j1) {
+__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels,
+                                                 int group, float (&acc)[N / 2], int j0, int j1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -136,8 +139,8 @@ struct SegmentValues {
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
-                                           int position, int of_lane)
+  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e,
+                                           const ChannelPair& c, int of_group, int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
     int image;
     extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
@@ -204,15 +207,17 @@ struct SegmentValues {
     for (int half = 0; half < 2; ++half) {
       const Moments moments = sums[half].quad_moments(count);
       if (lane % 4 == 0 && channels.real(plan, half))
-        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
+        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] =
+            moments;
     }
   }
 };
 
-// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
-// is stored, so that none waits for another.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
-__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
+__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
+                                           int64_t plane) {
   float2 rows[kStoreChannels];
 #pragma unroll
   for (int c = 0; c < rounds; ++c)
@@ -224,11 +229,12 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
-// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
+// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
+// before drain.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              const Phase& phase, int channel0, int thread,
+__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                              const TileCursor& at, const Phase& phase, int channel0, int thread,
                                               SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
   constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
   const Plan& plan = args.plan;
@@ -239,22 +245,27 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
   const int first_channel = channel0 + warp * 16;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
   const int channels_left = plan.out_channels_per_group - first_channel;
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
-    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
+    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
+    // lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
-    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
+    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
+              rounds = kStoreChannels / channels_at_once;
     const int lane_channel = lane / row_lanes;
-    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
+    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1,
+              lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
     int image, row, col;
@@ -266,7 +277,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
     int64_t to_second = args.stride_w;
     if (kSpreads && apart > 1) {
       int other_image, other_row, other_col;
-      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+      second =
+          extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
       to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
                   static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(other_col - col) * args.stride_w;
@@ -308,16 +320,19 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
-__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                               float (&acc)[N / 2]) {
+__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                               const TileCursor& at, int phase_index, int channel0, int segment,
+                                               const ChannelPair& channels, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const Phase& phase = plan.phases[phase_index];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
-                          args.by_image_rows};
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+                                     phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w),
+                                     plan.image_rows,
+                                     args.by_pitch,
+                                     args.by_image_rows};
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {

@@ -28,7 +28,8 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
+                   device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -53,8 +54,8 @@ int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(HopperConfig<kShapeIndex, Storage>::kThreads),
-                           plan.smem_bytes, stream, args);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)),
+                           dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
@@ -63,8 +64,8 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
-          plan.twin == kShape.twin)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
+          plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
     return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
@@ -72,8 +73,8 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
-// says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
+// pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
@@ -93,8 +94,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
-                                      call.stream, weights));
+  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;

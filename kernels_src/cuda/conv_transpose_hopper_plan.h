@@ -1,19 +1,19 @@
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
-// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
-// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
-// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
-// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
-// wgmma wide. Pixels between rows are computed and dropped.
-// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
-// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
-// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
-// there is no room for all, a ring of one window takes one after the other, again for every sweep.
+// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A
+// phase's outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of
+// pixels, and so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small
+// images of one strip lie behind each other in one line, image_rows apart, so that tiles are full; but not where
+// moments are wanted, which are a sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows
+// they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped. A *sweep* is the
+// part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64 output channels by
+// num_segments segments, a warpgroup each; phase after phase, from the same window. The *window* of a tile is the input
+// it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in *units* of pixels into a ring in
+// shared memory; tiles that follow each other along a line, a *chunk*, share units. The ring's first mirror_pixels are
+// repeated behind its end, so that a segment never wraps; a ring of exactly one window is never wrapped and needs no
+// mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where there is no room
+// for all, a ring of one window takes one after the other, again for every sweep.
 #pragma once
 
 #include "conv_transpose_hopper_cost.h"
@@ -25,8 +25,8 @@ namespace hopper {
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
-  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
-         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+         p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 
 // The parts of a plan that do not depend on the tile shape. Sets usable.
@@ -83,11 +83,12 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
   return plan;
 }
 
-// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
-// one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
-// images to a line as there are.
+// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit.
+// `single`: chunks of one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a
+// segment, one strip, one phase. `stacked`: as many images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit,
+                       int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
   if (side_by_side && plan.num_ic_blocks == 1) return false;
@@ -137,8 +138,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
-  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the
+  // image, its outputs, and what taps of the last output row read beyond the next one's zeros.
   plan.image_rows = below + plan.row_offset;
   raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
   raise(plan.image_rows, max_h);
@@ -153,7 +154,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.reach = static_cast<int>(reach);
   plan.num_tiles = ceil_div(longest, plan.tile_pixels);
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2)
+    return false;
   plan.sweep_tiles = all_taps * plan.num_ic_blocks;
   plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
   for (int i = 0, base = 0; i < plan.num_phases; ++i) {
@@ -163,8 +165,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
     base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
   }
 
-  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
-  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
+  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or
+  // a ring deep enough for one warpgroup to run ahead while another stores its outputs.
   if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
   plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
   plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
@@ -179,8 +181,9 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
-  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns hide no loads.
-  // Measured: with turns, or with three stages, such cuts are slower than others that cost more by the model.
+  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns
+  // hide no loads. Measured: with turns, or with three stages, such cuts are slower than others that cost more by the
+  // model.
   const bool turns_hide_loads = !single || plan.ring_ic_blocks == 1;
   const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
@@ -189,7 +192,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
-      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before
+      // for a free one.
       if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
@@ -200,10 +204,11 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.resident_weights = all_stages <= stages ? 1 : 0;
   plan.ring_stages = stages / blocks_per_sweep;
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
-  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
-  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks &&
-                   turns_hide_loads;
+  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels
+  // before the next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the
+  // epilogue is long (GELU).
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers &&
+                   plan.num_ic_blocks == plan.ring_ic_blocks && turns_hide_loads;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);
@@ -228,7 +233,9 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit,
+                          smem_limit, num_sms))
+            continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";

@@ -1,7 +1,7 @@
-// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
-// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
-// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
-// the same, and an infinite one NaN: there the largest magnitude stands for the window.
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
+// per channel and the activation after it never decreases, so that a window's largest result comes from its largest
+// value where the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every
+// finite value gives the same, and an infinite one NaN: there the largest magnitude stands for the window.
 #pragma once
 
 #include "conv_transpose_hopper_args.cuh"
@@ -17,12 +17,13 @@ __device__ __forceinline__ float pool_weight(const HopperArgs<Storage>& args, in
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
-// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
-// the warp's buffer: 8 channels at a time, a float per column pair.
+// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs
+// of columns are pooled in registers, pairs of rows through the warp's buffer: 8 channels at a time, a float per column
+// pair.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                     int first_position, int channel0, int thread, const float (&weights)[2],
-                                                     const float (&acc)[N / 2]) {
+__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                     const TileCursor& at, int first_position, int channel0, int thread,
+                                                     const float (&weights)[2], const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const int lane = thread % 32, warp = thread / 32 % 4;
   constexpr int kPitch = pool_store_pitch(N);
@@ -49,8 +50,10 @@ __device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& 
                    "f"(norm::max_or_nan(turned(acc[4 * j + 2 * half]), turned(acc[4 * j + 2 * half + 1])))
                    : "memory");
     __syncwarp();
-    Storage* out = args.out + (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
-                   static_cast<int64_t>(first_row) * pooled_w;
+    Storage* out =
+        args.out +
+        (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
+        static_cast<int64_t>(first_row) * pooled_w;
     const uint32_t negative = __ballot_sync(0xFFFFFFFFu, turn != 0);  // bit 4c: channel c
     for (int window = lane; window < windows; window += 32) {
       const int row = static_cast<int>(args.by_pooled_w.quotient(window));
@@ -64,7 +67,8 @@ __device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& 
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         const float largest = norm::max_or_nan(upper[c], lower[c]);
-        if (c < channels_left) out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
+        if (c < channels_left)
+          out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
       }
     }
   }

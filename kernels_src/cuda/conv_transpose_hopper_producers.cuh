@@ -1,5 +1,5 @@
-// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
-// them and store them as pixel rows; one warp streams weight tiles by bulk copy.
+// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread),
+// convert them and store them as pixel rows; one warp streams weight tiles by bulk copy.
 #pragma once
 
 #include <type_traits>
@@ -10,8 +10,8 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
-// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that
+// their 16-byte stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
 __device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
 __device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
 
@@ -37,7 +37,8 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit *
+              plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
     channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
@@ -89,7 +90,8 @@ struct BatchSource {
     }
     column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
     channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels &&
+             column < args.in_w;
     if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
@@ -99,10 +101,11 @@ struct BatchSource {
   }
 };
 
-// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// a half has all of its channels or none.
+// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned
+// vectors and a half has all of its channels or none.
 template <bool kWhole, typename Args, typename Source, typename Storage>
-__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half,
+                                          Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
@@ -127,7 +130,8 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+        const bool valid =
+            source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
@@ -151,7 +155,8 @@ __device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVecto
 
 // Raises the guard where it must be, over pixels that have all been converted.
 template <typename Storage>
-__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest,
+                                             GuardState* guard) {
   if constexpr (sizeof(Storage) == 4) {
     guard_range(largest, guard, [&](auto&& inspect) {
 #pragma unroll
@@ -185,7 +190,8 @@ struct BatchPlace {
   int pixel, part;
 
   template <typename Storage>
-  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place)
+      : pixel(place.slot), part(0) {
     if (args.plan.ring_ic_blocks > 1) {
       pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
       part = place.slot - pixel * args.plan.ring_ic_blocks;
@@ -198,33 +204,35 @@ struct BatchPlace {
 
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
-                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
+__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared,
+                                           const BatchPlace& place, int half, int lane,
+                                           const uint4 (&pixels)[kVectorPixels]) {
   const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
   // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
   const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
   store_pixels(at, chunk, pixels);
-  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
+  if (place.pixel < args.plan.mirror_pixels)
+    store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order through others.
+// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order
+// through others.
 __device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
   mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
   mbarrier_wait(shared.unit_full + 8 * place.unit(), parity ^ 1);
 }
 
-// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
-// loads under way.
-// All lanes report: racecheck sees no order through one that speaks for its warp.
+// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
+// the loads under way. All lanes report: racecheck sees no order through one that speaks for its warp.
 __device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place) {
   mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
 // kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp, int data_warps,
-                                               int lane) {
+__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp,
+                                               int data_warps, int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
   constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
@@ -288,7 +296,8 @@ __device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args,
   if (plan.resident_weights) {
     for (int i = 0; block == 0 && i < plan.weight_stages; ++i) {
       mbarrier_arrive_expect_bytes(shared.weight_full + 8 * i, kTapBytes);
-      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes, shared.weight_full + 8 * i);
+      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes,
+                shared.weight_full + 8 * i);
     }
     return;
   }

@@ -1,5 +1,5 @@
-// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line, multiplied
-// in one pass, leave interleaved, so that stores fill sectors.
+// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line,
+// multiplied in one pass, leave interleaved, so that stores fill sectors.
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
@@ -8,12 +8,13 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the warp's
-// buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
+// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the
+// warp's buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                    int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                                    float (&even)[N / 2], float (&odd)[N / 2]) {
+__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                    const TileCursor& at, int phase_index, int channel0, int segment,
+                                                    const ChannelPair& channels, float (&even)[N / 2],
+                                                    float (&odd)[N / 2]) {
   constexpr int kPixels = kStoreColumns / 2, kFragments = kPixels / 8;  // of a block of columns
   constexpr int kBlocks = (N + kPixels - 1) / kPixels, kLastPixels = N % kPixels == 0 ? kPixels : N % kPixels;
   static_assert(32 % kLastPixels == 0 && kPixels == 32, "a warp reads whole rows of one or more channels");
@@ -26,15 +27,20 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
   const int channels_left = plan.out_channels_per_group - first_channel;
   if (channels_left <= 0) return;
   const int strip_col = at.strip * plan.tile_w;
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                                     min(plan.tile_w, phase.out_count_w - strip_col), plan.image_rows, args.by_pitch,
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+                                     phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - strip_col),
+                                     plan.image_rows,
+                                     args.by_pitch,
                                      args.by_image_rows};
   const int odd_cols = plan.phases[phase_index + 1].out_count_w - strip_col;  // as many as even ones, or one less
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
@@ -61,8 +67,9 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
       __syncwarp();
 #pragma unroll
       for (int j = j0; j < j1; ++j)
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64), "f"(even[4 * j + 2 * half]),
-                     "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]), "f"(odd[4 * j + 2 * half + 1])
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64),
+                     "f"(even[4 * j + 2 * half]), "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]),
+                     "f"(odd[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
       if (paired) {

@@ -1,5 +1,5 @@
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_hopper_plan.h makes
-// it and defines the terms). Plain C++.
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call
+// (conv_transpose_hopper_plan.h makes it and defines the terms). Plain C++.
 #pragma once
 
 #include "../call.h"
@@ -7,13 +7,13 @@
 namespace tconv {
 namespace hopper {
 
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kBlockOC = 64;  // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;  // channels of a window: 128 bytes of 16-bit values per pixel
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kUnitPixels = 64;    // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;   // what a data warp moves at once
 constexpr int kMaxRingUnits = 28;  // what fits shared memory
 constexpr int kMaxWeightStages = 32;
 struct Shape {
@@ -25,17 +25,17 @@ struct Shape {
   bool wide;       // consumers take registers from data warps, which in fp32 have them for one batch in flight
 };
 // The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false},
-                             {2, 256, 4, false, false, false, true},
-                             {2, 128, 8, false, true, false, false},
-                             {2, 128, 4, false, false, false, false},
-                             {2, 104, 4, false, false, true, false},
-                             {2, 64, 4, false, false, true, false}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false}, {2, 256, 4, false, false, false, true},
+                             {2, 128, 8, false, true, false, false}, {2, 128, 4, false, false, false, false},
+                             {2, 104, 4, false, false, true, false}, {2, 64, 4, false, false, true, false}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the
+// epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled,
+// and moments.
 enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
-// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling takes its time.
+// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling
+// takes its time.
 TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (shape.wide) return outputs == Outputs::kAlone;
   if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
@@ -43,24 +43,25 @@ TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
   return outputs == Outputs::kAlone || !shape.twin;
 }
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+constexpr int kVectorPixels = 4;  // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers.
 constexpr int kStoreColumns = 64;
 constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the
+// banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
 
 struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
+  int out_first_h, out_first_w;        // residues
+  int out_count_h, out_count_w;        // outputs of this phase
+  int taps_h, taps_w;                  // both 0 where either is
   int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
+  int row_shift, col_shift;            // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                     // the same as pixels along the line
+  int weight_base;                     // first weight tile of this phase, from the sweep's first
 };
 
 struct Plan {
@@ -68,37 +69,38 @@ struct Plan {
   const char* reason;  // why not usable
   int num_consumers;   // warpgroups that multiply
   int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
+  int n;              // columns of a segment's wgmma
+  int twin;           // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;  // output columns of a strip; pixels of the line per row
+  int line_samples;   // images behind each other in a line
+  int image_rows;     // of the line, from one to the next
   int num_segments;
   int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
   int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
-  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int pooled;      // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;       // pixels of a window beyond its tile's, the most over phases
+  int row_offset;  // input row of the line's row 0
+  // Input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one.
+  int col_offset;
+  int tap_step_h, tap_step_w;             // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;       // and of the kernel
   int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
-  int last_tapped_phase;  // with it a tile's window is used for the last time
-  int line_tiles;      // places of a line among those of all, num_tiles or a few more that stay empty
-  int range_tiles;     // neighbouring places of a strip's that a block takes at once
-  int total_tiles;     // places of all lines
+  int last_tapped_phase;                  // with it a tile's window is used for the last time
+  int line_tiles;   // places of a line among those of all, num_tiles or a few more that stay empty
+  int range_tiles;  // neighbouring places of a strip's that a block takes at once
+  int total_tiles;  // places of all lines
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_ic_blocks;     // side by side: all, or one
+  int window_loads;       // how often a tile's window is loaded, block by block: once, where all lie side by side
   int ring_block_pixels;  // of one of them, the mirror included
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int weight_stages;      // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;        // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int alternate;             // warpgroups multiply in turns, and one stores its outputs while the other multiplies
   int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
   int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;

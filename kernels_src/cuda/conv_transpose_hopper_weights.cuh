@@ -1,11 +1,11 @@
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
-//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
-//      channels beyond the end are zero.
-//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
-//      input channels, a row of 32 bytes in the 32-byte swizzle.
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels
+//      in 16 bits, a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then
+//      column; channels beyond the end are zero.
+//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output
+//      channels x 16 input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 #pragma once
@@ -36,8 +36,8 @@ struct WeightsConfig {
 };
 
 template <typename Storage>
-__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hopper_kernel(const __grid_constant__
-                                                                                  WeightsArgs<Storage> args) {
+__global__ void __launch_bounds__(WeightsConfig::kThreads)
+    transform_weights_hopper_kernel(const __grid_constant__ WeightsArgs<Storage> args) {
   let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    const WeightScale found =
+        find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
     scale = found.scale;
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {
@@ -66,7 +67,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
     while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
     const Phase& phase = plan.phases[phase_index];
     const int num_taps = phase.taps_h * phase.taps_w;
-    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
+    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps,
+              ic_block = tile_of_phase / num_taps;
     const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
     const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
     uint32_t packed[4] = {0, 0, 0, 0};
@@ -91,8 +93,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
         args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
       continue;
     }
-    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
-                         tile_of_phase;
+    const int64_t tile =
+        (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base + tile_of_phase;
     args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
   }
 }

@@ -54,9 +54,8 @@ __device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_operand(St
 }
 
 template <typename Storage, bool kRound>
-__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args,
-                                                                             int64_t n, int64_t oc, int64_t oh,
-                                                                             int64_t ow) {
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args, int64_t n,
+                                                                             int64_t oc, int64_t oh, int64_t ow) {
   using Acc = typename StorageTraits<Storage>::Acc;
   const ConvTransposeLayer& p = args.layer;
   const int64_t oc_per_group = args.oc_per_group, ic_per_group = args.ic_per_group;
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
       const int64_t oh = args.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
       if constexpr (std::is_same_v<Storage, float>)
         v = args.round_operands ? plain_output<Storage, true>(args, n, oc, oh, ow)
-                                  : plain_output<Storage, false>(args, n, oc, oh, ow);
+                                : plain_output<Storage, false>(args, n, oc, oh, ow);
       else
         v = plain_output<Storage, false>(args, n, oc, oh, ow);
       v = apply_epilogue<Acc, Storage>(v, args.epilogue, oc);

@@ -1,5 +1,6 @@
 // The transposed convolution whose output is never written: the Hopper kernel pools 2 x 2 windows in its epilogue.
-// fp32 operands that fp16 containers cannot hold are computed again behind the guard (conv_transpose_pooled_fallback.cuh).
+// fp32 operands that fp16 containers cannot hold are computed again behind the guard
+// (conv_transpose_pooled_fallback.cuh).
 #pragma once
 
 #include "conv_transpose_dispatch.cuh"
@@ -42,20 +43,23 @@ inline PooledPlan plan_pooled_anew(const ConvCall& call) {
 }
 
 // status kOk: the call's outputs can be pooled in the epilogue.
-inline const PooledPlan& plan_pooled(const ConvCall& call) { return remembered_plan<PooledPlan, plan_pooled_anew>(call); }
+inline const PooledPlan& plan_pooled(const ConvCall& call) {
+  return remembered_plan<PooledPlan, plan_pooled_anew>(call);
+}
 
 // outputs.out: [batch][out_channels][out_h / 2][out_w / 2], outputs.partials: moments of the unpooled outputs, or null.
 // pool_weight: the BatchNorm weight, [out_channels], or null.
-inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
-                             void* workspace) {
+inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                             const void* pool_weight, void* workspace) {
   const ConvTransposeLayer& p = call.layer;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(
       hopper::launch<hopper::Outputs::kPooled>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
   if (call.dtype != kFloat32) return kOk;
-  return launch_pooled_fallback(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight), outputs.partials,
-                            plan.num_partials, &hopper::HopperWorkspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);
+  return launch_pooled_fallback(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight),
+                                outputs.partials, plan.num_partials,
+                                &hopper::HopperWorkspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);
 }
 
 }  // namespace cuda

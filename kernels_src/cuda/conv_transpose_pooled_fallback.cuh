@@ -1,13 +1,15 @@
-// The pooled convolution for any fp32 operands: TF32 numbers, whose range is fp32's, where the Hopper kernel's fp16 containers
-// cannot hold them. Launched behind that kernel over the same outputs and moments, it does nothing while the guard is down;
-// so it is one launch without scratch memory, and simple rather than fast: weights through shared memory, inputs from the cache.
+// The pooled convolution for any fp32 operands: TF32 numbers, whose range is fp32's, where the Hopper kernel's fp16
+// containers cannot hold them. Launched behind that kernel over the same outputs and moments, it does nothing while the
+// guard is down; so it is one launch without scratch memory, and simple rather than fast: weights through shared
+// memory, inputs from the cache.
 //
-// out [batch][out_channels][out_h / 2][out_w / 2] of a stride-1 convolution: the largest value of a 2 x 2 window where the
-// channel's BatchNorm weight is positive, the smallest where it is negative, the largest magnitude where it is zero.
-// partials [batch][num_partials][out_channels]: moments of the unpooled outputs, all in the first entry, the rest empty.
+// out [batch][out_channels][out_h / 2][out_w / 2] of a stride-1 convolution: the largest value of a 2 x 2 window where
+// the channel's BatchNorm weight is positive, the smallest where it is negative, the largest magnitude where it is
+// zero. partials [batch][num_partials][out_channels]: moments of the unpooled outputs, all in the first entry, the rest
+// empty.
 //
-// A block computes 16 channels of a sample, a warp two rows x 8 kColumnTiles columns at a time: mma's fragments hold both
-// rows and both columns of a window in one thread.
+// A block computes 16 channels of a sample, a warp two rows x 8 kColumnTiles columns at a time: mma's fragments hold
+// both rows and both columns of a window in one thread.
 #pragma once
 
 #include "../epilogue.h"
@@ -46,13 +48,16 @@ struct WeightStage {
   float values[PooledFallbackConfig::kInChannels][PooledFallbackConfig::kChannels][kRow];
 
   // All threads of the block.
-  __device__ __forceinline__ void load(const PooledFallbackArgs& args, int64_t group, int channel0, int in0, int tap0, int taps) {
+  __device__ __forceinline__ void load(const PooledFallbackArgs& args, int64_t group, int channel0, int in0, int tap0,
+                                       int taps) {
     const ConvTransposeLayer& p = args.layer;
-    const int num_in = static_cast<int>(p.in_channels / p.groups), num_out = static_cast<int>(p.out_channels / p.groups);
+    const int num_in = static_cast<int>(p.in_channels / p.groups),
+              num_out = static_cast<int>(p.out_channels / p.groups);
     const int64_t plane = p.kernel_h * p.kernel_w;
     const int count = PooledFallbackConfig::kInChannels * PooledFallbackConfig::kChannels * taps;
     for (int i = threadIdx.x; i < count; i += PooledFallbackConfig::kThreads) {
-      const int tap = i % taps, channel = i / taps % PooledFallbackConfig::kChannels, in = i / taps / PooledFallbackConfig::kChannels;
+      const int tap = i % taps, channel = i / taps % PooledFallbackConfig::kChannels,
+                in = i / taps / PooledFallbackConfig::kChannels;
       float value = 0.0f;
       if (in0 + in < num_in && channel0 + channel < num_out)
         value = args.weight[((group * num_in + in0 + in) * num_out + channel0 + channel) * plane + tap0 + tap];
@@ -60,7 +65,8 @@ struct WeightStage {
     }
   }
 
-  // This lane's part of a tap's m16 x k8 fragment: channels lane / 4 and 8 behind, input channels lane % 4 and 4 behind.
+  // This lane's part of a tap's m16 x k8 fragment: channels lane / 4 and 8 behind, input channels lane % 4 and 4
+  // behind.
   __device__ __forceinline__ uint4 fragment(int tap, int lane) const {
     const int channel = lane / 4, in = lane % 4;
     return make_uint4(__float_as_uint(values[in][channel][tap]), __float_as_uint(values[in][channel + 8][tap]),
@@ -71,9 +77,11 @@ struct WeightStage {
 // acc[row][tile]: rows row0 and row0 + 1, columns col0 + 8 tile.. of the outputs, 16 channels each.
 using PooledFallbackSums = float[2][PooledFallbackConfig::kColumnTiles][4];
 
-// Adds the products of the staged taps. `in_plane`: this lane's input channel lane % 4 of the stage; `num_in` real ones from there.
-__device__ __forceinline__ void multiply_staged(PooledFallbackSums& acc, const PooledFallbackArgs& args, const WeightStage& stage,
-                                                const float* in_plane, int num_in, int row0, int col0, int tap0, int taps, int lane) {
+// Adds the products of the staged taps. `in_plane`: this lane's input channel lane % 4 of the stage; `num_in` real ones
+// from there.
+__device__ __forceinline__ void multiply_staged(PooledFallbackSums& acc, const PooledFallbackArgs& args,
+                                                const WeightStage& stage, const float* in_plane, int num_in, int row0,
+                                                int col0, int tap0, int taps, int lane) {
   const ConvTransposeLayer& p = args.layer;
   const int kernel_w = static_cast<int>(p.kernel_w), in_h = static_cast<int>(p.in_h), in_w = static_cast<int>(p.in_w);
   const int row_stride = static_cast<int>(p.x_stride_h), col_stride = static_cast<int>(p.x_stride_w);
@@ -97,12 +105,14 @@ __device__ __forceinline__ void multiply_staged(PooledFallbackSums& acc, const P
           b[tile][half] = exists ? round_to_tf32(__ldg(planes[half] + in_row * row_stride + col * col_stride)) : 0u;
         }
 #pragma unroll
-      for (int tile = 0; tile < PooledFallbackConfig::kColumnTiles; ++tile) mma_m16n8k8_tf32(acc[row][tile], a, b[tile][0], b[tile][1]);
+      for (int tile = 0; tile < PooledFallbackConfig::kColumnTiles; ++tile)
+        mma_m16n8k8_tf32(acc[row][tile], a, b[tile][0], b[tile][1]);
     }
   }
 }
 
-// Moments of what a quad of lanes holds of one channel; `exists(row, tile, e)` for this lane's values. In every lane of the quad.
+// Moments of what a quad of lanes holds of one channel; `exists(row, tile, e)` for this lane's values. In every lane of
+// the quad.
 template <typename Value, typename Exists>
 __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) {
   const auto quad_sum = [](float v) {
@@ -125,7 +135,8 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
   return Moments{count, mean, over_all([mean](float v) { return (v - mean) * (v - mean); })};
 }
 
-__global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1) conv_transpose_pooled_fallback_kernel(const __grid_constant__ PooledFallbackArgs args) {
+__global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1)
+    conv_transpose_pooled_fallback_kernel(const __grid_constant__ PooledFallbackArgs args) {
   using Config = PooledFallbackConfig;
   await_previous_kernels();
   if (*args.only_if == 0) return;
@@ -171,7 +182,8 @@ __global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1) conv_transp
 #pragma unroll
             for (int tile = 0; tile < Config::kColumnTiles; ++tile)
 #pragma unroll
-              for (int e = 0; e < 2; ++e) value(row, tile, e) = apply_epilogue<float, float>(value(row, tile, e), args.epilogue, channel);
+              for (int e = 0; e < 2; ++e)
+                value(row, tile, e) = apply_epilogue<float, float>(value(row, tile, e), args.epilogue, channel);
           const Moments here = quad_moments(
               value, [&](int row, int tile, int e) { return real && row0 + row < out_h && col_of(tile, e) < out_w; });
           moments[half].combine(here.count, here.mean, here.m2);
@@ -180,7 +192,8 @@ __global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1) conv_transp
           const float sign = weight < 0.0f ? -1.0f : 1.0f;
           const auto turned = [&](float v) { return weight == 0.0f ? fabsf(v) : v * sign; };
           if (!real || row0 + 1 >= out_h) continue;
-          float* const out_row = args.out + ((sample * p.out_channels + channel) * (out_h / 2) + row0 / 2) * (out_w / 2);
+          float* const out_row =
+              args.out + ((sample * p.out_channels + channel) * (out_h / 2) + row0 / 2) * (out_w / 2);
 #pragma unroll
           for (int tile = 0; tile < Config::kColumnTiles; ++tile) {
             if (col_of(tile, 1) >= out_w) continue;
@@ -195,13 +208,15 @@ __global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1) conv_transp
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       if (lane % 4 == 0)
-        shared_moments[warp][lane / 4 + 8 * half] = Moments{static_cast<float>(moments[half].count), static_cast<float>(moments[half].mean),
-                                                            static_cast<float>(moments[half].m2)};
+        shared_moments[warp][lane / 4 + 8 * half] =
+            Moments{static_cast<float>(moments[half].count), static_cast<float>(moments[half].mean),
+                    static_cast<float>(moments[half].m2)};
     __syncthreads();
     const int channel = channel0 + static_cast<int>(threadIdx.x);
     if (threadIdx.x < Config::kChannels && channel < num_out) {
       MomentsF64 sum;
-      for (const auto& of_warp : shared_moments) sum.combine(of_warp[threadIdx.x].count, of_warp[threadIdx.x].mean, of_warp[threadIdx.x].m2);
+      for (const auto& of_warp : shared_moments)
+        sum.combine(of_warp[threadIdx.x].count, of_warp[threadIdx.x].mean, of_warp[threadIdx.x].m2);
       Moments* to = args.partials + sample * args.num_partials * p.out_channels + group * num_out + channel;
       *to = Moments{static_cast<float>(sum.count), static_cast<float>(sum.mean), static_cast<float>(sum.m2)};
       for (int64_t k = 1; k < args.num_partials; ++k) to[k * p.out_channels] = Moments{0.0f, 0.0f, 0.0f};
@@ -211,8 +226,8 @@ __global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1) conv_transp
 }
 
 // `blocks`: as many as run at once. Other arguments as in the parameters.
-inline int64_t launch_pooled_fallback(const ConvCall& call, float* out, const float* pool_weight, Moments* partials, int64_t num_partials,
-                                  const int* only_if, int blocks) {
+inline int64_t launch_pooled_fallback(const ConvCall& call, float* out, const float* pool_weight, Moments* partials,
+                                      int64_t num_partials, const int* only_if, int blocks) {
   PooledFallbackArgs args;
   args.layer = call.layer;
   args.x = static_cast<const float*>(call.x);
@@ -223,8 +238,8 @@ inline int64_t launch_pooled_fallback(const ConvCall& call, float* out, const fl
   args.partials = partials;
   args.num_partials = num_partials;
   args.only_if = only_if;
-  return launch_overlapped(conv_transpose_pooled_fallback_kernel, dim3(static_cast<unsigned>(blocks)), dim3(PooledFallbackConfig::kThreads), 0,
-                           call.stream, args);
+  return launch_overlapped(conv_transpose_pooled_fallback_kernel, dim3(static_cast<unsigned>(blocks)),
+                           dim3(PooledFallbackConfig::kThreads), 0, call.stream, args);
 }
 
 }  // namespace cuda

@@ -52,9 +52,9 @@ struct WindowFill {
   using Chunk = PixelChunk<Config>;
   static constexpr int kStep = Config::kFillPixels * (Config::kNumWarps / Config::kChunks);  // pixels per fill
 
-  const Storage* source;  // this warp's first channel of the sample
-  int channels;           // how many of the chunk's channels exist
-  int flat, line, column; // window pixel 0: flat position, and what its line and column add up to in the input
+  const Storage* source;   // this warp's first channel of the sample
+  int channels;            // how many of the chunk's channels exist
+  int flat, line, column;  // window pixel 0: flat position, and what its line and column add up to in the input
 
   __device__ __forceinline__ static unsigned chunk_position() { return threadIdx.x / 32 % Config::kChunks; }
 
@@ -104,7 +104,7 @@ struct WindowFill {
 template <typename Config>
 struct WeightRing {
   const unsigned char* source;  // this thread's first bytes of the next tile to copy
-  uint32_t ring;               // shared address
+  uint32_t ring;                // shared address
   int tiles_left;
   int write_stage, read_stage;
 
@@ -113,8 +113,7 @@ struct WeightRing {
       --tiles_left;
       const uint32_t dst = ring + write_stage * Config::WEIGHT_TILE_BYTES + threadIdx.x * 16;
 #pragma unroll
-      for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads)
-        cp_async_16(dst + i, source + i);
+      for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads) cp_async_16(dst + i, source + i);
       source += Config::WEIGHT_TILE_BYTES;
       write_stage = write_stage + 1 == Config::kStages ? 0 : write_stage + 1;
     }
@@ -210,8 +209,8 @@ struct FillRound {
 // As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
 // `watch` has seen of it.
 template <typename Config, int kFills, typename Args>
-__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
-                                            const Args& args) {
+__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window,
+                                            RangeWatch watch, const Args& args) {
 #pragma unroll 1
   for (; first < args.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
@@ -222,9 +221,8 @@ __device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int 
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
-    conv_transpose_portable_kernel(
-        const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
+__global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm) conv_transpose_portable_kernel(
+    const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   using Fill = WindowFill<Config>;
   static_assert(sizeof(TileWork) <= Config::SMEM_WORK_BYTES, "the block's work must fit its place");
@@ -249,7 +247,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int64_t tiles_before = static_cast<int64_t>(work.group * args.num_oc_blocks + work.oc_block) *
                                    (args.kernel_h * args.kernel_w) * args.num_ic_blocks;
       ring.source = args.weight_stream + Config::WEIGHT_TILE_BYTES *
-                                          (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
+                                             (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
       ring.source += threadIdx.x * 16;
       ring.ring = smem_address(shared);
       ring.tiles_left = num_steps;
@@ -266,9 +264,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int first = (warp * Config::kSegmentsPerWarp + 2 * s + lane / 16) * 8;
       const int line = first / g.segment_width;
       pair_offset[s] =
-          first >= g.tile_pixels
-              ? 0
-              : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
+          first >= g.tile_pixels ? 0 : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
     }
 
     Fill fill;
@@ -340,10 +336,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     const int64_t num_channels = args.groups * args.oc_per_group;
     output.out = args.out + (work.sample * num_channels + output.channel) * args.out_plane;
     const int64_t num_partials = static_cast<int64_t>(args.stride_h * args.stride_w) * (g.tiles_h * g.tiles_w);
-    output.partials =
-        args.partials == nullptr
-            ? nullptr
-            : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
+    output.partials = args.partials == nullptr
+                          ? nullptr
+                          : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
 #pragma unroll
     for (int i = 0; i < TileOutput<Config, Storage>::kPixelsPerLane; ++i) {
       const int pixel = lane + 32 * i, position = work.flat + pixel;

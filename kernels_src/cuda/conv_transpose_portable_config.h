@@ -19,28 +19,28 @@ struct PortableConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
   static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded
-  static constexpr int kElementBytes = kStrict ? 4 : 2;             // of an operand in shared memory
+  static constexpr int kElementBytes = kStrict ? 4 : 2;            // of an operand in shared memory
 
   static constexpr int kNumWarps = 4;
   static constexpr int kNumThreads = 32 * kNumWarps;
   static constexpr int kMinBlocksPerSm = 2;  // caps registers at 65536 / (blocks * threads)
   static constexpr int BLOCK_OC = 64;
-  static constexpr int kRowTiles = BLOCK_OC / 16;               // m16 tiles
-  static constexpr int kSegmentsPerWarp = kStrict ? 4 : 8;      // n8 tiles; strict keeps two weight pieces in registers
-  static constexpr int kSegmentPairs = kSegmentsPerWarp / 2;    // what one ldmatrix reads, half a pixel of each
+  static constexpr int kRowTiles = BLOCK_OC / 16;             // m16 tiles
+  static constexpr int kSegmentsPerWarp = kStrict ? 4 : 8;    // n8 tiles; strict keeps two weight pieces in registers
+  static constexpr int kSegmentPairs = kSegmentsPerWarp / 2;  // what one ldmatrix reads, half a pixel of each
   static constexpr int BLOCK_PIX = 8 * kSegmentsPerWarp * kNumWarps;
   static constexpr int PIXEL_BYTES = 64;                        // one pixel's channels in shared memory
   static constexpr int BLOCK_IC = PIXEL_BYTES / kElementBytes;  // 16 fp32 or 32 halves: two mma k-steps
   static constexpr int kChunks = PIXEL_BYTES / 16;              // 16-byte chunks of a pixel
   static constexpr int kChunkElements = 16 / kElementBytes;
-  static constexpr int kStages = 4;         // weight tiles in flight or in use
+  static constexpr int kStages = 4;                        // weight tiles in flight or in use
   static constexpr int kFillsInFlight = kStrict ? 2 : 1;   // chunks per thread and step loaded ahead of the products
   static constexpr int kLateFills = 4;                     // at once, those that too few steps could not take along
   static constexpr int kFirstFills = 64 / kChunkElements;  // at once, those of a tile's first window
-  static constexpr int kFillPixels = 32;    // pixels per fill: one per lane
+  static constexpr int kFillPixels = 32;                   // pixels per fill: one per lane
 
   static constexpr int kWeightPieces = kStrict ? 2 : 1;  // strict: high and low part
-  static constexpr int FRAGMENT_TILE_BYTES = 32 * 16;  // m16 x k-step: 16 bytes per lane
+  static constexpr int FRAGMENT_TILE_BYTES = 32 * 16;    // m16 x k-step: 16 bytes per lane
   static constexpr int WEIGHT_PIECE_BYTES = BLOCK_OC * PIXEL_BYTES;
   static constexpr int WEIGHT_TILE_BYTES = WEIGHT_PIECE_BYTES * kWeightPieces;
   static constexpr int SMEM_WORK_BYTES = 256;  // what the block works on

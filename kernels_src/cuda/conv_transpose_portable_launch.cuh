@@ -11,9 +11,20 @@ namespace cuda {
 // Indices within a channel's plane are 32-bit in this kernel (offsets of samples and channels are 64-bit).
 inline bool fits_32_bit_indices(const ConvTransposeLayer& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
-  const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
-                           p.padding_h, p.padding_w, p.kernel_h * p.kernel_w * p.in_channels, p.kernel_h * p.dilation_h,
-                           p.kernel_w * p.dilation_w, p.out_h * p.out_w};
+  const int64_t small[] = {p.in_channels,
+                           p.out_channels,
+                           p.in_h,
+                           p.in_w,
+                           p.out_h,
+                           p.out_w,
+                           p.stride_h,
+                           p.stride_w,
+                           p.padding_h,
+                           p.padding_w,
+                           p.kernel_h * p.kernel_w * p.in_channels,
+                           p.kernel_h * p.dilation_h,
+                           p.kernel_w * p.dilation_w,
+                           p.out_h * p.out_w};
   for (const int64_t value : small)
     if (value > kLimit) return false;
   const int64_t strides[] = {p.x_stride_c, p.x_stride_h, p.x_stride_w};
@@ -58,7 +69,8 @@ struct PortableWorkspace {
   explicit PortableWorkspace(const ConvTransposeLayer& p) {
     stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
     scales_at = stream_at + portable_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
-    guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
+    guard_at =
+        scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
     total_bytes = guard_at + (Config::kContainers ? 256 : 0);
   }
   AxisPhase* phases(void* base) const { return static_cast<AxisPhase*>(base); }
@@ -70,7 +82,8 @@ struct PortableWorkspace {
 // The scales of an fp32 call's containers, its guard cleared before.
 template <typename Config>
 int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Config>& layout, void* workspace) {
-  const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+  const cudaError_t cleared =
+      cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.layer.out_channels)),
                        dim3(kWeightScaleThreads), 0, call.stream, call.layer, static_cast<const float*>(call.weight),
@@ -80,8 +93,8 @@ int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Confi
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
-int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr) {
+int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials,
+                        void* workspace, const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeLayer& p = call.layer;
   const PortableWorkspace<Config> layout(p);
@@ -149,8 +162,8 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                           geometry.smem_bytes, call.stream, args);
+  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
+                           dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
 
 }  // namespace cuda

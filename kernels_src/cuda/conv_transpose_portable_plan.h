@@ -61,8 +61,7 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;
-    if (phase.out_count + phase.offset_first > s.flat_pitch)
-      s.flat_pitch = phase.out_count + phase.offset_first;
+    if (phase.out_count + phase.offset_first > s.flat_pitch) s.flat_pitch = phase.out_count + phase.offset_first;
   }
   return s;
 }
@@ -75,8 +74,8 @@ inline int64_t ceil_div(int64_t value, int64_t divisor) { return (value + diviso
 template <typename Config>
 bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w, int64_t num_ic_blocks,
                      int64_t tiles_elsewhere, const TileLimits& limits) {
-  constexpr double kFillCost = 0.35;    // per window pixel
-  constexpr double kSectorCost = 35.0;  // per 32-byte run of outputs, all channels of the block
+  constexpr double kFillCost = 0.35;           // per window pixel
+  constexpr double kSectorCost = 35.0;         // per 32-byte run of outputs, all channels of the block
   constexpr double kExposedRoundCost = 250.0;  // per round of fills that no products hide
   constexpr double kOneBlockPenalty = 1.25;
 
@@ -94,10 +93,9 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   }
   pixels = round_up(pixels, Config::kFillPixels);
   if (pixels * Config::PIXEL_BYTES > limits.smem_per_block) return false;
-  const int64_t windows =
-      h.max_taps == 0 || w.max_taps == 0
-          ? 0
-          : ceil_div(h.max_taps, g->group_h) * ceil_div(w.max_taps, g->group_w) * num_ic_blocks;
+  const int64_t windows = h.max_taps == 0 || w.max_taps == 0
+                              ? 0
+                              : ceil_div(h.max_taps, g->group_h) * ceil_div(w.max_taps, g->group_w) * num_ic_blocks;
   g->window_pixels = static_cast<int>(pixels);
   g->window_buffers = windows > 1 ? 2 : 1;
   g->smem_bytes = Config::smem_bytes(pixels, g->window_buffers);
@@ -115,8 +113,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
   const double exposed = static_cast<double>(windows * exposed_rounds);
-  double per_tile =
-      products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
+  double per_tile = products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
   if (blocks_per_sm == 1) per_tile *= kOneBlockPenalty;
   const double tiles = static_cast<double>(g->tiles_h) * g->tiles_w * static_cast<double>(tiles_elsewhere);
   if (tiles > INT32_MAX) return false;  // one grid dimension
@@ -128,8 +125,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
 
 // Calls visit(geometry) for every candidate that fits. tiles_elsewhere = samples * phases * groups * channel blocks.
 template <typename Config, typename Visit>
-void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
-                       Visit&& visit) {
+void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits, Visit&& visit) {
   const AxisSummary h = summarize_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h);
   const AxisSummary w = summarize_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w);
   const int64_t num_ic_blocks = ceil_div(p.in_channels / p.groups, Config::BLOCK_IC);

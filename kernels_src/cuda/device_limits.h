@@ -26,8 +26,7 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
         {&fresh.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin},
         {&fresh.smem_reserved_per_block, cudaDevAttrReservedSharedMemoryPerBlock},
     };
-    for (const auto& item : wanted)
-      TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
+    for (const auto& item : wanted) TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
     cached = fresh;
     cached_device = device;
   }

@@ -31,7 +31,8 @@ struct ConvBatchNormPoolGroupNorm {
                    call.conv.layer.out_h * call.conv.layer.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes : conv_workspace_bytes<kInPasses>(call.conv))) {}
+        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes
+                                             : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
     const ConvTransposeLayer& p = call.conv.layer;
@@ -90,10 +91,8 @@ struct ConvBatchNormPoolGroupNorm {
     const auto maps = batch_norm.maps(conv.workspace);
     if (group_norm.one_block())
       return group_norm.run_transformed(out, affine, norm::BatchNormActivation<S>{maps}, stream);
-    const norm::PoolGeometry windows_of_one{static_cast<int>(call.batch_norm_pool.pooled_h),
-                                            static_cast<int>(call.batch_norm_pool.pooled_w),
-                                            static_cast<int>(call.batch_norm_pool.pooled_h),
-                                            static_cast<int>(call.batch_norm_pool.pooled_w), 1, 1, 1, 1, 0, 0, 1, 1};
+    const int h = static_cast<int>(call.batch_norm_pool.pooled_h), w = static_cast<int>(call.batch_norm_pool.pooled_w);
+    const norm::PoolGeometry windows_of_one{h, w, h, w, 1, 1, 1, 1, 0, 0, 1, 1};
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
         out, out, maps, group_norm.producer_partials(conv.workspace), conv.layer.batch, conv.layer.out_channels,
         windows_of_one, stream));

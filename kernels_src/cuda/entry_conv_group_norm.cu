@@ -1,9 +1,9 @@
 // Pattern 2 on CUDA: transposed convolution with its element-wise epilogue, then GroupNorm.
-//   held on chip: where a sample's outputs fit the shared memory of the GPU, one kernel, which writes normalised outputs
-//   in slices:    convolution -> out (and moments of it) -> GroupNorm in place, slice by slice of the batch, that fit L2
-//   in passes:    the same of the whole batch; where one slice is all of it, that is what it is
-// The first is taken where it can be, else the last: more slices than one were slower wherever measured. TCONV_KERNEL=held forces the
-// first, slices the second, any other kernel's name the last.
+//   held on chip:  one kernel, which writes normalised outputs, where a sample's fit the shared memory of the GPU
+//   in slices:     convolution -> out (and moments of it) -> GroupNorm in place, slice of the batch by slice, in L2
+//   in passes:     the same of the whole batch; where one slice is all of it, that is what it is
+// The first is taken where it can be, else the last: more slices than one were slower wherever measured.
+// TCONV_KERNEL=held forces the first, slices the second, any other kernel's name the last.
 #include <algorithm>
 #include <type_traits>
 
@@ -69,15 +69,13 @@ int64_t run(const ConvGroupNormCall& call) {
 
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
-  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
-    return tconv::cuda::workspace_bytes<decltype(storage)>(*call);
-  });
+  return tconv::cuda::norm::dispatch_dtype(
+      call->conv.dtype, [&](auto storage) { return tconv::cuda::workspace_bytes<decltype(storage)>(*call); });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
-  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
-    return tconv::cuda::run<decltype(storage)>(*call);
-  });
+  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype,
+                                           [&](auto storage) { return tconv::cuda::run<decltype(storage)>(*call); });
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }

@@ -1,7 +1,7 @@
-// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
-// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
-// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
-// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
+// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded
+// to nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's
+// range: one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range
+// cannot hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,8 @@
 namespace tconv {
 namespace cuda {
 
-// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
+// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11
+// bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
 
@@ -39,9 +40,10 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
   return packed;
 }
 
-// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
-// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
-// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
+// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that
+// fp16's subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their
+// error is below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this
+// thread be?
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
@@ -63,7 +65,8 @@ __device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, 
   });
 }
 
-// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
+// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be
+// subnormal.
 struct RangeWatch {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   uint32_t any_bits = 0;
@@ -77,8 +80,8 @@ struct RangeWatch {
   }
 };
 
-// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
-// to 2^-29 of it; and what undoes it and kInputScale.
+// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights
+// down to 2^-29 of it; and what undoes it and kInputScale.
 struct WeightScale {
   float scale, inverse;
 };

@@ -20,8 +20,8 @@ struct GroupNormApplyConfig {
 
 // kBlockElements of the line, by one block of threads.
 template <typename S>
-__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                                            int64_t plane, int64_t block) {
+__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table,
+                                            int64_t elements, int64_t plane, int64_t block) {
   using Config = GroupNormApplyConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
@@ -46,9 +46,8 @@ __device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S
     // Channel and pixel of the first element. A plane no smaller than a block is passed at most once.
     int64_t channel = block_plane, pixel = block_pixel + local;
     if (pixel >= plane) {
-      const unsigned steps = plane >= Config::kBlockElements
-                                 ? 1u
-                                 : static_cast<unsigned>(pixel) / static_cast<unsigned>(plane);
+      const unsigned steps =
+          plane >= Config::kBlockElements ? 1u : static_cast<unsigned>(pixel) / static_cast<unsigned>(plane);
       channel += steps;
       pixel -= steps * plane;
     }
@@ -80,8 +79,8 @@ __device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S
 
 template <typename S>
 __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
-    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                            int64_t plane, int64_t num_blocks, const int* only_if) {
+    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements, int64_t plane,
+                            int64_t num_blocks, const int* only_if) {
   if (only_if != nullptr && *only_if == 0) return;
   for (int64_t block = num_blocks - 1 - blockIdx.x; block >= 0; block -= gridDim.x)
     apply_block(data, table, elements, plane, block);
@@ -96,7 +95,8 @@ int64_t launch_group_norm_apply(S* data, const ChannelAffine<AccOf<S>>* table, i
   // A launch that may do nothing has few blocks.
   constexpr int64_t kFewBlocks = 1024;
   const int64_t grid = only_if != nullptr && blocks > kFewBlocks ? kFewBlocks : blocks;
-  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks, only_if);
+  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks,
+                only_if);
 }
 
 }  // namespace norm

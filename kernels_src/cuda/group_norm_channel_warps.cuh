@@ -1,5 +1,6 @@
-// GroupNorm of groups small enough for one block's registers, a warp for each channel: no element is asked which channel it
-// belongs to. `channels` are a group's. Planes that fill most of a warp's registers; others take group_norm_single_block.cuh, which says the rest.
+// GroupNorm of groups small enough for one block's registers, a warp for each channel: no element is asked which
+// channel it belongs to. `channels` are a group's. Planes that fill most of a warp's registers; others take
+// group_norm_single_block.cuh, which says the rest.
 #pragma once
 
 #include "group_norm_finalise.cuh"
@@ -21,14 +22,16 @@ struct GroupNormChannelWarpsConfig {
 
   // At most a third of the lanes' registers would be empty.
   static bool fits(const GroupNormShape& shape) {
-    return shape.channels_per_group() <= kMaxChannels && shape.plane <= kItems * kWarp && shape.plane * 3 >= kItems * kWarp * 2;
+    return shape.channels_per_group() <= kMaxChannels && shape.plane <= kItems * kWarp &&
+           shape.plane * 3 >= kItems * kWarp * 2;
   }
 };
 
 template <typename S, int kItems, typename Transform>
-__global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChannels* kWarp, GroupNormChannelWarpsConfig<kItems>::kMinBlocks)
-    group_norm_channel_warps_kernel(const S* in, S* out, int plane, int channels, unsigned num_groups, GroupNormAffine<S> affine,
-                                    Transform transform) {
+__global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChannels* kWarp,
+                                  GroupNormChannelWarpsConfig<kItems>::kMinBlocks)
+    group_norm_channel_warps_kernel(const S* in, S* out, int plane, int channels, unsigned num_groups,
+                                    GroupNormAffine<S> affine, Transform transform) {
   using Acc = AccOf<S>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t channel = blockIdx.x % num_groups * channels + warp;
@@ -54,7 +57,8 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
   const double weight = parameter_or(affine.weight, channel, 1.0), bias = parameter_or(affine.bias, channel, 0.0);
 
   // Every channel has the same count, so that the group's mean is the mean of theirs.
-  __shared__ double means[GroupNormChannelWarpsConfig<kItems>::kMaxChannels], m2s[GroupNormChannelWarpsConfig<kItems>::kMaxChannels];
+  __shared__ double means[GroupNormChannelWarpsConfig<kItems>::kMaxChannels],
+      m2s[GroupNormChannelWarpsConfig<kItems>::kMaxChannels];
   __shared__ double mean, rstd;
   const auto moments = warp_moments<PartialOf<S>>(values, plane, lane);
   if (lane == 0) means[warp] = moments.mean, m2s[warp] = moments.m2;
@@ -78,11 +82,13 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
 }
 
 template <int kItems, typename S, typename Transform>
-int64_t launch_group_norm_channel_warps(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
-                                        cudaStream_t stream, const Transform& transform) {
+int64_t launch_group_norm_channel_warps(const S* in, S* out, const GroupNormShape& shape,
+                                        const GroupNormAffine<S>& affine, cudaStream_t stream,
+                                        const Transform& transform) {
   const int channels = static_cast<int>(shape.channels_per_group());
-  return launch(group_norm_channel_warps_kernel<S, kItems, Transform>, shape.batch * shape.num_groups, channels * kWarp, stream, in, out,
-                static_cast<int>(shape.plane), channels, static_cast<unsigned>(shape.num_groups), affine, transform);
+  return launch(group_norm_channel_warps_kernel<S, kItems, Transform>, shape.batch * shape.num_groups, channels * kWarp,
+                stream, in, out, static_cast<int>(shape.plane), channels, static_cast<unsigned>(shape.num_groups),
+                affine, transform);
 }
 
 }  // namespace norm

@@ -41,7 +41,8 @@ struct GroupNormFinaliseConfig {
 template <typename S>
 __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
     group_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t num_partials, GroupNormShape shape,
-                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table, const int* only_if) {
+                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table,
+                               const int* only_if) {
   if (only_if != nullptr && *only_if == 0) return;
   const int64_t group_channels = shape.channels_per_group();
   const int64_t sample = blockIdx.x / shape.num_groups;
@@ -57,9 +58,8 @@ __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
   __syncthreads();
   for (int64_t i = threadIdx.x; i < group_channels; i += blockDim.x) {
     const int64_t channel = first_channel + i;
-    table[sample * shape.channels + channel] =
-        make_channel_affine<AccOf<S>>(mean, rstd, parameter_or(affine.weight, channel, 1.0),
-                                      parameter_or(affine.bias, channel, 0.0));
+    table[sample * shape.channels + channel] = make_channel_affine<AccOf<S>>(
+        mean, rstd, parameter_or(affine.weight, channel, 1.0), parameter_or(affine.bias, channel, 0.0));
   }
 }
 

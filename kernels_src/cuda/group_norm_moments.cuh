@@ -72,7 +72,8 @@ __device__ __forceinline__ Partial warp_moments(const Acc (&values)[kItems], int
 // Sums over the block of kCount values at a time, the same on every thread: within warps in Acc, across them in fp64.
 // `scratch` has an entry per warp and must not be in use.
 template <int kCount, typename Acc>
-__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount], double (&sums)[kCount]) {
+__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount],
+                                           double (&sums)[kCount]) {
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     const Acc sum = warp_sum(values[k]);
@@ -85,8 +86,8 @@ __device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (
     for (int k = 0; k < kCount; ++k) sums[k] += scratch[warp][k];
 }
 
-// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first, then
-// the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
+// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first,
+// then the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
 template <typename Partial>
 __device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ partials, int64_t rows, int64_t cols,
                                                     int64_t row_stride) {

@@ -37,8 +37,11 @@ class GroupNormPlan {
  public:
   // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
   // may_use_one_block: false where run is given `only_if`.
-  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout, bool may_use_one_block = true)
-      : shape_(shape), measure_(producer_partials == 0), one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
+  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout,
+                bool may_use_one_block = true)
+      : shape_(shape),
+        measure_(producer_partials == 0),
+        one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
     if (one_block()) return;
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(shape.plane) : producer_partials;
     partials_ = layout.reserve(shape.batch * num_partials_ * shape.channels * sizeof(PartialOf<S>));
@@ -51,14 +54,16 @@ class GroupNormPlan {
   }
 
   // Normalises data [batch][channels][plane] in place; with only_if, where that holds no 0.
-  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream, const int* only_if = nullptr) const {
+  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream,
+              const int* only_if = nullptr) const {
     if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
     if (measure_)
-      TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels,
-                                                               shape_.plane, stream));
-    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
+      TCONV_RETURN_IF_ERROR(
+          launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels, shape_.plane, stream));
+    TCONV_RETURN_IF_ERROR(
+        launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
     return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream, only_if);
   }
 
@@ -67,7 +72,8 @@ class GroupNormPlan {
 
   // Normalises transform(data) in place.
   template <typename Transform>
-  int64_t run_transformed(S* data, const GroupNormAffine<S>& affine, const Transform& transform, cudaStream_t stream) const {
+  int64_t run_transformed(S* data, const GroupNormAffine<S>& affine, const Transform& transform,
+                          cudaStream_t stream) const {
     return launch_group_norm_single_block<S>(data, data, shape_, affine, stream, transform);
   }
 

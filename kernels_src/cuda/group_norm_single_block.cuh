@@ -19,14 +19,15 @@ struct GroupNormSingleBlockConfig {
   static constexpr int kMaxThreads = kWide ? 512 : 1024;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
   static constexpr int kRegistersPerThread = kWide ? 32 : 16;  // that hold values, in the accumulation type
-  static constexpr int kVectorsPerThread =
-      kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
+  static constexpr int kVectorsPerThread = kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
   static constexpr int kSharedChannels = kWarp;  // a block has at least so many threads
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
   // A vector reaches into two channels at most.
-  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements && shape.plane >= kVector; }
+  static bool fits(const GroupNormShape& shape) {
+    return shape.group_elements() <= kMaxElements && shape.plane >= kVector;
+  }
 
   static int threads(const GroupNormShape& shape) {
     const int64_t vectors = ceil_div(shape.group_elements() + kVector - 1, kVector);
@@ -41,8 +42,8 @@ struct AsTheyAre {
 
 template <typename S, typename Transform>
 __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
-    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, FastDivisor by_plane, GroupNormAffine<S> affine,
-                                   Transform transform) {
+    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, FastDivisor by_plane,
+                                   GroupNormAffine<S> affine, Transform transform) {
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   if constexpr (!Transform::kIdentity) {
     // Of each channel once, where the group's are few.
     __shared__ typename Transform::OfChannel transforms[Config::kSharedChannels];
-    if (thread < min(channels, Config::kSharedChannels)) transforms[thread] = transform.of_channel(first_channel + thread);
+    if (thread < min(channels, Config::kSharedChannels))
+      transforms[thread] = transform.of_channel(first_channel + thread);
     __syncthreads();
     const auto transform_of = [&](int channel) {
       return channels <= Config::kSharedChannels ? transforms[channel] : transform.of_channel(first_channel + channel);
@@ -169,8 +171,9 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 }
 
 template <typename S, typename Transform = AsTheyAre>
-int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
-                                       cudaStream_t stream, const Transform& transform = {}) {
+int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape,
+                                       const GroupNormAffine<S>& affine, cudaStream_t stream,
+                                       const Transform& transform = {}) {
   if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
     if (GroupNormChannelWarpsConfig<10>::fits(shape))
       return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);

@@ -61,16 +61,17 @@ __device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parit
 
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 
 // A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
 __device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
   uint4 v;
-  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global));
   return v;
 }
 __device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
@@ -105,13 +106,15 @@ __device__ __forceinline__ void set_registers() {
   if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
 }
 
-// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
+// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must
+// be.
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
 
 // Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
 // 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
 // hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
-// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
+// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is
+// constant.
 __device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
   constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
   return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
@@ -123,8 +126,8 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
 }
 constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
 
-// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
-// 32 bytes.
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be
+// any multiple of 32 bytes.
 __device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
   constexpr uint32_t kSwizzle32B = 3u << 30;
   constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;

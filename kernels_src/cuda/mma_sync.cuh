@@ -49,15 +49,15 @@ template <typename Storage>
 __device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
   static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
   if constexpr (sizeof(Storage) == 4)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(static_cast<unsigned>(wanted)),
+        "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
+        : "memory");
   else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(static_cast<unsigned>(wanted)),
+        "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
+        : "memory");
 }
 
 // Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each

@@ -39,8 +39,8 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
                                     int64_t channels, const int* only_if, void* stream) {
   constexpr int64_t kMaxBlocks = 1024;
   return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
-                       dim3(MergeMomentsConfig::kThreads), 0, stream,
-                       MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
+                           dim3(MergeMomentsConfig::kThreads), 0, stream,
+                           MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
 }
 
 }  // namespace cuda

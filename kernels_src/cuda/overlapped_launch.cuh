@@ -1,5 +1,5 @@
-// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute capability 9.0 and
-// later): what a launch costs by itself, a few microseconds, is then hidden.
+// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
+// capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
 #pragma once
 
 #include "check.h"

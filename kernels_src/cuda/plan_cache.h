@@ -1,5 +1,5 @@
-// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
-// call by turns.
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a
+// network call by turns.
 #pragma once
 
 #include <cstring>
@@ -23,12 +23,14 @@ struct PlanKeyHash {
   size_t operator()(const PlanKey& key) const {
     const auto* words = reinterpret_cast<const uint64_t*>(&key);
     uint64_t hash = 0;
-    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i)
+      hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
     return static_cast<size_t>(hash);
   }
 };
 
-// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this
+// function.
 template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
 const Plan& remembered_plan(const ConvCall& call) {
   constexpr size_t kMostPlans = 1024;  // sizes may change with every call

@@ -19,7 +19,7 @@ namespace norm {
 struct PoolConfig {
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / kWarp;
-  static constexpr int kMinBlocks = 1;  // said because ptxas would else spill in fp64 to stay within 64 registers
+  static constexpr int kMinBlocks = 1;        // said because ptxas would else spill in fp64 to stay within 64 registers
   static constexpr int kOutputsInFlight = 4;  // per lane
   static constexpr int kRounds = 3;
   static constexpr int kOutputsPerLane = kOutputsInFlight * kRounds;
@@ -64,9 +64,8 @@ struct PairWindow {
 
 // Any window; `in` is the channel's plane.
 template <typename S>
-__device__ __forceinline__ AccOf<S> pool_any_window(const S* __restrict__ in, const PoolGeometry& g,
-                                                    int out_row, int out_col,
-                                                    const ChannelAffine<AccOf<S>>& affine) {
+__device__ __forceinline__ AccOf<S> pool_any_window(const S* __restrict__ in, const PoolGeometry& g, int out_row,
+                                                    int out_col, const ChannelAffine<AccOf<S>>& affine) {
   using Acc = AccOf<S>;
   const WindowSpan rows = window_span(out_row, g.stride_h, g.padding_h, g.dilation_h, g.kernel_h, g.in_h);
   const WindowSpan cols = window_span(out_col, g.stride_w, g.padding_w, g.dilation_w, g.kernel_w, g.in_w);
@@ -135,9 +134,9 @@ __global__ void __launch_bounds__(PoolConfig::kThreads, PoolConfig::kMinBlocks)
 }
 
 template <typename S>
-int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const BatchNormMaps<S>& maps,
-                                              PartialOf<S>* partials, int64_t batch, int64_t channels,
-                                              const PoolGeometry& g, cudaStream_t stream) {
+int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const BatchNormMaps<S>& maps, PartialOf<S>* partials,
+                                              int64_t batch, int64_t channels, const PoolGeometry& g,
+                                              cudaStream_t stream) {
   using Config = PoolConfig;
   const int64_t num_planes = batch * channels;
   if (num_planes * g.out_plane() == 0) return kOk;
@@ -148,8 +147,8 @@ int64_t launch_batch_norm_activation_max_pool(const S* in, S* out, const BatchNo
   const bool pairs = g.is_2x2() && g.in_w % 2 == 0 && reinterpret_cast<uintptr_t>(in) % (2 * sizeof(S)) == 0;
   const auto kernel =
       pairs ? batch_norm_activation_max_pool_kernel<S, true> : batch_norm_activation_max_pool_kernel<S, false>;
-  return launch(kernel, blocks, Config::kThreads, stream, in, out, maps, partials, num_planes, channels,
-                num_partials, Config::piece(g.out_plane()), g);
+  return launch(kernel, blocks, Config::kThreads, stream, in, out, maps, partials, num_planes, channels, num_partials,
+                Config::piece(g.out_plane()), g);
 }
 
 }  // namespace norm

@@ -21,12 +21,12 @@ __device__ __forceinline__ float warp_sum(float v) {  // same value, same order 
 template <typename Config, typename Storage>
 struct TileOutput {
   static constexpr int kPixelsPerLane = Config::BLOCK_PIX / 32;
-  Storage* out;       // plane of the block's first channel
-  int64_t plane;      // elements per channel
-  Moments* partials;  // of the block's first channel, or null
+  Storage* out;            // plane of the block's first channel
+  int64_t plane;           // elements per channel
+  Moments* partials;       // of the block's first channel, or null
   const float* inv_scale;  // of the block's first channel; containers only
-  int channel;        // the block's first channel
-  int num_channels;   // valid channels, <= BLOCK_OC
+  int channel;             // the block's first channel
+  int num_channels;        // valid channels, <= BLOCK_OC
   int offset[kPixelsPerLane];
 };
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
     for (int m = 0; m < kRoundTiles; ++m)
 #pragma unroll
       for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
-        const float(&d)[4] = acc[s][round * kRoundTiles + m];
+        const float (&d)[4] = acc[s][round * kRoundTiles + m];
         *reinterpret_cast<float2*>(corner + m * 16 * kPitch + s * 8) = make_float2(d[0], d[1]);
         *reinterpret_cast<float2*>(corner + (m * 16 + 8) * kPitch + s * 8) = make_float2(d[2], d[3]);
       }

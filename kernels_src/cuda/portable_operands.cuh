@@ -33,9 +33,9 @@ struct SplitValue {
 };
 
 // Rounding is done on the magnitude's bits: to nearest, ties away, but never past the largest finite TF32, where
-// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never its
-// low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf - Inf
-// arises from the splitting itself, also where both operands are infinite.
+// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never
+// its low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf -
+// Inf arises from the splitting itself, also where both operands are infinite.
 __device__ __forceinline__ SplitValue split_fp32(uint32_t bits) {
   constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u,
                      kOne = 0x3f800000u;

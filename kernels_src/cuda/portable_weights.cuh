@@ -19,12 +19,12 @@ struct WeightTransformArgs {
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
-  const float* inv_scale;    // [out_channels], containers only: find_weight_scale's inverse
-  const int* only_if;        // null, or on the device: nothing is done where it holds 0
-  int group_h, group_w;      // taps per window
+  const float* inv_scale;  // [out_channels], containers only: find_weight_scale's inverse
+  const int* only_if;      // null, or on the device: nothing is done where it holds 0
+  int group_h, group_w;    // taps per window
   int tap_step_h, tap_step_w;
   int num_ic_blocks, num_oc_blocks;
-  int64_t num_fragments;     // 16-byte fragments of one piece, all tiles
+  int64_t num_fragments;  // 16-byte fragments of one piece, all tiles
 };
 
 // Index of the tile of tap (kernel_row, kernel_column) and channel block in its stream.
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kWeightScaleThreads)
   const int64_t taps = p.kernel_h * p.kernel_w, oc_per_group = p.out_channels / p.groups;
   const int64_t ic_per_group = p.in_channels / p.groups, group = blockIdx.x / oc_per_group;
   const float* const first = weight + (group * ic_per_group * oc_per_group + blockIdx.x % oc_per_group) * taps;
-  const WeightScale found = find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
+  const WeightScale found =
+      find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
   if (threadIdx.x == 0) inv_scale[blockIdx.x] = found.inverse;
 }
 

@@ -30,7 +30,7 @@ inline bool progressed = false;  // since the scheduler last went round
 // What a kernel does in each thread; set by the launch.
 struct Body {
   virtual void run() = 0;
-  virtual void enter(int thread) = 0;  // threadIdx and the like
+  virtual void enter(int thread) = 0;                                  // threadIdx and the like
   virtual void explain(char* to, size_t room, const char* fault) = 0;  // with names of kernel, block and thread
 };
 inline Body* body = nullptr;
@@ -79,7 +79,8 @@ inline void fiber_main() {
   _longjmp(scheduler, 1);
 }
 
-// Runs all threads of a block; `seed` shuffles whose turn it is. False where one fails or they wait for each other for ever.
+// Runs all threads of a block; `seed` shuffles whose turn it is. False where one fails or they wait for each other for
+// ever.
 inline bool run_block(int threads, uint32_t seed) {
   num_threads = live = threads;
   for (int warp = 0; warp < kMaxThreads / 32; ++warp) live_in_warp[warp] = 0;

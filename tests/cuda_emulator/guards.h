@@ -1,5 +1,5 @@
-// Bounds of a block's shared memory: dynamic memory ends at pages that nobody may touch, static arrays lie between fences.
-// A kernel that oversteps ends its launch with an error that names the access; the process goes on.
+// Bounds of a block's shared memory: dynamic memory ends at pages that nobody may touch, static arrays lie between
+// fences. A kernel that oversteps ends its launch with an error that names the access; the process goes on.
 #pragma once
 
 #include <csignal>
@@ -25,10 +25,12 @@ inline size_t dynamic_bytes = 0;                // as the launch asks for them
 // [guard][dynamic shared memory, at the end of its pages][guard]
 struct Arena {
   unsigned char* begin;
-  size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), open = 0;  // bytes before the second guard that may be touched
+  // open: bytes before the second guard that may be touched
+  size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), open = 0;
 
   Arena() {
-    void* const at = mmap(nullptr, kMostShared + 2 * kGuardBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const at =
+        mmap(nullptr, kMostShared + 2 * kGuardBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) std::abort();
     begin = static_cast<unsigned char*>(at);
   }

@@ -64,8 +64,8 @@ template <typename T>
 void st_global(T* to, uint64_t x) {
   std::memcpy(to, &x, 8);
 }
-// All bits set: not written yet, and asked again and again. The others of this block have their turn, and may be stuck: other blocks
-// run later.
+// All bits set: not written yet, and asked again and again. The others of this block have their turn, and may be stuck:
+// other blocks run later.
 template <typename T>
 void ld_global(uint64_t& x, const T* from) {
   std::memcpy(&x, from, 8);
@@ -82,7 +82,8 @@ inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b
 
 inline void cp_async(uint32_t to, const void* from) {
   at_shared(to, 16, "cp.async");
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("cp.async of 16 bytes from global address %p, which is misaligned", from);
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    fail("cp.async of 16 bytes from global address %p, which is misaligned", from);
   async_copies[current].open.push_back({to, from});
 }
 inline void cp_async_commit() {
@@ -144,15 +145,17 @@ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at
 // fp16 numbers by their bits: the header's own conversion takes dozens of instructions on a host.
 inline const std::vector<float> half_values = [] {
   std::vector<float> values(1 << 16);
-  for (int bits = 0; bits < 1 << 16; ++bits) values[bits] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  for (int bits = 0; bits < 1 << 16; ++bits)
+    values[bits] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
   return values;
 }();
 
-// Address of 16-byte chunk `chunk` of row `row` of an operand. Swizzled rows of 128 bytes: bits 4 to 6 turn with bits 7 to 9; of 32
-// bytes: bit 4 with bit 7.
+// Address of 16-byte chunk `chunk` of row `row` of an operand. Swizzled rows of 128 bytes: bits 4 to 6 turn with bits 7
+// to 9; of 32 bytes: bit 4 with bit 7.
 inline uint32_t operand_at(uint64_t descriptor, int row, int chunk) {
   const bool narrow = descriptor >> 62 == 3;
-  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4, group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
+  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
+                 group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
   const uint32_t at = start + row / 8 * group + row % 8 * (narrow ? 32 : 128) + chunk * 16;
   return at ^ (at >> 7 & (narrow ? 1 : 7)) << 4;
 }
@@ -187,7 +190,8 @@ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
   if (!detect_races || lane() != 0) return;  // one lane stands for its warp
   Reads& reads = product_reads[warp()];
   for (int i = 0; i < 16; ++i)
-    for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(a, row / 16 * 16 + i, chunk) - kSharedBase, 16});
+    for (int chunk = 0; chunk < 2; ++chunk)
+      reads.open.push_back({operand_at(a, row / 16 * 16 + i, chunk) - kSharedBase, 16});
   for (int i = 0; i < N; ++i)
     for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(b, i, chunk) - kSharedBase, 16});
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
@@ -252,19 +256,18 @@ void multiply_fragments(float& d0, float& d1, float& d2, float& d3, const Fragme
     }
   });
 }
-inline void mma_tf32(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                     uint32_t b1) {
+inline void mma_tf32(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                     uint32_t b0, uint32_t b1) {
   multiply_fragments<1>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}},
                         [](uint32_t bits, int) { return __uint_as_float(bits & 0xFFFFE000u); });
 }
-inline void mma_f16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                    uint32_t b1) {
-  multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}}, [](uint32_t bits, int k) {
-    return half_values[static_cast<uint16_t>(bits >> 16 * k)];
-  });
+inline void mma_f16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                    uint32_t b0, uint32_t b1) {
+  multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}},
+                        [](uint32_t bits, int k) { return half_values[static_cast<uint16_t>(bits >> 16 * k)]; });
 }
-inline void mma_bf16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                     uint32_t b1) {
+inline void mma_bf16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                     uint32_t b0, uint32_t b1) {
   multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}},
                         [](uint32_t bits, int k) { return __uint_as_float(k == 0 ? bits << 16 : bits & 0xFFFF0000u); });
 }

@@ -12,9 +12,10 @@ namespace emu {
 // `what`: the instruction, for the error. Its address must be a multiple of what it accesses at once, at most 16 bytes.
 inline unsigned char* at_shared(uint32_t address, size_t bytes, const char* what) {
   if (address < kSharedBase || address + bytes > kSharedBase + dynamic_bytes)
-    fail("%s of %zu bytes at shared address 0x%x, outside the block's %zu bytes from 0x%x", what, bytes, address, dynamic_bytes,
-         kSharedBase);
-  if (address % (bytes < 16 ? bytes : 16) != 0) fail("%s of %zu bytes at shared address 0x%x, which is misaligned", what, bytes, address);
+    fail("%s of %zu bytes at shared address 0x%x, outside the block's %zu bytes from 0x%x", what, bytes, address,
+         dynamic_bytes, kSharedBase);
+  if (address % (bytes < 16 ? bytes : 16) != 0)
+    fail("%s of %zu bytes at shared address 0x%x, which is misaligned", what, bytes, address);
   return shared_memory + (address - kSharedBase);
 }
 

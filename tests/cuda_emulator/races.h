@@ -50,7 +50,8 @@ inline void races_begin_block() {
 inline void report_race(const char* kind, const Access& before, size_t word) {
   if (++num_races > 20) return;
   char text[160];
-  std::snprintf(text, sizeof text, "%s at byte %zu: thread %d, then thread %d\n", kind, word * 4, before.thread, current);
+  std::snprintf(text, sizeof text, "%s at byte %zu: thread %d, then thread %d\n", kind, word * 4, before.thread,
+                current);
   first_races += text;
 }
 

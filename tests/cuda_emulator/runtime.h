@@ -15,7 +15,8 @@ struct Device {
   int major, minor, processors, shared_bytes, l2_bytes;
 };
 // Device 1 is like an sm_80. Few processors so that persistent blocks walk far, and a small L2 for few samples.
-constexpr Device kDevices[] = {{9, 0, 3, 232448, 400 << 10}, {8, 0, 2, 166912, 400 << 10}, {9, 0, 132, 232448, 50 << 20}};
+constexpr Device kDevices[] = {
+    {9, 0, 3, 232448, 400 << 10}, {8, 0, 2, 166912, 400 << 10}, {9, 0, 132, 232448, 50 << 20}};
 inline int device = 0;
 inline uint32_t seed = 0;
 inline bool together = false;  // are cooperative launches accepted?
@@ -48,8 +49,8 @@ struct Launch final : Body {
     const std::string name = kernel_name(reinterpret_cast<const void*>(kernel));
     char thread[32] = "some thread";
     if (current >= 0) std::snprintf(thread, sizeof thread, "thread %d", current);
-    std::snprintf(to, room, "%s, by %s of block (%u, %u, %u) of %.200s", fault, thread, blockIdx.x, blockIdx.y, blockIdx.z,
-                  name.c_str());
+    std::snprintf(to, room, "%s, by %s of block (%u, %u, %u) of %.200s", fault, thread, blockIdx.x, blockIdx.y,
+                  blockIdx.z, name.c_str());
   }
 };
 
@@ -61,7 +62,8 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Param
   const int threads = blockDim.x;
   if (threads > kMaxThreads || blockDim.y * blockDim.z != 1) return cudaErrorInvalidConfiguration;
   const auto allowed = allowed_shared.find({device, reinterpret_cast<const void*>(kernel)});
-  if (config->dynamicSmemBytes > (allowed == allowed_shared.end() ? kDefaultShared : std::max(kDefaultShared, allowed->second)))
+  if (config->dynamicSmemBytes >
+      (allowed == allowed_shared.end() ? kDefaultShared : std::max(kDefaultShared, allowed->second)))
     return cudaErrorInvalidValue;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeCooperative && !together) return cudaErrorCooperativeLaunchTooLarge;
