@@ -22,6 +22,7 @@ _SESSION = re.compile(r"(<!-- session -->\n```console\n)(.*?)(```\n<!-- /session
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 # Of which command, the first and the last line of a part that is shown.
 SHOWN = {
+    "TCONV_KERNEL": [(r"my_model", r"accepted")],
     "--solution": [(r"my_model", r".*over the fastest baseline")],
     "--compare": [(r"┏.*", r"└.*")],
 }
