@@ -39,18 +39,22 @@ class Bounds:
     max_abs: float
 
 
-def relative_bound(precision: str, reduction_length: int) -> float:
-    """sqrt(2) u_operand + u_output + sqrt(K) u_accumulate.
+def relative_bound(precision: str, reduction_length: int, magnified: float = 1.0) -> float:
+    """sqrt(2) u_operand + magnified (u_output + sqrt(K) u_accumulate).
 
     Both factors of each product are rounded to the operands' precision (independent errors, so
     they add as a root of squares), K = reduction_length products are added with rounding errors
     that behave like a random walk, and the result is stored once. Roundings are errors of random
     sign, so this estimate holds for the norm over many outputs whatever the data's mean; a bound
     that assumed all errors aligned would be sqrt(K) times larger and would let a coarser precision
-    pass. Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, sections 2.8, 3.1.
+    pass. Where a layer subtracts a mean that is `magnified` times the spread, roundings of sums
+    near that mean are so many times larger beside what is left; those of the products, which have
+    the spread's size, are not. Source: N. J. Higham, Accuracy and Stability of Numerical
+    Algorithms, sections 2.8, 3.1.
     """
     unit = PRECISIONS[precision]
-    return math.sqrt(2) * unit.operand + unit.output + math.sqrt(reduction_length) * unit.accumulate
+    summed = unit.output + math.sqrt(reduction_length) * unit.accumulate
+    return math.sqrt(2) * unit.operand + magnified * summed
 
 
 def bounds(
@@ -59,6 +63,7 @@ def bounds(
     own_rel_l2: float,
     own_max_abs: float,
     reference_max_abs: float,
+    magnified: float = 1.0,
 ) -> Bounds:
     """The bounds for one output.
 
@@ -74,7 +79,7 @@ def bounds(
     |ref|, and four times PyTorch's own largest error. It is what catches a few wrong elements
     (a corner, a border column) that the norm over millions would hide.
     """
-    relative = relative_bound(precision, reduction_length)
+    relative = relative_bound(precision, reduction_length, magnified)
     return Bounds(
         rel_l2=max(relative, OWN_ERROR_FACTOR * own_rel_l2),
         max_abs=max(2 * relative * reference_max_abs, OWN_ERROR_FACTOR * own_max_abs),

@@ -149,11 +149,15 @@ class Candidate(CandidateProcess):
 
     def load_weights(self, state: dict) -> None:
         """Copy a state_dict into the solution's model."""
+        self.request("weights", "copying the weights", state=self.send_state(state))
+
+    def send_state(self, state: dict) -> list:
+        """Write a state_dict into the inbox; returns its description for a request."""
         offset, entries = 0, []
         for name, tensor in state.items():
             offset = wire.write_tensor(self.inbox, offset, tensor)
             entries.append({"name": name, **wire.spec_of(tensor)})
-        self.request("weights", "copying the weights", state=entries)
+        return entries
 
     def send_inputs(self, values: list) -> list:
         """Write input values into the inbox; returns their descriptions for a request."""

@@ -1,6 +1,7 @@
 """A solution on the cases: answers, and what else a call may have done."""
 
 import copy
+from dataclasses import replace
 
 import torch
 
@@ -97,7 +98,7 @@ class CaseChecker:
                 inputs=candidate.send_inputs(case.inputs),
                 seed=case.seed,
                 max_bytes=own.nbytes,
-                training=self._training(case),
+                training=self.training(case),
             )
         except Rejected as rejection:
             if rejection.code != "runtime_error":
@@ -119,15 +120,35 @@ class CaseChecker:
 
     # One call ----------------------------------------------------------------------------------
 
-    def expected(self, case: Case) -> Expected:
-        """The truth and PyTorch's own answer."""
-        model, training = self.model, self._training(case)
+    def expected(
+        self, case: Case, training: bool | None = None, backward: bool | None = None
+    ) -> Expected:
+        """The truth and PyTorch's own answer, by default in the case's mode, and with gradients
+        where the evaluation has them.
+        """
+        model = self.model
+        training = self.training(case) if training is None else training
+        backward = self.options.backward if backward is None else backward
         if training != model.training:
             model = copy.deepcopy(model).train(training)
         with self.spent.on("reference"):
-            return expected(model, case, self.candidate.device, self.options.backward)
+            return expected(model, case, self.candidate.device, backward)
 
-    def _training(self, case: Case) -> bool:
+    def require_right(
+        self, ours: torch.Tensor, answer: Expected, where: str, magnified: float = 1.0
+    ) -> dict:
+        """Raise Rejected unless an output is within the bounds; returns the errors' record."""
+        precision, length = self.outcome.precision, self.work.reduction_length
+        return check.require_right(ours, answer, precision, length, where, magnified)
+
+    def require_right_gradients(self, reply: dict, offset: int, answer: Expected, where: str):
+        """As `require_right`, for the gradients that a reply announces at `offset`."""
+        lengths = [self.work.gradient_length(name) for name in answer.gradient_names]
+        return check.require_right_gradients(
+            self.candidate, reply, offset, answer, self.outcome.precision, lengths, where
+        )
+
+    def training(self, case: Case) -> bool:
         """The mode of this case: the evaluation's, unless the case is named after one."""
         return {"train": True, "eval": False}.get(case.name, self.model.training)
 
@@ -151,7 +172,7 @@ class CaseChecker:
             backward=options.backward,
             keep=keep,
             resend_kept=resend,
-            training=self._training(case),
+            training=self.training(case),
             settle_s=settle,
             measure_memory=measure_memory,
             poison=poison,
@@ -180,8 +201,7 @@ class CaseChecker:
         return ours
 
     def _require_right(self, ours: torch.Tensor, answer: Expected, case: Case) -> dict:
-        precision, length = self.outcome.precision, self.work.reduction_length
-        return check.require_right(ours, answer, precision, length, f"{case.name} inputs")
+        return self.require_right(ours, answer, f"{case.name} inputs", case.magnified)
 
     def _explained(self, rejection: Rejected, case: Case, ours, resend: bool) -> Rejected:
         """A wrong answer under the name of its cause, where that can be told."""
@@ -190,7 +210,7 @@ class CaseChecker:
             return Rejected("stale_output", told)
         if rejection.code != "inaccurate":
             return rejection
-        training, state = self._training(case), self._last_state
+        training, state = self.training(case), self._last_state
         code, told = "stale_weights", "right for the weights before"
         if case.name in ("train", "eval"):
             modes = {True: "training", False: "eval"}
@@ -202,7 +222,7 @@ class CaseChecker:
         elif state is None or state is case.state:
             return rejection
         model = copy.deepcopy(self.model).train(training)
-        other = Case(case.name, case.inputs, state, case.seed)
+        other = replace(case, state=state)
         try:
             with self.spent.on("reference"):
                 answer = expected(model, other, self.candidate.device, False)
@@ -218,12 +238,13 @@ class CaseChecker:
             require_unchanged(reply, "forward")
             offset = check.require_same_inputs(candidate, reply, case, offset)
             after, offset = candidate.read_state(reply, offset)
-            check.require_right_state(after, case.state, answer, self.outcome.precision)
-            if self.options.backward:
-                lengths = [self.work.gradient_length(n) for n in answer.gradient_names]
-                record = check.require_right_gradients(
-                    candidate, reply, offset, answer, self.outcome.precision, lengths, where
-                )
+            check.require_right_state(
+                after, case.state, answer, self.outcome.precision, case.magnified
+            )
+            if self.options.backward and case.magnified > 1:  # the forward is what it is for
+                offset += sum(value.nbytes for value in answer.own_gradients)
+            elif self.options.backward:
+                record = self.require_right_gradients(reply, offset, answer, where)
                 self.outcome.errors[case.name]["gradients"] = record
                 offset += sum(value.nbytes for value in answer.own_gradients)
             for output in self._earlier if resent else ():

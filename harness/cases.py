@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from harness.reference import Reference, batch_of, cast
 
@@ -12,19 +13,22 @@ CASES = ("own", "normal", "wide")
 # Exponents of two between which the wide inputs lie, so that sums stay finite in the dtype.
 _WIDE_EXPONENTS = {torch.float16: (-8, 4)}
 _WIDE_DEFAULT = (-20, 20)
+_OFFSET = 4096.0  # a mean over the spread around it
 
 
 @dataclass
 class Case:
     """One input distribution with its weights.
 
-    `inputs` are in the evaluation's dtype on its device; `state` is a state_dict on the CPU.
+    `inputs` are in the evaluation's dtype on its device; `state` is a state_dict on the CPU. Behind
+    a layer that subtracts a mean, roundings before it count `magnified` times as much.
     """
 
     name: str
     inputs: list
     state: dict
     seed: int
+    magnified: float = 1.0
 
 
 def generator(device: torch.device, seed: int) -> torch.Generator:
@@ -41,12 +45,14 @@ def make_case(
     batch: int | None,
     seed: int,
 ) -> Case:
-    """The case called `name`: "own", "normal", "wide", "eval", "train", "other_size" or
-    "non_finite".
+    """The case called `name`: "own", "normal", "wide", "offset", "eval", "train", "end",
+    "other_size" or "non_finite".
 
     own: the problem's inputs and freshly drawn weights. normal: zero-mean normal inputs. wide:
-    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. eval, train: as
-    normal, for the model in that mode. other_size: as normal, with another batch and, behind the
+    magnitudes log-uniform over 2^-20 .. 2^20 (fp16: 2^-8 .. 2^4) with random signs. offset: as
+    normal, with biases that put what convolutions give 4096 times its spread away from zero (see
+    `statistics_matter`). eval, train: as normal, for the model in that mode. end: as normal.
+    other_size: as normal, with another batch and, behind the
     channels, a seventh less of every dimension; never more elements than evaluated. non_finite: as
     normal, with NaN and both infinities at three places of the first sample. All but the first
     come with re-drawn weights (`redraw`), so that nothing computed from earlier weights survives
@@ -65,7 +71,47 @@ def make_case(
             for value in inputs
         ]
         state = redraw(state, seed)
-    return Case(name, cast(inputs, dtype), state, seed)
+    if name == "offset":
+        state = _with_offset(reference.model(seed), state)
+    return Case(name, cast(inputs, dtype), state, seed, _OFFSET if name == "offset" else 1.0)
+
+
+def statistics_matter(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether the model normalises by statistics of its input behind a convolution or a matrix with
+    a bias: in one pass, by E[x^2] - E[x]^2, their digits cancel where the mean is large.
+
+    Only in 32 and 64 bits: in 16 PyTorch's own layers keep no digit of what lies so far from zero.
+    """
+    of_input = any(
+        isinstance(layer, nn.GroupNorm | nn.LayerNorm)
+        or isinstance(layer, nn.modules.batchnorm._NormBase)
+        and (layer.training or not layer.track_running_stats)
+        for layer in model.modules()
+    )
+    return of_input and torch.finfo(dtype).bits >= 32 and bool(_biased(model))
+
+
+def _biased(model: nn.Module) -> dict[str, nn.Module]:
+    """Convolutions and matrices with a bias, by name."""
+    kinds = nn.modules.conv._ConvNd | nn.Linear
+    layers = dict(model.named_modules()).items()
+    return {n: v for n, v in layers if isinstance(v, kinds) and v.bias is not None}
+
+
+def _with_offset(model: nn.Module, state: dict) -> dict:
+    """Every bias about _OFFSET times the spread of what its layer gives for normal inputs, and
+    itself no wider spread than that.
+    """
+    for name, layer in _biased(model).items():
+        weight, bias = (f"{name}.{part}".removeprefix(".") for part in ("weight", "bias"))
+        values = state[bias].double()
+        products = state[weight].numel() / values.numel()
+        if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+            products /= math.prod(layer.stride)
+        spread = math.sqrt(products * float(state[weight].double().square().mean()))
+        values = (values - values.mean()) / values.std(correction=0).clamp(min=1e-12)
+        state[bias] = (spread * (_OFFSET + values)).to(state[bias].dtype)
+    return state
 
 
 def _resized(inputs: list) -> list:

@@ -85,7 +85,12 @@ def first_non_finite(tensor: torch.Tensor) -> int | None:
 
 
 def require_right(
-    ours: torch.Tensor, expected: Expected, precision: str, reduction_length: int, where: str
+    ours: torch.Tensor,
+    expected: Expected,
+    precision: str,
+    reduction_length: int,
+    where: str,
+    magnified: float = 1.0,
 ) -> dict:
     """Raise Rejected unless `ours` is finite and within the bounds; returns the errors' record.
 
@@ -102,7 +107,7 @@ def require_right(
         return {}
     error, own = measure(ours, expected.truth), own_error(expected)
     largest = max(map(abs, map(float, torch.aminmax(expected.truth))))
-    limits = rules.bounds(precision, reduction_length, own.rel_l2, own.max_abs, largest)
+    limits = rules.bounds(precision, reduction_length, own.rel_l2, own.max_abs, largest, magnified)
     details = {
         "rel_l2": error.rel_l2,
         "rel_l2_bound": limits.rel_l2,
@@ -187,7 +192,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(raw_a, b.contiguous().reshape(-1).view(torch.uint8))
 
 
-def require_right_state(after: dict, sent: dict, expected: Expected, precision: str) -> None:
+def require_right_state(
+    after: dict, sent: dict, expected: Expected, precision: str, magnified: float = 1.0
+) -> None:
     """Raise Rejected unless parameters kept their bits and buffers are as PyTorch updates them."""
     if set(after) != set(sent):
         raise Rejected("weights_mutated", "the names in the state_dict changed during forward")
@@ -206,7 +213,7 @@ def require_right_state(after: dict, sent: dict, expected: Expected, precision: 
             continue
         error, own_error = measure(after[name], truth), measure(own, truth)
         # A statistic of many values: the length of its sum is not known here, so 2^16 is taken.
-        limit = rules.bounds(precision, 1 << 16, own_error.rel_l2, 0.0, 0.0).rel_l2
+        limit = rules.bounds(precision, 1 << 16, own_error.rel_l2, 0.0, 0.0, magnified).rel_l2
         if not error.rel_l2 <= limit:
             raise Rejected(
                 "wrong_buffer",

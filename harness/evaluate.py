@@ -9,20 +9,22 @@ import torch
 
 from harness import check, clock, cold, devices, timing, wire
 from harness import roofline as limits
+from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
 from harness.case_check import CaseChecker
-from harness.cases import CASES, Case, make_case
+from harness.cases import CASES, Case, make_case, statistics_matter
 from harness.catalog import Problem
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
+from harness.other_arguments import try_others
 from harness.outcome import Options, Outcome
 from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
 from harness.spent import Spent
-from harness.truth import Expected, expected, loaded
+from harness.truth import Expected, cast_state, expected, loaded
 
 _CPU_EAGER_SECONDS = 0.3
 _SEED_STEPS = {"own": 1000, "normal": 2000, "wide": 3000, "eval": 4000, "other_size": 5000}
-_SEED_STEPS |= {"non_finite": 6000, "train": 7000}
+_SEED_STEPS |= {"non_finite": 6000, "train": 7000, "offset": 8000, "end": 10000}
 
 
 class Evaluation:
@@ -127,12 +129,14 @@ class Evaluation:
                 self._check(own, answer)
                 if not self.outcome.reasons and not options.check_only:
                     self._time()
+                    self._check_at_end()
                 if not self.outcome.reasons:
                     self._try_other_size()
                 if not self.outcome.reasons:
                     self.progress.step("checking on NaN and Inf")
                     self.checker.look_at_non_finite(self._case("non_finite"))
-                    candidate.request("finish", "ending")
+                    if self._try_other_arguments():
+                        candidate.request("finish", "ending")
             except torch.cuda.OutOfMemoryError:
                 candidate.device_memory.blame()
                 raise
@@ -166,15 +170,39 @@ class Evaluation:
 
     def _check(self, own: Case, answer: Expected) -> None:
         """Run the cases; the first that gives reasons against the solution is the last."""
-        other_mode = "train" if self.options.eval else "eval"
-        for name in (*CASES, other_mode) if mode_matters(self.model) else CASES:
+        for name in self._case_names():
             self.progress.step(f"checking on {name} inputs")
-            case = own if name == "own" else self._case(name)
-            self.checker.check(case, answer if name == "own" else self.checker.expected(case))
+            try:
+                case = own if name == "own" else self._case(name)
+                answer = answer if name == "own" else self.checker.expected(case)
+            except UsageError:
+                if name != "offset":
+                    raise
+                continue  # what saturates before it is normalised leaves nothing to compare
+            self.checker.check(case, answer)
             if self.outcome.reasons:
                 return
+            if name == "normal":
+                self.progress.step("checking repeated calls on the same tensors")
+                CallsAgainChecker(self.checker, self.reference.init_inputs).check(case, answer)
         self.candidate.require_idle()
         self.quiet.require_quiet()
+
+    def _case_names(self) -> list[str]:
+        names = [*CASES]
+        if statistics_matter(self.model, self.dtype):
+            names.append("offset")
+        if mode_matters(self.model):
+            names.append("train" if self.options.eval else "eval")
+        return names
+
+    def _check_at_end(self) -> None:
+        """The instance that was timed, on a fresh input: it may have turned lazy since."""
+        self.progress.step("checking once more at the end")
+        case = self._case("end")
+        self.checker.check(case, self.checker.expected(case))
+        told = "wrong_when_timed: at the end: "
+        self.outcome.reasons = [told + reason for reason in self.outcome.reasons]
 
     def _case(self, name: str) -> Case:
         seed = self.options.seed + _SEED_STEPS[name]
@@ -187,6 +215,13 @@ class Evaluation:
         if not self.options.one_size:
             self.progress.step("checking on inputs of another size")
             self.checker.check_other_size(self._case("other_size"))
+
+    def _try_other_arguments(self) -> bool:
+        """Whether the solution's process can still be asked something."""
+        self.progress.step("trying other constructor arguments")
+        other = (self.outcome.other_size or {}).get("verdict") == "right"
+        case = self._case("other_size" if other else "normal")
+        return try_others(self.checker, self.reference, case)
 
     # Timing ------------------------------------------------------------------------------------
 
@@ -296,14 +331,6 @@ def mode_matters(model: torch.nn.Module) -> bool:
         or (isinstance(layer, normalisations) and layer.track_running_stats)
         for layer in model.modules()
     )
-
-
-def cast_state(model: torch.nn.Module, dtype: torch.dtype) -> dict:
-    """The model's state_dict as it is after .to(dtype), detached."""
-    return {
-        name: (value.to(dtype) if value.is_floating_point() else value).detach().clone()
-        for name, value in model.state_dict().items()
-    }
 
 
 def _seconds(call, inputs: list) -> float:

@@ -43,6 +43,8 @@ class Outcome:
     roofline: dict | None = None
     other_size: dict | None = None
     non_finite: dict | None = None
+    second_instance: dict | None = None
+    other_arguments: dict | None = None
     build_s: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None

@@ -101,6 +101,8 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "roofline": outcome.roofline if accepted else None,
         "other_size": outcome.other_size,
         "non_finite": outcome.non_finite,
+        "second_instance": outcome.second_instance,
+        "other_arguments": outcome.other_arguments,
         "build_s": outcome.build_s,
         "seconds": {name: round(value, 2) for name, value in outcome.seconds.items()},
         "peak_bytes": outcome.peak_bytes,

@@ -32,11 +32,13 @@ class Reference:
             self.init_inputs = list(self.module.get_init_inputs())
         self.full_batch = getattr(self.module, "batch_size", None)
 
-    def model(self, seed: int) -> torch.nn.Module:
-        """A new model, drawn on the CPU under `seed`, as KernelBench does it."""
+    def model(self, seed: int, arguments: list | None = None) -> torch.nn.Module:
+        """A new model, drawn on the CPU under `seed`, as KernelBench does it; with `arguments` in
+        place of get_init_inputs' if given.
+        """
         torch.manual_seed(seed)
-        with _told(self.path, "Model(*get_init_inputs())"):
-            model = self.module.Model(*self.init_inputs)
+        with _told(self.path, "Model(*get_init_inputs())" if arguments is None else "Model(...)"):
+            model = self.module.Model(*(self.init_inputs if arguments is None else arguments))
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"reference {self.path}: Model is no torch.nn.Module")
         return model

@@ -99,6 +99,14 @@ def _print_notes(console: Console, record: dict) -> None:
         shape = "x".join(map(str, other["shape"]))
         told = f" ({other['told']})" if "told" in other else ""
         console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
+    second = record.get("second_instance") or {}
+    if second.get("verdict") == "refused":
+        console.print(f"a second instance: refused ({second['told']})", markup=False)
+    others = record.get("other_arguments") or {}
+    if "arguments" in others:
+        told = f" ({others['told']})" if "told" in others else ""
+        text = f"constructed with {others['arguments']}: {others['verdict']}{told}"
+        console.print(text, markup=False)
     special = record.get("non_finite")
     if special:
         counts = ", ".join(f"{special[k]} {k}" for k in ("lost", "spread") if special.get(k))

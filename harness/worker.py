@@ -18,15 +18,17 @@ import torch
 
 from harness import ambient, clock, devices, wire
 from harness.blame import MAX_TEXT, Failure, blamed, failure_of
+from harness.edits import floating
 from harness.memory import MemoryMeter, poisoned_memory
+from harness.worker_again import CallsAgain
 
 
-class Worker:
+class Worker(CallsAgain):
     """Answers one request after the other; see the method of each operation's name."""
 
     def __init__(self, control: socket.socket, inbox: int, outbox: int):
         self.control, self.inbox, self.outbox = control, inbox, outbox
-        self.model = None
+        self.model = self.constructor = None
         self.device = torch.device("cpu")
         self.stopwatch = None
         self.kept: list[torch.Tensor] = []  # outputs, the oldest first
@@ -67,13 +69,13 @@ class Worker:
             module = importlib.util.module_from_spec(spec)
             sys.modules["solution"] = module
             spec.loader.exec_module(module)
-        constructor = getattr(module, "ModelNew", None)
-        if constructor is None:
+        self.constructor = getattr(module, "ModelNew", None)
+        if self.constructor is None:
             raise Failure("no_model_new", "the solution defines no ModelNew")
         with blamed("construct_error"):
             arguments = pickle.loads(base64.b64decode(init))
             torch.manual_seed(seed)
-            self.model = constructor(*arguments)
+            self.model = self.constructor(*arguments)
             return {
                 "state": self._send_state(0)[0],
                 "changed_flags": ambient.changed(flags, ambient.flags(self.device)),
@@ -82,13 +84,7 @@ class Worker:
 
     def weights(self, state: list) -> dict:
         """Copy the given state, strictly, into the model, which lives on the device afterwards."""
-        with blamed("state_dict_mismatch"):
-            self.model.to(device=self.device, dtype=self.dtype)
-            offset, tensors = 0, {}
-            for entry in state:
-                tensors[entry["name"]] = wire.read_tensor(self.inbox, offset, entry, self.device)
-                offset += wire.spec_bytes(entry)
-            self.model.load_state_dict(tensors, strict=True)
+        self._copy_state(self.model, state)
         return {}
 
     def forward(
@@ -118,7 +114,7 @@ class Worker:
         for parameter in self.model.parameters():
             parameter.grad = None
         if backward:
-            for value in _floating(arguments):
+            for value in floating(arguments):
                 value.requires_grad_(True)
         memory = MemoryMeter(self.device, [*arguments, *self.model.state_dict().values()])
         with blamed("runtime_error"), poisoned_memory(poison):
@@ -158,13 +154,10 @@ class Worker:
             reply["inputs"], offset = self._send_tensors(list(_tensors(arguments)), offset)
             reply["state"], offset = self._send_state(offset)
             if backward:
-                holders = [*_floating(arguments), *self.model.parameters()]
-                gradients = [holder.grad for holder in holders]
-                missing = [index for index, grad in enumerate(gradients) if grad is None]
-                if missing:
-                    reply["missing_gradients"] = missing
+                gradients, offset = self._send_gradients(arguments, offset)
+                reply |= gradients
+                if "missing_gradients" in gradients:
                     return reply
-                reply["gradients"], offset = self._send_tensors(gradients, offset)
             if resend_kept:
                 _, offset = self._send_tensors(self.kept, offset)
             self.kept = [*self.kept, output.detach()][-keep:] if keep else []
@@ -240,8 +233,8 @@ class Worker:
     def finish(self) -> dict:
         """Let go of everything the solution made, so that its destructors run."""
         self.model = self.timed = self.stopwatch = None
-        self.call = self.cold_call = self.prepare = None
-        self.kept = []
+        self.call = self.cold_call = self.prepare = self.second = self.constructor = None
+        self.kept, self.held = [], []
         with blamed("runtime_error"):
             module = sys.modules.pop("solution", None)
             vars(module).pop("ModelNew", None)
@@ -280,6 +273,25 @@ class Worker:
             offset = wire.write_tensor(self.outbox, offset, tensor)
         return [wire.spec_of(tensor) for tensor in tensors], offset
 
+    def _send_gradients(self, arguments: list, offset: int) -> tuple[dict, int]:
+        """The gradients of inputs, then of parameters; only which are missing, where some are."""
+        gradients = [holder.grad for holder in (*floating(arguments), *self.model.parameters())]
+        missing = [index for index, grad in enumerate(gradients) if grad is None]
+        if missing:
+            return {"missing_gradients": missing}, offset
+        specs, offset = self._send_tensors(gradients, offset)
+        return {"gradients": specs}, offset
+
+    def _copy_state(self, model: torch.nn.Module, state: list) -> None:
+        """The state in the inbox, copied strictly into a model, which moves to the device."""
+        with blamed("state_dict_mismatch"):
+            model.to(device=self.device, dtype=self.dtype)
+            offset, tensors = 0, {}
+            for entry in state:
+                tensors[entry["name"]] = wire.read_tensor(self.inbox, offset, entry, self.device)
+                offset += wire.spec_bytes(entry)
+            model.load_state_dict(tensors, strict=True)
+
     def _send_state(self, offset: int) -> tuple[list, int]:
         entries = []
         for name, tensor in self.model.state_dict().items():
@@ -290,10 +302,6 @@ class Worker:
 
 def _tensors(values: list) -> list:
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _floating(values: list) -> list:
-    return [value for value in _tensors(values) if value.is_floating_point()]
 
 
 def main() -> None:

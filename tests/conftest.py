@@ -4,11 +4,11 @@ built once per session.
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from tests.builds_ahead import BuildsAhead
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not is_left_out(item, config)]
     config.stash[LEFT_OUT] = len(left_out)
+    items.sort(key=_needs_a_slow_build)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU")
@@ -67,17 +68,23 @@ def _named(items) -> set[str]:
     return names - {""}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def builds_ahead(shelf, tmp_path_factory, request):
+    """Begun before the first test: those that need them are the last (`_needs_a_slow_build`)."""
+    builds = BuildsAhead(tmp_path_factory.mktemp("builds"), shelf, request.session.items)
+    yield builds
+    builds.close()
+
+
+def _needs_a_slow_build(item) -> bool:
+    return item.path.name.startswith("test_cuda_")
+
+
 @pytest.fixture(scope="session")
-def emulated_solutions(shelf, tmp_path_factory):
+def emulated_solutions(shelf, builds_ahead):
     """Solutions whose CUDA kernels run on the CPU, by the name of their reference."""
-    names = ["69", "19", "11"]
-    texts = {name: shelf.text(name) for name in names}  # not in threads: torch.fx patches globals
-    folders = {name: tmp_path_factory.mktemp(f"emulated_{name}") for name in names}
-    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
-        built = list(pool.map(lambda name: emulator.build(texts[name], folders[name]), names))
-    return {
-        name: emulator.Emulated(texts[name], path) for name, path in zip(names, built, strict=True)
-    }
+    built = builds_ahead.emulated
+    return {name: emulator.Emulated(shelf.text(name), built[name].result()) for name in built}
 
 
 @pytest.fixture(scope="session")

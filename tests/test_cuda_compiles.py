@@ -2,22 +2,17 @@
 spills; Hopper's kernels multiply by wgmma, and what the source has side by side stays so.
 """
 
-import os
 import re
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
 from generator.emit import generate
-from generator.runtime.build import _CUDA_FLAGS
 from generator.sources import KERNELS
 from tests.solution_tools import PROBLEMS, REFERENCES
 from tests.sweeps import swept
 
-ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 # 65 and 69 have the same CUDA source; the other three hold every entry file. And a longer chain.
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py"]
@@ -83,38 +78,14 @@ def test_blocks_are_counted():
     assert blocks_with_stores_and_chain(f"MUFU STG {ends} STG {ends} STG MUFU {ends} STG MUFU") == 2
 
 
-@pytest.fixture(scope="module")
-def compiling(request, tmp_path_factory):
-    """Futures of nvcc's runs on all sources that tests ask for, side by side, by reference."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc on this machine")
-    flags = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
-    command = [nvcc, *COMMON_NVCC_FLAGS, *flags, *ARCHITECTURES, "-Xcompiler=-fPIC", "-Xptxas=-v"]
-
-    def run(source):
-        target = source.with_suffix(".o")
-        given = [*command, "-c", source, "-o", target]
-        return target, subprocess.run(given, capture_output=True, text=True)
-
-    here = [item for item in request.session.items if item.path == request.path]
-    wanted = {item.callspec.params["compiled"] for item in here if "compiled" in item.fixturenames}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        futures = {}
-        for path in sorted(wanted):
-            source = tmp_path_factory.mktemp("compiled") / "cuda.cu"
-            text = generate(path, path)
-            source.write_text(re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1])
-            futures[path] = pool.submit(run, source)
-        yield futures
-
-
 @pytest.fixture(
     scope="module", params=swept(PATHS, FEWEST.__contains__), ids=lambda path: path.stem
 )
-def compiled(request, compiling):
+def compiled(request, builds_ahead):
     """The object file of a solution's CUDA source, and what the compiler said."""
-    target, run = compiling[request.param].result()
+    if request.param not in builds_ahead.compiled:
+        pytest.skip("no nvcc on this machine")
+    target, run = builds_ahead.compiled[request.param].result()
     log = run.stdout + run.stderr
     assert run.returncode == 0, log[-4000:]
     return target, log

@@ -235,11 +235,10 @@ def pooled(shelf, tmp_path_factory):
     return emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("pooled")))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    "options",
-    swept([*({"pool": pool} for pool in POOLS), *({"conv": conv} for conv in CONVS)], (1, 4)),
-    ids=str,
+    "options", [*({"pool": pool} for pool in POOLS), *({"conv": conv} for conv in CONVS)], ids=str
 )
 def test_windows_that_do_not_tile(shelf, pooled, options, training):
     model = shelf.reference("pooled")["Model"](**options)
@@ -270,7 +269,7 @@ def test_statistics_survive_a_large_mean(shelf, emulated_solutions, name, kernel
     assert error <= 4 * max(relative_error(pytorch, exact), 1e-5)
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", swept([True, False]))
 @pytest.mark.parametrize("size", swept([(13, 21), (12, 20), (18, 44), (6, 5)], (0, 3)))
 def test_pooled_model_whose_inputs_fp16_containers_cannot_hold(
     shelf, emulated_solutions, size, training

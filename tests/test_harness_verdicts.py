@@ -16,11 +16,18 @@ from tests.fixture_judge import FIXTURES, evaluate, names, running, short_of_mem
 from tests.forked_candidate import ForkedCandidate
 
 AT_ONCE = 2
-BACKWARD = {"no_bias_gradient", "wrong_gradient", "no_graph"}
+BACKWARD = {
+    "no_bias_gradient",
+    "no_graph",
+    "own_backward",
+    "workspace_in_backward",
+    "wrong_gradient",
+}
 TIMED = {
     "batch_and_skip",
     "late_when_timed",
     "layers",
+    "lazy_in_the_end",
     "nan_times",
     "negative_times",
     "patched_stopwatch",
@@ -41,6 +48,7 @@ SHORT = {
     "stops_itself",
 }
 SHORT_SECONDS = 3.0
+SPECIALISED = dict.fromkeys(("crash_with_other_arguments", "specialised"), "specialised")
 LITTLE_MEMORY = {"children_fill_memory", "fills_memory"}
 MEMORY_BYTES = 2 << 30
 # What a command line on this machine must not hold after the evaluation.
@@ -112,6 +120,7 @@ WRONG = {
     "kills_keeper": "crash",
     "late_thread": "late_output",
     "late_when_timed": "wrong_when_timed",
+    "lazy_in_the_end": "wrong_when_timed",
     "lazy_layout": "wrong_type",
     "masks_garbage": "uninitialised",
     "missing_bias": "inaccurate",
@@ -137,6 +146,12 @@ WRONG = {
     "patched_stopwatch": "impossible_time",
     "reads_reference": "import_error",
     "reads_tensor_files": "inaccurate",
+    "remembers_by_object": "stale_output",
+    "remembers_by_sample": "stale_output",
+    "remembers_by_sorted_values": "stale_output",
+    "remembers_by_version": "stale_output",
+    "remembers_for_all_instances": "instances_mixed",
+    "remembers_without_weights": "stale_weights",
     "replays_by_pointer": "stale_output",
     "replays_when_timed": "wrong_when_timed",
     "reseeds": "random_state_changed",
@@ -162,6 +177,8 @@ WRONG = {
     "uninitialised": "uninitialised",
     "uninitialised_workspace": "uninitialised",
     "weights_by_pointer": "stale_weights",
+    "weights_of_the_module": "instances_mixed",
+    "workspace_in_backward": "backward_overwritten",
     "wrong_device": "wrong_device",
     "wrong_dtype": "wrong_dtype",
     "wrong_gradient": "wrong_gradient",
@@ -176,6 +193,7 @@ WRONG_NORM = {
     "no_affine": "inaccurate",
     "no_running_update": "wrong_buffer",
     "running_statistics_used": "inaccurate",
+    "uncentred_variance": "inaccurate",
     "updates_in_eval": "wrong_buffer",
 }
 
@@ -235,14 +253,18 @@ def test_wrong_solution_is_rejected_for_its_own_reason(case, verdicts):
 def test_honest_solution_is_accepted(case, verdicts):
     outcome, _ = verdicts[case].result()
     assert outcome.reasons == []
-    mode = {"eval"} if case[0] == "honest_norm" else set()
-    timed = {"after_timing"} if case[1] in TIMED else set()
+    mode = {"eval", "offset"} if case[0] == "honest_norm" else set()
+    timed = {"after_timing", "end"} if case[1] in TIMED else set()
     assert set(outcome.errors) == {"own", "normal", "wide"} | mode | timed
     lost = case[1] == "loses_nan"
     assert outcome.non_finite["verdict"] == ("otherwise" if lost else "as the reference")
     assert (outcome.non_finite["lost"] > 0) == lost and outcome.non_finite["spread"] == 0
     refused = case[1] == "one_size"
     assert outcome.other_size["verdict"] == ("refused" if refused else "right")
+    alone = case[1] == "one_instance"
+    assert outcome.second_instance["verdict"] == ("refused" if alone else "right")
+    special = "not tried" if alone else SPECIALISED.get(case[1], "right")
+    assert outcome.other_arguments["verdict"] == special
 
 
 @cases("honest_norm", backward=True)
@@ -300,7 +322,14 @@ def test_evaluation_in_eval_mode(name, reason):
     outcome = evaluate("tiny_norm", FIXTURES / f"{name}.py", batch=3, eval=True, **timed)
     assert [text.partition(":")[0] for text in outcome.reasons] == [reason] * (reason is not None)
     if reason is None:
-        assert set(outcome.errors) == {"own", "normal", "wide", "train", "after_timing"}
+        assert set(outcome.errors) == {
+            "own",
+            "normal",
+            "wide",
+            "train",
+            "after_timing",
+            "end",
+        }
         assert outcome.measurement.fastest()["baseline"] == "eager"
         assert outcome.non_finite["verdict"] == "as the reference"
     if reason == "mode_ignored":

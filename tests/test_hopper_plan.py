@@ -8,6 +8,7 @@ import pytest
 from tests.hopper_plan_checks import check
 from tests.hopper_plan_probe import HEADERS, SHAPES, PlanCase, build_probe, random_plan_cases
 from tests.solution_tools import ROOT
+from tests.sweeps import swept
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_known_layers(probe, shape):
     check_all(probe, [case])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", swept(range(4)))
 def test_random_plan_cases(probe, seed):
     kinds = check_all(probe, random_plan_cases(60, seed))
     assert min(kinds.values()) >= 10, kinds  # the cases reach every kind of plan
@@ -126,7 +127,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", swept(MISTAKES, (0, 7, 14)))
 def test_the_checks_can_fail(tmp_path, name):
     right, wrong = MISTAKES[name]
     texts = [(ROOT / "kernels_src" / "cuda" / header).read_text() for header in HEADERS]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.solution_tools import Case
+from tests.sweeps import swept
 
 CASES = [
     Case(batch=2, in_channels=1, out_channels=4, size=(3, 2), kernel=(1, 2), stride=(1, 2)),
@@ -113,7 +114,7 @@ def test_no_autograd_state_under_no_grad(shelf, name):
     assert all(t.data_ptr() in known or t.numel() <= 64 for t in saved), [t.shape for t in saved]
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("training", swept([True, False]), ids=["train", "eval"])
 @pytest.mark.parametrize("name", ["65", "19", "11", "every_step", "pooled"])
 def test_compile_traces_the_whole_model(shelf, name, training):
     """Forward and backward through AOTAutograd, running statistics included."""

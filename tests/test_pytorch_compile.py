@@ -24,6 +24,7 @@ from tests.solution_tools import load_text
 modes = pytest.mark.parametrize(("name", "training"), MODES, ids=MODE_IDS)
 
 
+@pytest.mark.sweep
 def test_compile_max_autotune(shelf):
     model, new = pair_of(shelf, "19", dtype=torch.float32)
     torch._dynamo.reset()

@@ -1,0 +1,61 @@
+"""Slow builds, by g++ and nvcc, that begin with the session, while other tests run."""
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
+
+from generator.emit import generate
+from generator.runtime.build import _CUDA_FLAGS
+from tests.cuda_emulator import emulator
+from tests.solution_tools import SolutionShelf
+
+EMULATED = ("69", "19", "11")
+ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
+_FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
+
+
+class BuildsAhead:
+    """Futures of the builds that a session's tests ask for, on all cores but one.
+
+    `emulated` has those of the object files of EMULATED, by name; `compiled` those of (object file,
+    nvcc's run) by reference. Both are empty where no test asks, or the compiler is missing.
+    """
+
+    def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
+        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1))
+        self._folder = folder
+        self.emulated: dict[str, Future] = {}
+        self.compiled: dict[Path, Future] = {}
+        asked = {name for item in items for name in item.fixturenames}
+        # Texts are not made in threads: torch.fx patches globals.
+        if "emulated_solutions" in asked and emulator.cuda_headers():
+            for name in EMULATED:
+                place = self._place(f"emulated_{name}")
+                self.emulated[name] = self._pool.submit(emulator.build, shelf.text(name), place)
+        wanted = {i.callspec.params["compiled"] for i in items if "compiled" in i.fixturenames}
+        for path in sorted(wanted) if shutil.which("nvcc") else ():
+            source = self._place(f"compiled_{path.stem}") / "cuda.cu"
+            text = generate(path, path)
+            source.write_text(re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1])
+            self.compiled[path] = self._pool.submit(_nvcc, source)
+
+    def close(self) -> None:
+        """Begin no more of them."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _place(self, name: str) -> Path:
+        place = self._folder / name
+        place.mkdir()
+        return place
+
+
+def _nvcc(source: Path) -> tuple[Path, subprocess.CompletedProcess]:
+    command = ["nvcc", *COMMON_NVCC_FLAGS, *_FLAGS, *ARCHITECTURES, "-Xcompiler=-fPIC"]
+    target = source.with_suffix(".o")
+    command += ["-Xptxas=-v", "-c", str(source), "-o", str(target)]
+    return target, subprocess.run(command, capture_output=True, text=True)
