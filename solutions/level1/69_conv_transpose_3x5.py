@@ -22,9 +22,9 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     aa089714d7edc3f6f69d701c17a0303c0eccecbe7627cc791db805927b3952da
-sha256 of CPU_SOURCE:      938dfd35f1b24b050118059f59b6b8d296bb7af89cc84caa061749b2a6f24d13
-sha256 of OPERATOR_SOURCE: f1c557d5da8472a03a398981bb4653c59dc95f4f4c8395f20e32b920365f9aeb
+sha256 of CUDA_SOURCE:     25f95a4a70fa74568a018fd45b6a25be229eda59186742dea82b8d693f596dfa
+sha256 of CPU_SOURCE:      bbb91ffdd53181839821223667b9ac8d97a61ff478694b10e5c665ea5c0157bb
+sha256 of OPERATOR_SOURCE: 6a21cb712a21994ee5aa8e85e41f14004b6f7f1549fd037c15ef21adcb11b12d
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -154,8 +154,8 @@ TCONV_HD int64_t gcd(int64_t a, int64_t b) {
 // The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
 // A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
 // k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
-                                   int64_t dilation, int64_t residue) {
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
   AxisPhase p{};
   const int64_t g = gcd(stride, dilation);
   p.out_first = static_cast<int>(residue);
@@ -196,10 +196,10 @@ struct ConvCall {
   int64_t num_threads;    // CPU only
   const void* x;
   const void* weight;
-  const void* bias;                                  // [out_channels] or null
+  const void* bias;                                 // [out_channels] or null
   const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                         // contiguous NCHW
-  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
   void* stream;  // CUDA only
 };
@@ -212,8 +212,8 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
-// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
-// null: none are kept.
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
 struct RunningStatistics {
   void* mean;
   void* var;
@@ -225,13 +225,13 @@ struct RunningStatistics {
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
-  const void* weight;        // [channels] or null
-  const void* bias;          // [channels] or null
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
   // fp32 (fp64 for fp64 calls), [channels] each.
   const void* running_mean;  // read when use_batch_stats == 0
   const void* running_var;
-  void* batch_mean;  // out or null, written when use_batch_stats == 1
-  void* batch_var;   // out or null, biased variance
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
   RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
@@ -267,8 +267,9 @@ struct ConvBatchNormPoolGroupNormCall {
 
 #if defined(__CUDACC__)
 // ---- kernels_src/cuda/branch_free_math.cuh
-// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
-// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line
+// code overlaps. Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py
+// measures both.
 
 namespace tconv {
 namespace cuda {
@@ -284,16 +285,17 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
-// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for
+// negative v too, where 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
 __device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
   float is_positive;
   asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
   return fabsf(fmaf(-0.5f, twice_below, is_positive));
 }
 
-// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
-// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is
+// 1e-8 for a < 1, 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it
+// lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
   const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
   float q = -2.5470484388279147e-7f;
@@ -308,7 +310,8 @@ __device__ __forceinline__ float normal_cdf(float v) {
   return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
 }
 
-// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where
+// it is below 1e-9.
 __device__ __forceinline__ float coarse_normal_cdf(float v) {
   const float a = fminf(fabsf(v), 13.5f);
   float p = 4.8928164630979154e-8f;
@@ -361,7 +364,8 @@ TCONV_HD T relu(T v) {
 template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  if constexpr (std::is_same<T, float>::value)
+    return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -472,20 +476,20 @@ struct MomentsF64 {
 
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_hopper_types.h
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_hopper_plan.h makes
-// it and defines the terms). Plain C++.
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call
+// (conv_transpose_hopper_plan.h makes it and defines the terms). Plain C++.
 
 
 namespace tconv {
 namespace hopper {
 
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kBlockOC = 64;  // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;  // channels of a window: 128 bytes of 16-bit values per pixel
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kUnitPixels = 64;    // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;   // what a data warp moves at once
 constexpr int kMaxRingUnits = 28;  // what fits shared memory
 constexpr int kMaxWeightStages = 32;
 struct Shape {
@@ -497,17 +501,17 @@ struct Shape {
   bool wide;       // consumers take registers from data warps, which in fp32 have them for one batch in flight
 };
 // The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false},
-                             {2, 256, 4, false, false, false, true},
-                             {2, 128, 8, false, true, false, false},
-                             {2, 128, 4, false, false, false, false},
-                             {2, 104, 4, false, false, true, false},
-                             {2, 64, 4, false, false, true, false}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false}, {2, 256, 4, false, false, false, true},
+                             {2, 128, 8, false, true, false, false}, {2, 128, 4, false, false, false, false},
+                             {2, 104, 4, false, false, true, false}, {2, 64, 4, false, false, true, false}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the
+// epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled,
+// and moments.
 enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
-// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling takes its time.
+// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling
+// takes its time.
 TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (shape.wide) return outputs == Outputs::kAlone;
   if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
@@ -515,24 +519,25 @@ TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
   return outputs == Outputs::kAlone || !shape.twin;
 }
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+constexpr int kVectorPixels = 4;  // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers.
 constexpr int kStoreColumns = 64;
 constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the
+// banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
 
 struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
+  int out_first_h, out_first_w;        // residues
+  int out_count_h, out_count_w;        // outputs of this phase
+  int taps_h, taps_w;                  // both 0 where either is
   int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
+  int row_shift, col_shift;            // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                     // the same as pixels along the line
+  int weight_base;                     // first weight tile of this phase, from the sweep's first
 };
 
 struct Plan {
@@ -540,37 +545,38 @@ struct Plan {
   const char* reason;  // why not usable
   int num_consumers;   // warpgroups that multiply
   int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
+  int n;              // columns of a segment's wgmma
+  int twin;           // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;  // output columns of a strip; pixels of the line per row
+  int line_samples;   // images behind each other in a line
+  int image_rows;     // of the line, from one to the next
   int num_segments;
   int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
   int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
-  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int pooled;      // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;       // pixels of a window beyond its tile's, the most over phases
+  int row_offset;  // input row of the line's row 0
+  // Input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one.
+  int col_offset;
+  int tap_step_h, tap_step_w;             // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;       // and of the kernel
   int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
-  int last_tapped_phase;  // with it a tile's window is used for the last time
-  int line_tiles;      // places of a line among those of all, num_tiles or a few more that stay empty
-  int range_tiles;     // neighbouring places of a strip's that a block takes at once
-  int total_tiles;     // places of all lines
+  int last_tapped_phase;                  // with it a tile's window is used for the last time
+  int line_tiles;   // places of a line among those of all, num_tiles or a few more that stay empty
+  int range_tiles;  // neighbouring places of a strip's that a block takes at once
+  int total_tiles;  // places of all lines
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_ic_blocks;     // side by side: all, or one
+  int window_loads;       // how often a tile's window is loaded, block by block: once, where all lie side by side
   int ring_block_pixels;  // of one of them, the mirror included
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int weight_stages;      // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;        // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int alternate;             // warpgroups multiply in turns, and one stores its outputs while the other multiplies
   int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
   int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;
@@ -593,8 +599,8 @@ inline int round_down(int64_t a, int64_t b) { return static_cast<int>(a >= 0 ? a
 namespace tconv {
 namespace cuda {
 
-// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
-// that the answer rules out.
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no
+// kernel is compiled that the answer rules out.
 using tconv::hopper::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
@@ -638,10 +644,10 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 
 
 // Hands the first non-zero Status or cudaError_t to the caller.
-#define TCONV_RETURN_IF_ERROR(expression)                             \
-  do {                                                                \
-    const int64_t tconv_status = static_cast<int64_t>(expression);    \
-    if (tconv_status != ::tconv::kOk) return tconv_status;            \
+#define TCONV_RETURN_IF_ERROR(expression)                          \
+  do {                                                             \
+    const int64_t tconv_status = static_cast<int64_t>(expression); \
+    if (tconv_status != ::tconv::kOk) return tconv_status;         \
   } while (0)
 
 namespace tconv {
@@ -668,13 +674,13 @@ int64_t launch_configured(const cudaLaunchConfig_t& config, void (*kernel)(Param
 }
 
 template <typename... Params, typename... Args>
-int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
-                      void* stream, Args&&... args) {
+int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                      Args&&... args) {
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host thread:
-// each time takes a microsecond.
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host
+// thread: each time takes a microsecond.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
   thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
@@ -705,13 +711,13 @@ inline const char* error_string(int64_t code) {
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_direct.cuh
-// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise layers, the
-// last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16 tensors need no other
-// kernel behind.
+// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise
+// layers, the last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16
+// tensors need no other kernel behind.
 //
-// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for that
-// phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and all kPhases column
-// phases of a position, so that what it stores is contiguous.
+// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for
+// that phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and
+// all kPhases column phases of a position, so that what it stores is contiguous.
 
 #include <cstring>
 #include <type_traits>
@@ -767,15 +773,15 @@ template <typename Storage>
 __device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
   static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
   if constexpr (sizeof(Storage) == 4)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(static_cast<unsigned>(wanted)),
+        "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
+        : "memory");
   else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(static_cast<unsigned>(wanted)),
+        "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
+        : "memory");
 }
 
 // Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
@@ -853,7 +859,8 @@ struct DirectConfig {
   static constexpr int kRows = 2 * kWarps;
   static constexpr int kPositions = 2;  // of a lane, 32 columns apart
   static constexpr int kMaxStride = 8;
-  static constexpr int kMinBlocks = 5;  // of a multiprocessor; asked for none, the compiler spills to make room for more
+  // Of a multiprocessor; asked for none, the compiler spills to make room for more.
+  static constexpr int kMinBlocks = 5;
 };
 
 template <typename Storage>
@@ -866,9 +873,9 @@ struct DirectArgs {
   int64_t x_stride_n, x_stride_c;
   int x_stride_h, x_stride_w;
   int in_h, in_w, out_h, out_w, kernel_h, kernel_w, stride_h, stride_w;
-  int in_channels, out_channels, groups;  // channels of a group
+  int in_channels, out_channels, groups;         // channels of a group
   int channel_blocks, row_blocks, column_parts;  // of a group; of a row phase; of the column phases
-  int first_offset, last_offset;  // of a column from its position, the least and the most over all taps
+  int first_offset, last_offset;                 // of a column from its position, the least and the most over all taps
   AxisPhase rows[DirectConfig::kMaxStride], columns[DirectConfig::kMaxStride];
 };
 
@@ -926,12 +933,13 @@ __device__ __forceinline__ void store_neighbours(Storage* at, const float (&valu
   }
 }
 
-// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants is one
-// of the input's. `x`: the group's first channel; `weights` as staged.
+// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants
+// is one of the input's. `x`: the group's first channel; `weights` as staged.
 template <bool kInside, typename Storage, int kPositions, int kPhases, int kChannels>
-__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectArgs<Storage>& args,
-                                               const AxisPhase& tap_rows, const AxisPhase* columns, const Storage* x,
-                                               const float* weights, int row, int position) {
+__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels],
+                                               const DirectArgs<Storage>& args, const AxisPhase& tap_rows,
+                                               const AxisPhase* columns, const Storage* x, const float* weights,
+                                               int row, int position) {
   for (int in = 0; in < args.in_channels; ++in, x += args.x_stride_c) {
     for (int j = 0; j < tap_rows.tap_count; ++j, weights += args.kernel_w * kChannels) {
       const int in_row = row + tap_rows.offset_first - j * tap_rows.offset_step;
@@ -966,7 +974,8 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 
 // kPhases: neighbouring column phases that a lane computes: all of them, or one.
 template <typename Storage, int kChannels, int kPhases>
-__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
+__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks)
+    conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
   using Config = DirectConfig;
   constexpr int kPositions = Config::kPositions;
   __shared__ Moments warp_moments[Config::kWarps][kChannels];
@@ -979,7 +988,8 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     rest = quotient;
     return digit;
   };
-  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h), part = next_digit(args.column_parts);
+  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h),
+            part = next_digit(args.column_parts);
   const int channel0 = next_digit(args.channel_blocks) * kChannels, group = next_digit(args.groups), sample = rest;
   const AxisPhase& tap_rows = args.rows[row_phase];
   const int row_taps = tap_rows.tap_count;
@@ -1092,28 +1102,28 @@ struct PortableConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
   static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded
-  static constexpr int kElementBytes = kStrict ? 4 : 2;             // of an operand in shared memory
+  static constexpr int kElementBytes = kStrict ? 4 : 2;            // of an operand in shared memory
 
   static constexpr int kNumWarps = 4;
   static constexpr int kNumThreads = 32 * kNumWarps;
   static constexpr int kMinBlocksPerSm = 2;  // caps registers at 65536 / (blocks * threads)
   static constexpr int BLOCK_OC = 64;
-  static constexpr int kRowTiles = BLOCK_OC / 16;               // m16 tiles
-  static constexpr int kSegmentsPerWarp = kStrict ? 4 : 8;      // n8 tiles; strict keeps two weight pieces in registers
-  static constexpr int kSegmentPairs = kSegmentsPerWarp / 2;    // what one ldmatrix reads, half a pixel of each
+  static constexpr int kRowTiles = BLOCK_OC / 16;             // m16 tiles
+  static constexpr int kSegmentsPerWarp = kStrict ? 4 : 8;    // n8 tiles; strict keeps two weight pieces in registers
+  static constexpr int kSegmentPairs = kSegmentsPerWarp / 2;  // what one ldmatrix reads, half a pixel of each
   static constexpr int BLOCK_PIX = 8 * kSegmentsPerWarp * kNumWarps;
   static constexpr int PIXEL_BYTES = 64;                        // one pixel's channels in shared memory
   static constexpr int BLOCK_IC = PIXEL_BYTES / kElementBytes;  // 16 fp32 or 32 halves: two mma k-steps
   static constexpr int kChunks = PIXEL_BYTES / 16;              // 16-byte chunks of a pixel
   static constexpr int kChunkElements = 16 / kElementBytes;
-  static constexpr int kStages = 4;         // weight tiles in flight or in use
+  static constexpr int kStages = 4;                        // weight tiles in flight or in use
   static constexpr int kFillsInFlight = kStrict ? 2 : 1;   // chunks per thread and step loaded ahead of the products
   static constexpr int kLateFills = 4;                     // at once, those that too few steps could not take along
   static constexpr int kFirstFills = 64 / kChunkElements;  // at once, those of a tile's first window
-  static constexpr int kFillPixels = 32;    // pixels per fill: one per lane
+  static constexpr int kFillPixels = 32;                   // pixels per fill: one per lane
 
   static constexpr int kWeightPieces = kStrict ? 2 : 1;  // strict: high and low part
-  static constexpr int FRAGMENT_TILE_BYTES = 32 * 16;  // m16 x k-step: 16 bytes per lane
+  static constexpr int FRAGMENT_TILE_BYTES = 32 * 16;    // m16 x k-step: 16 bytes per lane
   static constexpr int WEIGHT_PIECE_BYTES = BLOCK_OC * PIXEL_BYTES;
   static constexpr int WEIGHT_TILE_BYTES = WEIGHT_PIECE_BYTES * kWeightPieces;
   static constexpr int SMEM_WORK_BYTES = 256;  // what the block works on
@@ -1204,8 +1214,7 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;
-    if (phase.out_count + phase.offset_first > s.flat_pitch)
-      s.flat_pitch = phase.out_count + phase.offset_first;
+    if (phase.out_count + phase.offset_first > s.flat_pitch) s.flat_pitch = phase.out_count + phase.offset_first;
   }
   return s;
 }
@@ -1218,8 +1227,8 @@ inline int64_t ceil_div(int64_t value, int64_t divisor) { return (value + diviso
 template <typename Config>
 bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w, int64_t num_ic_blocks,
                      int64_t tiles_elsewhere, const TileLimits& limits) {
-  constexpr double kFillCost = 0.35;    // per window pixel
-  constexpr double kSectorCost = 35.0;  // per 32-byte run of outputs, all channels of the block
+  constexpr double kFillCost = 0.35;           // per window pixel
+  constexpr double kSectorCost = 35.0;         // per 32-byte run of outputs, all channels of the block
   constexpr double kExposedRoundCost = 250.0;  // per round of fills that no products hide
   constexpr double kOneBlockPenalty = 1.25;
 
@@ -1237,10 +1246,9 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   }
   pixels = round_up(pixels, Config::kFillPixels);
   if (pixels * Config::PIXEL_BYTES > limits.smem_per_block) return false;
-  const int64_t windows =
-      h.max_taps == 0 || w.max_taps == 0
-          ? 0
-          : ceil_div(h.max_taps, g->group_h) * ceil_div(w.max_taps, g->group_w) * num_ic_blocks;
+  const int64_t windows = h.max_taps == 0 || w.max_taps == 0
+                              ? 0
+                              : ceil_div(h.max_taps, g->group_h) * ceil_div(w.max_taps, g->group_w) * num_ic_blocks;
   g->window_pixels = static_cast<int>(pixels);
   g->window_buffers = windows > 1 ? 2 : 1;
   g->smem_bytes = Config::smem_bytes(pixels, g->window_buffers);
@@ -1258,8 +1266,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
   const double exposed = static_cast<double>(windows * exposed_rounds);
-  double per_tile =
-      products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
+  double per_tile = products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
   if (blocks_per_sm == 1) per_tile *= kOneBlockPenalty;
   const double tiles = static_cast<double>(g->tiles_h) * g->tiles_w * static_cast<double>(tiles_elsewhere);
   if (tiles > INT32_MAX) return false;  // one grid dimension
@@ -1271,8 +1278,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
 
 // Calls visit(geometry) for every candidate that fits. tiles_elsewhere = samples * phases * groups * channel blocks.
 template <typename Config, typename Visit>
-void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
-                       Visit&& visit) {
+void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits, Visit&& visit) {
   const AxisSummary h = summarize_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h);
   const AxisSummary w = summarize_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w);
   const int64_t num_ic_blocks = ceil_div(p.in_channels / p.groups, Config::BLOCK_IC);
@@ -1353,8 +1359,7 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
         {&fresh.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin},
         {&fresh.smem_reserved_per_block, cudaDevAttrReservedSharedMemoryPerBlock},
     };
-    for (const auto& item : wanted)
-      TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
+    for (const auto& item : wanted) TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
     cached = fresh;
     cached_device = device;
   }
@@ -1392,7 +1397,8 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
   int64_t row_taps = 0;
   for (int residue = 0; residue < p.stride_h; ++residue)
     row_taps = std::max<int64_t>(row_taps, phase_h(p, residue).tap_count);
-  plan.smem_bytes = p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
+  plan.smem_bytes =
+      p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
   plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
   // Two blocks to a multiprocessor, or latencies show.
   plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
@@ -1439,13 +1445,15 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   const auto start = [&](auto channels, auto phases) -> int64_t {
     const auto kernel = conv_transpose_direct_kernel<Storage, decltype(channels)::value, decltype(phases)::value>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
-                         args);
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads),
+                         plan.smem_bytes, call.stream, args);
   };
   const auto with_phases = [&](auto channels) {
-    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());
+    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>())
+                            : start(channels, std::integral_constant<int, 1>());
   };
-  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>()) : with_phases(std::integral_constant<int, 4>());
+  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
+                            : with_phases(std::integral_constant<int, 4>());
 }
 
 }  // namespace cuda
@@ -1533,12 +1541,12 @@ __device__ __forceinline__ float warp_sum(float v) {  // same value, same order 
 template <typename Config, typename Storage>
 struct TileOutput {
   static constexpr int kPixelsPerLane = Config::BLOCK_PIX / 32;
-  Storage* out;       // plane of the block's first channel
-  int64_t plane;      // elements per channel
-  Moments* partials;  // of the block's first channel, or null
+  Storage* out;            // plane of the block's first channel
+  int64_t plane;           // elements per channel
+  Moments* partials;       // of the block's first channel, or null
   const float* inv_scale;  // of the block's first channel; containers only
-  int channel;        // the block's first channel
-  int num_channels;   // valid channels, <= BLOCK_OC
+  int channel;             // the block's first channel
+  int num_channels;        // valid channels, <= BLOCK_OC
   int offset[kPixelsPerLane];
 };
 
@@ -1566,7 +1574,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
     for (int m = 0; m < kRoundTiles; ++m)
 #pragma unroll
       for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
-        const float(&d)[4] = acc[s][round * kRoundTiles + m];
+        const float (&d)[4] = acc[s][round * kRoundTiles + m];
         *reinterpret_cast<float2*>(corner + m * 16 * kPitch + s * 8) = make_float2(d[0], d[1]);
         *reinterpret_cast<float2*>(corner + (m * 16 + 8) * kPitch + s * 8) = make_float2(d[2], d[3]);
       }
@@ -1611,10 +1619,10 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
 // How each numeric mode prepares operands and multiplies one step (16-byte chunks of a pixel, m16n8 tiles).
 
 // ---- kernels_src/cuda/fp16_containers.cuh
-// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
-// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
-// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
-// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
+// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded
+// to nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's
+// range: one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range
+// cannot hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -1624,7 +1632,8 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
 namespace tconv {
 namespace cuda {
 
-// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
+// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11
+// bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
 
@@ -1651,9 +1660,10 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
   return packed;
 }
 
-// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
-// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
-// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
+// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that
+// fp16's subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their
+// error is below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this
+// thread be?
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
@@ -1675,7 +1685,8 @@ __device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, 
   });
 }
 
-// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
+// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be
+// subnormal.
 struct RangeWatch {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   uint32_t any_bits = 0;
@@ -1689,8 +1700,8 @@ struct RangeWatch {
   }
 };
 
-// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
-// to 2^-29 of it; and what undoes it and kInputScale.
+// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights
+// down to 2^-29 of it; and what undoes it and kInputScale.
 struct WeightScale {
   float scale, inverse;
 };
@@ -1764,9 +1775,9 @@ struct SplitValue {
 };
 
 // Rounding is done on the magnitude's bits: to nearest, ties away, but never past the largest finite TF32, where
-// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never its
-// low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf - Inf
-// arises from the splitting itself, also where both operands are infinite.
+// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never
+// its low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf -
+// Inf arises from the splitting itself, also where both operands are infinite.
 __device__ __forceinline__ SplitValue split_fp32(uint32_t bits) {
   constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u,
                      kOne = 0x3f800000u;
@@ -1926,8 +1937,8 @@ __device__ __forceinline__ void multiply_split_step(float (&acc)[Config::kSegmen
 // The kernel also tabulates every phase of both axes for the product kernel: [stride_h + stride_w] AxisPhase.
 
 // ---- kernels_src/cuda/overlapped_launch.cuh
-// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute capability 9.0 and
-// later): what a launch costs by itself, a few microseconds, is then hidden.
+// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
+// capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
 
 
 namespace tconv {
@@ -1988,12 +1999,12 @@ struct WeightTransformArgs {
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
-  const float* inv_scale;    // [out_channels], containers only: find_weight_scale's inverse
-  const int* only_if;        // null, or on the device: nothing is done where it holds 0
-  int group_h, group_w;      // taps per window
+  const float* inv_scale;  // [out_channels], containers only: find_weight_scale's inverse
+  const int* only_if;      // null, or on the device: nothing is done where it holds 0
+  int group_h, group_w;    // taps per window
   int tap_step_h, tap_step_w;
   int num_ic_blocks, num_oc_blocks;
-  int64_t num_fragments;     // 16-byte fragments of one piece, all tiles
+  int64_t num_fragments;  // 16-byte fragments of one piece, all tiles
 };
 
 // Index of the tile of tap (kernel_row, kernel_column) and channel block in its stream.
@@ -2022,7 +2033,8 @@ __global__ void __launch_bounds__(kWeightScaleThreads)
   const int64_t taps = p.kernel_h * p.kernel_w, oc_per_group = p.out_channels / p.groups;
   const int64_t ic_per_group = p.in_channels / p.groups, group = blockIdx.x / oc_per_group;
   const float* const first = weight + (group * ic_per_group * oc_per_group + blockIdx.x % oc_per_group) * taps;
-  const WeightScale found = find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
+  const WeightScale found =
+      find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
   if (threadIdx.x == 0) inv_scale[blockIdx.x] = found.inverse;
 }
 
@@ -2129,9 +2141,9 @@ struct WindowFill {
   using Chunk = PixelChunk<Config>;
   static constexpr int kStep = Config::kFillPixels * (Config::kNumWarps / Config::kChunks);  // pixels per fill
 
-  const Storage* source;  // this warp's first channel of the sample
-  int channels;           // how many of the chunk's channels exist
-  int flat, line, column; // window pixel 0: flat position, and what its line and column add up to in the input
+  const Storage* source;   // this warp's first channel of the sample
+  int channels;            // how many of the chunk's channels exist
+  int flat, line, column;  // window pixel 0: flat position, and what its line and column add up to in the input
 
   __device__ __forceinline__ static unsigned chunk_position() { return threadIdx.x / 32 % Config::kChunks; }
 
@@ -2181,7 +2193,7 @@ struct WindowFill {
 template <typename Config>
 struct WeightRing {
   const unsigned char* source;  // this thread's first bytes of the next tile to copy
-  uint32_t ring;               // shared address
+  uint32_t ring;                // shared address
   int tiles_left;
   int write_stage, read_stage;
 
@@ -2190,8 +2202,7 @@ struct WeightRing {
       --tiles_left;
       const uint32_t dst = ring + write_stage * Config::WEIGHT_TILE_BYTES + threadIdx.x * 16;
 #pragma unroll
-      for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads)
-        cp_async_16(dst + i, source + i);
+      for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads) cp_async_16(dst + i, source + i);
       source += Config::WEIGHT_TILE_BYTES;
       write_stage = write_stage + 1 == Config::kStages ? 0 : write_stage + 1;
     }
@@ -2287,8 +2298,8 @@ struct FillRound {
 // As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
 // `watch` has seen of it.
 template <typename Config, int kFills, typename Args>
-__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
-                                            const Args& args) {
+__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window,
+                                            RangeWatch watch, const Args& args) {
 #pragma unroll 1
   for (; first < args.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
@@ -2299,9 +2310,8 @@ __device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int 
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
-    conv_transpose_portable_kernel(
-        const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
+__global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm) conv_transpose_portable_kernel(
+    const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   using Fill = WindowFill<Config>;
   static_assert(sizeof(TileWork) <= Config::SMEM_WORK_BYTES, "the block's work must fit its place");
@@ -2326,7 +2336,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int64_t tiles_before = static_cast<int64_t>(work.group * args.num_oc_blocks + work.oc_block) *
                                    (args.kernel_h * args.kernel_w) * args.num_ic_blocks;
       ring.source = args.weight_stream + Config::WEIGHT_TILE_BYTES *
-                                          (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
+                                             (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
       ring.source += threadIdx.x * 16;
       ring.ring = smem_address(shared);
       ring.tiles_left = num_steps;
@@ -2343,9 +2353,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int first = (warp * Config::kSegmentsPerWarp + 2 * s + lane / 16) * 8;
       const int line = first / g.segment_width;
       pair_offset[s] =
-          first >= g.tile_pixels
-              ? 0
-              : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
+          first >= g.tile_pixels ? 0 : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
     }
 
     Fill fill;
@@ -2417,10 +2425,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     const int64_t num_channels = args.groups * args.oc_per_group;
     output.out = args.out + (work.sample * num_channels + output.channel) * args.out_plane;
     const int64_t num_partials = static_cast<int64_t>(args.stride_h * args.stride_w) * (g.tiles_h * g.tiles_w);
-    output.partials =
-        args.partials == nullptr
-            ? nullptr
-            : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
+    output.partials = args.partials == nullptr
+                          ? nullptr
+                          : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
 #pragma unroll
     for (int i = 0; i < TileOutput<Config, Storage>::kPixelsPerLane; ++i) {
       const int pixel = lane + 32 * i, position = work.flat + pixel;
@@ -2444,9 +2451,20 @@ namespace cuda {
 // Indices within a channel's plane are 32-bit in this kernel (offsets of samples and channels are 64-bit).
 inline bool fits_32_bit_indices(const ConvTransposeLayer& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
-  const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
-                           p.padding_h, p.padding_w, p.kernel_h * p.kernel_w * p.in_channels, p.kernel_h * p.dilation_h,
-                           p.kernel_w * p.dilation_w, p.out_h * p.out_w};
+  const int64_t small[] = {p.in_channels,
+                           p.out_channels,
+                           p.in_h,
+                           p.in_w,
+                           p.out_h,
+                           p.out_w,
+                           p.stride_h,
+                           p.stride_w,
+                           p.padding_h,
+                           p.padding_w,
+                           p.kernel_h * p.kernel_w * p.in_channels,
+                           p.kernel_h * p.dilation_h,
+                           p.kernel_w * p.dilation_w,
+                           p.out_h * p.out_w};
   for (const int64_t value : small)
     if (value > kLimit) return false;
   const int64_t strides[] = {p.x_stride_c, p.x_stride_h, p.x_stride_w};
@@ -2491,7 +2509,8 @@ struct PortableWorkspace {
   explicit PortableWorkspace(const ConvTransposeLayer& p) {
     stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
     scales_at = stream_at + portable_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
-    guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
+    guard_at =
+        scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
     total_bytes = guard_at + (Config::kContainers ? 256 : 0);
   }
   AxisPhase* phases(void* base) const { return static_cast<AxisPhase*>(base); }
@@ -2503,7 +2522,8 @@ struct PortableWorkspace {
 // The scales of an fp32 call's containers, its guard cleared before.
 template <typename Config>
 int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Config>& layout, void* workspace) {
-  const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+  const cudaError_t cleared =
+      cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.layer.out_channels)),
                        dim3(kWeightScaleThreads), 0, call.stream, call.layer, static_cast<const float*>(call.weight),
@@ -2513,8 +2533,8 @@ int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Confi
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
-int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr) {
+int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials,
+                        void* workspace, const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeLayer& p = call.layer;
   const PortableWorkspace<Config> layout(p);
@@ -2582,8 +2602,8 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                           geometry.smem_bytes, call.stream, args);
+  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
+                           dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
 
 }  // namespace cuda
@@ -2638,9 +2658,8 @@ __device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_operand(St
 }
 
 template <typename Storage, bool kRound>
-__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args,
-                                                                             int64_t n, int64_t oc, int64_t oh,
-                                                                             int64_t ow) {
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args, int64_t n,
+                                                                             int64_t oc, int64_t oh, int64_t ow) {
   using Acc = typename StorageTraits<Storage>::Acc;
   const ConvTransposeLayer& p = args.layer;
   const int64_t oc_per_group = args.oc_per_group, ic_per_group = args.ic_per_group;
@@ -2693,7 +2712,7 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
       const int64_t oh = args.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
       if constexpr (std::is_same_v<Storage, float>)
         v = args.round_operands ? plain_output<Storage, true>(args, n, oc, oh, ow)
-                                  : plain_output<Storage, false>(args, n, oc, oh, ow);
+                                : plain_output<Storage, false>(args, n, oc, oh, ow);
       else
         v = plain_output<Storage, false>(args, n, oc, oh, ow);
       v = apply_epilogue<Acc, Storage>(v, args.epilogue, oc);
@@ -2747,15 +2766,15 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // ---- kernels_src/cuda/conv_transpose_hopper.cuh
 // Transposed convolution on Hopper's tensor cores (wgmma), from NCHW to NCHW with no layout sweep.
 //
-// D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
-// rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
+// D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory
+// as rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
-// The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
-// last warp streams weight tiles by bulk copy.
-// Units of the ring and stages of the weights have full and empty barriers.
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other
+// multiplies. The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store
+// them as pixel rows; the last warp streams weight tiles by bulk copy. Units of the ring and stages of the weights have
+// full and empty barriers.
 
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
@@ -2769,11 +2788,11 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
-//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
-//      channels beyond the end are zero.
-//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
-//      input channels, a row of 32 bytes in the 32-byte swizzle.
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels
+//      in 16 bits, a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then
+//      column; channels beyond the end are zero.
+//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output
+//      channels x 16 input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
@@ -2800,8 +2819,8 @@ struct WeightsConfig {
 };
 
 template <typename Storage>
-__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hopper_kernel(const __grid_constant__
-                                                                                  WeightsArgs<Storage> args) {
+__global__ void __launch_bounds__(WeightsConfig::kThreads)
+    transform_weights_hopper_kernel(const __grid_constant__ WeightsArgs<Storage> args) {
   let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
@@ -2813,7 +2832,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    const WeightScale found =
+        find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
     scale = found.scale;
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {
@@ -2830,7 +2850,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
     while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
     const Phase& phase = plan.phases[phase_index];
     const int num_taps = phase.taps_h * phase.taps_w;
-    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
+    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps,
+              ic_block = tile_of_phase / num_taps;
     const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
     const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
     uint32_t packed[4] = {0, 0, 0, 0};
@@ -2855,8 +2876,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
         args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
       continue;
     }
-    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
-                         tile_of_phase;
+    const int64_t tile =
+        (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base + tile_of_phase;
     args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
   }
 }
@@ -2927,16 +2948,17 @@ __device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parit
 
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 
 // A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
 __device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
   uint4 v;
-  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global));
   return v;
 }
 __device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
@@ -2971,13 +2993,15 @@ __device__ __forceinline__ void set_registers() {
   if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
 }
 
-// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
+// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must
+// be.
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
 
 // Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
 // 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
 // hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
-// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
+// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is
+// constant.
 __device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
   constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
   return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
@@ -2989,8 +3013,8 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
 }
 constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
 
-// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
-// 32 bytes.
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be
+// any multiple of 32 bytes.
 __device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
   constexpr uint32_t kSwizzle32B = 3u << 30;
   constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;
@@ -3014,13 +3038,14 @@ struct HopperConfig {
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
-  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
-  // for N/2 accumulators. In 16 bits data warps need less.
+  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to
+  // consumers, for N/2 accumulators. In 16 bits data warps need less.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : kShape.wide || sizeof(Storage) == 2 ? 200 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
-  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <=
+                    kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
 };
 
@@ -3042,21 +3067,24 @@ struct HopperArgs {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
-  int channel_halves;    // of a block of input channels that are not empty
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
-  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
+  int channel_halves;  // of a block of input channels that are not empty
+  // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31.
+  int whole_batches;
+  int pair_stores;  // neighbouring outputs of a pass are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;  // null: no guard needed (16-bit inputs)
   EpilogueArgs<Storage> epilogue;
   Storage* out;
-  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
-  Moments* partials;           // or null
+  // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
+  const Storage* pool_weight;
+  Moments* partials;  // or null
 };
 
-// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block takes one in as many
-// as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk is what of a range lies in one line.
+// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block
+// takes one in as many as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk
+// is what of a range lies in one line.
 struct TileCursor {
   int chunk;  // its first tile's place among those of its strip, and the strip
   int first_tile, tile, tile_end;
@@ -3142,10 +3170,10 @@ __device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args,
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
-// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
-// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
-// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
-// the same, and an infinite one NaN: there the largest magnitude stands for the window.
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
+// per channel and the activation after it never decreases, so that a window's largest result comes from its largest
+// value where the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every
+// finite value gives the same, and an infinite one NaN: there the largest magnitude stands for the window.
 
 // ---- kernels_src/cuda/pool_window.cuh
 // Max-pooling windows: their geometry, and the maximum that NaN passes through.
@@ -3329,12 +3357,13 @@ __device__ __forceinline__ float pool_weight(const HopperArgs<Storage>& args, in
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
-// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
-// the warp's buffer: 8 channels at a time, a float per column pair.
+// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs
+// of columns are pooled in registers, pairs of rows through the warp's buffer: 8 channels at a time, a float per column
+// pair.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                     int first_position, int channel0, int thread, const float (&weights)[2],
-                                                     const float (&acc)[N / 2]) {
+__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                     const TileCursor& at, int first_position, int channel0, int thread,
+                                                     const float (&weights)[2], const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const int lane = thread % 32, warp = thread / 32 % 4;
   constexpr int kPitch = pool_store_pitch(N);
@@ -3361,8 +3390,10 @@ __device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& 
                    "f"(norm::max_or_nan(turned(acc[4 * j + 2 * half]), turned(acc[4 * j + 2 * half + 1])))
                    : "memory");
     __syncwarp();
-    Storage* out = args.out + (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
-                   static_cast<int64_t>(first_row) * pooled_w;
+    Storage* out =
+        args.out +
+        (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
+        static_cast<int64_t>(first_row) * pooled_w;
     const uint32_t negative = __ballot_sync(0xFFFFFFFFu, turn != 0);  // bit 4c: channel c
     for (int window = lane; window < windows; window += 32) {
       const int row = static_cast<int>(args.by_pooled_w.quotient(window));
@@ -3376,7 +3407,8 @@ __device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& 
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         const float largest = norm::max_or_nan(upper[c], lower[c]);
-        if (c < channels_left) out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
+        if (c < channels_left)
+          out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
       }
     }
   }
@@ -3407,7 +3439,8 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
+  // the pitch is.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -3422,9 +3455,9 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
-// mean costs no more digits than the set's spread does.
-// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
+// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
+// sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -3434,7 +3467,8 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
+  // in none but the first.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -3466,7 +3500,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -3488,8 +3523,8 @@ struct ChannelPair {
 
 // Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels, int group,
-                                                 float (&acc)[N / 2], int j0, int j1) {
+__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels,
+                                                 int group, float (&acc)[N / 2], int j0, int j1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -3516,8 +3551,8 @@ struct SegmentValues {
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
-                                           int position, int of_lane)
+  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e,
+                                           const ChannelPair& c, int of_group, int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
     int image;
     extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
@@ -3584,15 +3619,17 @@ struct SegmentValues {
     for (int half = 0; half < 2; ++half) {
       const Moments moments = sums[half].quad_moments(count);
       if (lane % 4 == 0 && channels.real(plan, half))
-        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
+        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] =
+            moments;
     }
   }
 };
 
-// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
-// is stored, so that none waits for another.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
-__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
+__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
+                                           int64_t plane) {
   float2 rows[kStoreChannels];
 #pragma unroll
   for (int c = 0; c < rounds; ++c)
@@ -3604,11 +3641,12 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
-// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
+// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
+// before drain.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              const Phase& phase, int channel0, int thread,
+__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                              const TileCursor& at, const Phase& phase, int channel0, int thread,
                                               SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
   constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
   const Plan& plan = args.plan;
@@ -3619,22 +3657,27 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
   const int first_channel = channel0 + warp * 16;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
   const int channels_left = plan.out_channels_per_group - first_channel;
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
-    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
+    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
+    // lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
-    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
+    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
+              rounds = kStoreChannels / channels_at_once;
     const int lane_channel = lane / row_lanes;
-    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
+    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1,
+              lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
     int image, row, col;
@@ -3646,7 +3689,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
     int64_t to_second = args.stride_w;
     if (kSpreads && apart > 1) {
       int other_image, other_row, other_col;
-      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+      second =
+          extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
       to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
                   static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(other_col - col) * args.stride_w;
@@ -3688,16 +3732,19 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
-__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                               float (&acc)[N / 2]) {
+__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                               const TileCursor& at, int phase_index, int channel0, int segment,
+                                               const ChannelPair& channels, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const Phase& phase = plan.phases[phase_index];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
-                          args.by_image_rows};
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+                                     phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w),
+                                     plan.image_rows,
+                                     args.by_pitch,
+                                     args.by_image_rows};
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
@@ -3716,8 +3763,8 @@ __device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_hopper_producers.cuh
-// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
-// them and store them as pixel rows; one warp streams weight tiles by bulk copy.
+// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread),
+// convert them and store them as pixel rows; one warp streams weight tiles by bulk copy.
 
 #include <type_traits>
 
@@ -3726,8 +3773,8 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
-// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that
+// their 16-byte stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
 __device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
 __device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
 
@@ -3753,7 +3800,8 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit *
+              plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
     channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
@@ -3805,7 +3853,8 @@ struct BatchSource {
     }
     column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
     channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels &&
+             column < args.in_w;
     if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
@@ -3815,10 +3864,11 @@ struct BatchSource {
   }
 };
 
-// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// a half has all of its channels or none.
+// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned
+// vectors and a half has all of its channels or none.
 template <bool kWhole, typename Args, typename Source, typename Storage>
-__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half,
+                                          Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
@@ -3843,7 +3893,8 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+        const bool valid =
+            source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
@@ -3867,7 +3918,8 @@ __device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVecto
 
 // Raises the guard where it must be, over pixels that have all been converted.
 template <typename Storage>
-__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest,
+                                             GuardState* guard) {
   if constexpr (sizeof(Storage) == 4) {
     guard_range(largest, guard, [&](auto&& inspect) {
 #pragma unroll
@@ -3901,7 +3953,8 @@ struct BatchPlace {
   int pixel, part;
 
   template <typename Storage>
-  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place)
+      : pixel(place.slot), part(0) {
     if (args.plan.ring_ic_blocks > 1) {
       pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
       part = place.slot - pixel * args.plan.ring_ic_blocks;
@@ -3914,33 +3967,35 @@ struct BatchPlace {
 
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
-                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
+__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared,
+                                           const BatchPlace& place, int half, int lane,
+                                           const uint4 (&pixels)[kVectorPixels]) {
   const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
   // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
   const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
   store_pixels(at, chunk, pixels);
-  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
+  if (place.pixel < args.plan.mirror_pixels)
+    store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order through others.
+// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order
+// through others.
 __device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
   mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
   mbarrier_wait(shared.unit_full + 8 * place.unit(), parity ^ 1);
 }
 
-// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
-// loads under way.
-// All lanes report: racecheck sees no order through one that speaks for its warp.
+// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
+// the loads under way. All lanes report: racecheck sees no order through one that speaks for its warp.
 __device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place) {
   mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
 // kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp, int data_warps,
-                                               int lane) {
+__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp,
+                                               int data_warps, int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
   constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
@@ -4004,7 +4059,8 @@ __device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args,
   if (plan.resident_weights) {
     for (int i = 0; block == 0 && i < plan.weight_stages; ++i) {
       mbarrier_arrive_expect_bytes(shared.weight_full + 8 * i, kTapBytes);
-      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes, shared.weight_full + 8 * i);
+      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes,
+                shared.weight_full + 8 * i);
     }
     return;
   }
@@ -4030,20 +4086,21 @@ __device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args,
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_transpose_hopper_twin.cuh
-// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line, multiplied
-// in one pass, leave interleaved, so that stores fill sectors.
+// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line,
+// multiplied in one pass, leave interleaved, so that stores fill sectors.
 
 
 namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the warp's
-// buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
+// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the
+// warp's buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                    int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                                    float (&even)[N / 2], float (&odd)[N / 2]) {
+__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                    const TileCursor& at, int phase_index, int channel0, int segment,
+                                                    const ChannelPair& channels, float (&even)[N / 2],
+                                                    float (&odd)[N / 2]) {
   constexpr int kPixels = kStoreColumns / 2, kFragments = kPixels / 8;  // of a block of columns
   constexpr int kBlocks = (N + kPixels - 1) / kPixels, kLastPixels = N % kPixels == 0 ? kPixels : N % kPixels;
   static_assert(32 % kLastPixels == 0 && kPixels == 32, "a warp reads whole rows of one or more channels");
@@ -4056,15 +4113,20 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
   const int channels_left = plan.out_channels_per_group - first_channel;
   if (channels_left <= 0) return;
   const int strip_col = at.strip * plan.tile_w;
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                                     min(plan.tile_w, phase.out_count_w - strip_col), plan.image_rows, args.by_pitch,
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+                                     phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - strip_col),
+                                     plan.image_rows,
+                                     args.by_pitch,
                                      args.by_image_rows};
   const int odd_cols = plan.phases[phase_index + 1].out_count_w - strip_col;  // as many as even ones, or one less
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
@@ -4091,8 +4153,9 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
       __syncwarp();
 #pragma unroll
       for (int j = j0; j < j1; ++j)
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64), "f"(even[4 * j + 2 * half]),
-                     "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]), "f"(odd[4 * j + 2 * half + 1])
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64),
+                     "f"(even[4 * j + 2 * half]), "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]),
+                     "f"(odd[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
       if (paired) {
@@ -4134,6 +4197,7 @@ struct Wgmma;
 // Inline assembly wants every accumulator named: operands and constraints in blocks of four.
 #define TCONV_ACC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TCONV_ACC_20(i) TCONV_ACC_4(i), TCONV_ACC_4(i + 4), TCONV_ACC_4(i + 8), TCONV_ACC_4(i + 12), TCONV_ACC_4(i + 16)
+// clang-format off
 #define TCONV_NAMES_64 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -4147,30 +4211,39 @@ struct Wgmma;
 #define TCONV_NAMES_216 TCONV_NAMES_184 ", " \
   "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
 #define TCONV_NAMES_256 TCONV_NAMES_216 ", " \
-  "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+  "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
+  "%124, %125, %126, %127"
+// clang-format on
 
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
-  template <>                                                                                                       \
-  struct Wgmma<N> {                                                                                                 \
-    template <bool kBFloat16>                                                                                       \
-    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {                    \
-      if constexpr (kBFloat16) {                                                                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b));                                                                             \
-      } else {                                                                                                      \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b));                                                                             \
-      }                                                                                                             \
-    }                                                                                                               \
+#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                        \
+  template <>                                                                                          \
+  struct Wgmma<N> {                                                                                    \
+    template <bool kBFloat16>                                                                          \
+    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
+      if constexpr (kBFloat16) {                                                                       \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
+                     ", 1, 1, 1, 0, 0;"                                                                \
+                     : __VA_ARGS__                                                                     \
+                     : "l"(a), "l"(b));                                                                \
+      } else {                                                                                         \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
+                     ", 1, 1, 1, 0, 0;"                                                                \
+                     : __VA_ARGS__                                                                     \
+                     : "l"(a), "l"(b));                                                                \
+      }                                                                                                \
+    }                                                                                                  \
   };
 TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
-TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40),
+                   TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
 
 }  // namespace hopper
 }  // namespace cuda
@@ -4191,8 +4264,8 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
-// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because a loop
-// would wait for every product.
+// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because
+// a loop would wait for every product.
 template <typename Function>
 __device__ __forceinline__ void with_steps(int in_channels, Function&& f) {
   if (in_channels > 32) {
@@ -4239,7 +4312,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
   const bool elected = threadIdx.x % 32 == 0;
   const uint32_t weights_low = descriptor_low(shared.weights);
   const uint32_t ring_low = descriptor_low(shared.ring);
-  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a ring.
+  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a
+  // ring.
   const int block = warpgroup % plan.blocks_per_sweep;
   const int first_stage = plan.resident_weights ? block : block * plan.ring_stages;
   const int last_stage = first_stage + plan.ring_stages - 1;
@@ -4247,7 +4321,7 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
   const int ring_pixels = plan.ring_units * kUnitPixels;
   const auto wrapped = [ring_pixels](int pixel) { return pixel >= ring_pixels ? pixel - ring_pixels : pixel; };
   UnitCursor units;
-  int tile_pixel = 0;  // of the ring: where the window of the tile begins
+  int tile_pixel = 0;                // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
   const bool resident = plan.resident_weights != 0, alternate = plan.alternate != 0;
   uint32_t turn_parity = 0;
@@ -4287,7 +4361,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
           const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index + part == plan.last_tapped_phase;
           const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
           const bool continues = all_in_ring && !at.last_of_chunk();
-          const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
+          const uint32_t part_low =
+              ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
           // Past this the next tile of the line reads, or nobody.
           const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
           const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
@@ -4309,7 +4384,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
             if constexpr (decltype(steps)::value > 0) {
               multiply_tap<N, decltype(steps)::value, kBFloat16>(acc[part], a, b);
             } else {
-              with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
+              with_steps(in_channels,
+                         [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
             }
             if (resident) {  // nothing is given back: taps follow each other without a wait
               stage.slot += plan.blocks_per_sweep;
@@ -4403,10 +4479,12 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
       mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
-    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
+    // The warps of the other warpgroup.
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
-      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);  // the warps that multiply by one block's weights
+      // The warps that multiply by one block's weights.
+      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);
     }
     fence_barrier_init();
   }
@@ -4451,19 +4529,19 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
-// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
-// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
-// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
-// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
-// wgmma wide. Pixels between rows are computed and dropped.
-// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
-// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
-// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
-// there is no room for all, a ring of one window takes one after the other, again for every sweep.
+// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A
+// phase's outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of
+// pixels, and so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small
+// images of one strip lie behind each other in one line, image_rows apart, so that tiles are full; but not where
+// moments are wanted, which are a sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows
+// they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped. A *sweep* is the
+// part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64 output channels by
+// num_segments segments, a warpgroup each; phase after phase, from the same window. The *window* of a tile is the input
+// it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in *units* of pixels into a ring in
+// shared memory; tiles that follow each other along a line, a *chunk*, share units. The ring's first mirror_pixels are
+// repeated behind its end, so that a segment never wraps; a ring of exactly one window is never wrapped and needs no
+// mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where there is no room
+// for all, a ring of one window takes one after the other, again for every sweep.
 
 // ---- kernels_src/cuda/conv_transpose_hopper_cost.h
 // What a cut of the Hopper kernel is expected to cost, and with it how long its ranges are. Plain C++.
@@ -4478,14 +4556,17 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
   // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again,
+  // weights.
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double multiply =
+      1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
   const double pixel_bytes = kBlockIC * 4.0;
   const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
   const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+  const double weights =
+      plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
   const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
@@ -4494,8 +4575,8 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
   // Measured: with few bytes to many products a data warp had better load one batch at a time.
   plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one
+  // warpgroup does so while the other multiplies.
   const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
   // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
   const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
@@ -4513,10 +4594,11 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   // Measured: where weights need not be streamed, twins had better end with a block of stores.
   if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
   // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
+  if (single && plan.ring_ic_blocks > 1)
+    tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
 
-  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out better anywhere. A
-  // new chunk costs the pixels of its reach and the time until the first unit is there.
+  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out
+  // better anywhere. A new chunk costs the pixels of its reach and the time until the first unit is there.
   const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
   const int strip_lines = static_cast<int>(lines / plan.num_strips);
@@ -4549,8 +4631,8 @@ namespace hopper {
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
-  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
-         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+         p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 
 // The parts of a plan that do not depend on the tile shape. Sets usable.
@@ -4607,11 +4689,12 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
   return plan;
 }
 
-// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
-// one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
-// images to a line as there are.
+// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit.
+// `single`: chunks of one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a
+// segment, one strip, one phase. `stacked`: as many images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit,
+                       int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
   if (side_by_side && plan.num_ic_blocks == 1) return false;
@@ -4661,8 +4744,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
-  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the
+  // image, its outputs, and what taps of the last output row read beyond the next one's zeros.
   plan.image_rows = below + plan.row_offset;
   raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
   raise(plan.image_rows, max_h);
@@ -4677,7 +4760,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.reach = static_cast<int>(reach);
   plan.num_tiles = ceil_div(longest, plan.tile_pixels);
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2)
+    return false;
   plan.sweep_tiles = all_taps * plan.num_ic_blocks;
   plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
   for (int i = 0, base = 0; i < plan.num_phases; ++i) {
@@ -4687,8 +4771,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
     base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
   }
 
-  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
-  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
+  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or
+  // a ring deep enough for one warpgroup to run ahead while another stores its outputs.
   if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
   plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
   plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
@@ -4703,8 +4787,9 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
-  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns hide no loads.
-  // Measured: with turns, or with three stages, such cuts are slower than others that cost more by the model.
+  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns
+  // hide no loads. Measured: with turns, or with three stages, such cuts are slower than others that cost more by the
+  // model.
   const bool turns_hide_loads = !single || plan.ring_ic_blocks == 1;
   const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
@@ -4713,7 +4798,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
-      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before
+      // for a free one.
       if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
@@ -4724,10 +4810,11 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.resident_weights = all_stages <= stages ? 1 : 0;
   plan.ring_stages = stages / blocks_per_sweep;
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
-  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
-  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks &&
-                   turns_hide_loads;
+  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels
+  // before the next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the
+  // epilogue is long (GELU).
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers &&
+                   plan.num_ic_blocks == plan.ring_ic_blocks && turns_hide_loads;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);
@@ -4752,7 +4839,9 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit,
+                          smem_limit, num_sms))
+            continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";
@@ -4784,7 +4873,8 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
+                   device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -4809,8 +4899,8 @@ int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(HopperConfig<kShapeIndex, Storage>::kThreads),
-                           plan.smem_bytes, stream, args);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)),
+                           dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
@@ -4819,8 +4909,8 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
-          plan.twin == kShape.twin)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
+          plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
     return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
@@ -4828,8 +4918,8 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
-// says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
+// pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
@@ -4849,8 +4939,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
-                                      call.stream, weights));
+  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;
@@ -4933,15 +5023,15 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
                                     int64_t channels, const int* only_if, void* stream) {
   constexpr int64_t kMaxBlocks = 1024;
   return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
-                       dim3(MergeMomentsConfig::kThreads), 0, stream,
-                       MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
+                           dim3(MergeMomentsConfig::kThreads), 0, stream,
+                           MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
 }
 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/plan_cache.h
-// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
-// call by turns.
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a
+// network call by turns.
 
 #include <cstring>
 #include <unordered_map>
@@ -4962,12 +5052,14 @@ struct PlanKeyHash {
   size_t operator()(const PlanKey& key) const {
     const auto* words = reinterpret_cast<const uint64_t*>(&key);
     uint64_t hash = 0;
-    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i)
+      hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
     return static_cast<size_t>(hash);
   }
 };
 
-// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this
+// function.
 template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
 const Plan& remembered_plan(const ConvCall& call) {
   constexpr size_t kMostPlans = 1024;  // sizes may change with every call
@@ -4991,14 +5083,15 @@ namespace tconv {
 namespace cuda {
 
 struct KernelPlan {
-  int64_t status;       // kOk, or why the call cannot be done
+  int64_t status;  // kOk, or why the call cannot be done
   KernelChoice kernel;
   const char* reason;
   TileGeometry geometry;  // kPortable
-  hopper::Plan hopper;      // kHopper
+  hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
+  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
+  // hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -5047,7 +5140,8 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
   const ConvTransposeLayer& p = call.layer;
   plan.has_fallback = portable_numeric(call) == Numeric::kTF32;
   if (!plan.has_fallback) return true;
-  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
+  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback))
+    return false;
   plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
   plan.fallback_partials = round_up(plan.fallback_workspace + PortableWorkspace<Fallback>(p).total_bytes, 256);
   plan.workspace_bytes = plan.fallback_partials + p.batch * portable_num_partials(p, plan.fallback) * p.out_channels *
@@ -5115,8 +5209,8 @@ KernelPlan hopper_plan(const ConvCall& call) {
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is still
-// ahead, with few of both it is behind, and where it would store every third column.
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is
+// still ahead, with few of both it is behind, and where it would store every third column.
 inline bool hopper_pays(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
@@ -5124,11 +5218,12 @@ inline bool hopper_pays(const ConvTransposeLayer& p) {
 
 // Products of an input and a weight, those that padding crops included.
 inline double num_products(const ConvTransposeLayer& p) {
-  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h *
+         p.kernel_w;
 }
 
-// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
-// group), and where the tensor cores' way would take five launches for little.
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few
+// channels a group), and where the tensor cores' way would take five launches for little.
 inline bool wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
@@ -5195,16 +5290,17 @@ int64_t conv_workspace_bytes(const ConvCall& call) {
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
-inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
-                               const GuardState* state) {
+inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                               void* workspace, const GuardState* state) {
   if (!plan.has_fallback) return kOk;
   char* const base = static_cast<char*>(workspace);
   const int* guard = &state->out_of_range;
   Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  TCONV_RETURN_IF_ERROR(launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
+  TCONV_RETURN_IF_ERROR(
+      launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
   if (partials == nullptr) return kOk;
-  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials, plan.num_partials,
-                              call.layer.batch, call.layer.out_channels, guard, call.stream);
+  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials,
+                              plan.num_partials, call.layer.batch, call.layer.out_channels, guard, call.stream);
 }
 
 template <Outputs kOutputs>
@@ -5215,7 +5311,8 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
 
-inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                               void* workspace) {
   return with_portable_config(call, [&](auto config) -> int64_t {
     using Config = decltype(config);
     TCONV_RETURN_IF_ERROR(launch_portable<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));
@@ -5336,8 +5433,7 @@ enum Status : int64_t {
 #if defined(__clang__)
 #define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
 #else  // which would otherwise keep to 256 bits where it vectorises loops
-#define TCONV_TARGET_AVX512 \
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
+#define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
 #endif
 #else
 #define TCONV_HAVE_X86_VECTORS 0
@@ -5512,8 +5608,8 @@ TCONV_HD int64_t gcd(int64_t a, int64_t b) {
 // The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
 // A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
 // k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
-                                   int64_t dilation, int64_t residue) {
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
   AxisPhase p{};
   const int64_t g = gcd(stride, dilation);
   p.out_first = static_cast<int>(residue);
@@ -5554,10 +5650,10 @@ struct ConvCall {
   int64_t num_threads;    // CPU only
   const void* x;
   const void* weight;
-  const void* bias;                                  // [out_channels] or null
+  const void* bias;                                 // [out_channels] or null
   const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                         // contiguous NCHW
-  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
   void* stream;  // CUDA only
 };
@@ -5570,8 +5666,8 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
-// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
-// null: none are kept.
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
 struct RunningStatistics {
   void* mean;
   void* var;
@@ -5583,13 +5679,13 @@ struct RunningStatistics {
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
-  const void* weight;        // [channels] or null
-  const void* bias;          // [channels] or null
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
   // fp32 (fp64 for fp64 calls), [channels] each.
   const void* running_mean;  // read when use_batch_stats == 0
   const void* running_var;
-  void* batch_mean;  // out or null, written when use_batch_stats == 1
-  void* batch_var;   // out or null, biased variance
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
   RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
@@ -5659,42 +5755,40 @@ struct TileSet {
 
 // A macro, because GCC lowers vectors to the target of the function they are written in: code shared through a
 // template without the target attribute would be split into narrow pieces before it is inlined.
-#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                       \
-  struct NAME {                                                                                              \
-    typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                             \
-    static constexpr int kLanes = VECTOR_BYTES / 4;                                                          \
-    template <int kChannels>                                                                                 \
-    TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                        \
-      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                           \
-      for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                     \
-        const float* x = args.x + tile * (kVectors * kLanes);                                                \
-        float* sums = args.sums + tile * (kVectors * kLanes);                                                \
-        const float* w = args.weights;                                                                       \
-        Vector acc[kChannels][kVectors];                                                                     \
-        for (int c = 0; c < kChannels; ++c)                                                                  \
-          for (int v = 0; v < kVectors; ++v)                                                                 \
-            acc[c][v] = args.accumulate                                                                      \
-                            ? *reinterpret_cast<const Vector*>(sums + c * args.sums_stride + v * kLanes)     \
-                            : Vector{};                                                                      \
-        for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                               \
-          for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                     \
-            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                     \
-            Vector pixel[kVectors];                                                                          \
-            for (int v = 0; v < kVectors; ++v)                                                               \
-              pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES);                        \
-            for (int c = 0; c < kChannels; ++c)                                                              \
-              for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                               \
-          }                                                                                                  \
-        }                                                                                                    \
-        for (int c = 0; c < kChannels; ++c)                                                                  \
-          for (int v = 0; v < kVectors; ++v)                                                                 \
-            *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                \
-      }                                                                                                      \
-    }                                                                                                        \
-    static TileSet all() {                                                                                   \
-      static constexpr TileFunction functions[] = {__VA_ARGS__};                                             \
-      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                      \
-    }                                                                                                        \
+#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                                 \
+  struct NAME {                                                                                                        \
+    typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                                       \
+    static constexpr int kLanes = VECTOR_BYTES / 4;                                                                    \
+    template <int kChannels>                                                                                           \
+    TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                                  \
+      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                                     \
+      for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                               \
+        const float* x = args.x + tile * (kVectors * kLanes);                                                          \
+        float* sums = args.sums + tile * (kVectors * kLanes);                                                          \
+        const float* w = args.weights;                                                                                 \
+        Vector acc[kChannels][kVectors];                                                                               \
+        for (int c = 0; c < kChannels; ++c)                                                                            \
+          for (int v = 0; v < kVectors; ++v)                                                                           \
+            acc[c][v] = args.accumulate ? *reinterpret_cast<const Vector*>(sums + c * args.sums_stride + v * kLanes)   \
+                                        : Vector{};                                                                    \
+        for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                                         \
+          for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                               \
+            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                               \
+            Vector pixel[kVectors];                                                                                    \
+            for (int v = 0; v < kVectors; ++v) pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES); \
+            for (int c = 0; c < kChannels; ++c)                                                                        \
+              for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                                         \
+          }                                                                                                            \
+        }                                                                                                              \
+        for (int c = 0; c < kChannels; ++c)                                                                            \
+          for (int v = 0; v < kVectors; ++v)                                                                           \
+            *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                          \
+      }                                                                                                                \
+    }                                                                                                                  \
+    static TileSet all() {                                                                                             \
+      static constexpr TileFunction functions[] = {__VA_ARGS__};                                                       \
+      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                                \
+    }                                                                                                                  \
   }
 
 TCONV_DEFINE_TILES(BaselineTiles, , 16, 16, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>);
@@ -5733,15 +5827,15 @@ constexpr int64_t kLineSlack = kMaxTileVectors * kMaxLanes;
 // A block of output rows of one phase, as a line.
 struct PhasePlan {
   AxisPhase h, w;
-  int64_t first_column;  // input column at the start of each packed row; may be negative
-  int64_t first_row;     // input row of slot 0 for output row 0; may be negative
-  int64_t pitch;         // floats from one packed row to the next
-  int64_t slots_per_tap;  // packed rows from one vertical tap to the next
-  int64_t slots;         // packed rows per channel
-  int64_t plane;         // floats per packed channel
-  int64_t channel_block;  // input channels packed at once
+  int64_t first_column;              // input column at the start of each packed row; may be negative
+  int64_t first_row;                 // input row of slot 0 for output row 0; may be negative
+  int64_t pitch;                     // floats from one packed row to the next
+  int64_t slots_per_tap;             // packed rows from one vertical tap to the next
+  int64_t slots;                     // packed rows per channel
+  int64_t plane;                     // floats per packed channel
+  int64_t channel_block;             // input channels packed at once
   std::vector<int64_t> tap_offsets;  // in bytes
-  int64_t weights;  // where this phase's packed weights start
+  int64_t weights;                   // where this phase's packed weights start
 
   int64_t tap_count() const { return int64_t(h.tap_count) * w.tap_count; }
   int64_t line(int64_t rows) const { return (rows - 1) * pitch + w.out_count; }
@@ -5755,7 +5849,7 @@ struct ChannelTile {
 struct PackedPlan {
   Isa isa;
   int64_t group_in, group_out;
-  int64_t rows;  // output rows of a phase per block
+  int64_t rows;                   // output rows of a phase per block
   std::vector<PhasePlan> phases;  // [residue_h][residue_w], those with outputs
   int64_t phases_w;
   std::vector<int64_t> first_block;  // of each residue_h; last entry is the number of blocks per sample
@@ -5806,8 +5900,9 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeLayer& p, int64_t res
   phase.plane = padded_plane(phase.slots * phase.pitch + reach_w + kLineSlack);
   for (int th = 0; th < h.tap_count; ++th)
     for (int tw = 0; tw < w.tap_count; ++tw)
-      phase.tap_offsets.push_back(((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
-                                   int64_t(tw) * w.offset_step) * int64_t(sizeof(float)));
+      phase.tap_offsets.push_back(
+          ((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w - int64_t(tw) * w.offset_step) *
+          int64_t(sizeof(float)));
   // Packed planes stay in L2, a tile's weights in L1.
   constexpr int64_t kPlanesBytes = 128 << 10, kWeightsBytes = 16 << 10;
   const int64_t by_planes = scaled_to_l2(isa, kPlanesBytes) / (phase.plane * 4);
@@ -5890,22 +5985,22 @@ inline void pack_weights(const ConvTransposeLayer& p, const PackedPlan& plan, co
       for (int th = 0; th < phase.h.tap_count; ++th)
         for (int tw = 0; tw < phase.w.tap_count; ++tw)
           for (int c = 0; c < tile.count; ++c)
-            *to++ = source[(tile.first + c) * kernel +
-                           (phase.h.tap_first + int64_t(th) * phase.h.tap_step) * p.kernel_w + phase.w.tap_first +
-                           int64_t(tw) * phase.w.tap_step];
+            *to++ =
+                source[(tile.first + c) * kernel + (phase.h.tap_first + int64_t(th) * phase.h.tap_step) * p.kernel_w +
+                       phase.w.tap_first + int64_t(tw) * phase.w.tap_step];
     }
   }
 }
 
 // One channel's rows for the block of output rows that starts at `first_out_row`.
-inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel,
-                       int64_t first_out_row, float* plane) {
+inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel, int64_t first_out_row,
+                       float* plane) {
   const int64_t begin = std::clamp<int64_t>(-phase.first_column, 0, phase.pitch);
   const int64_t end = std::clamp<int64_t>(p.in_w - phase.first_column, begin, phase.pitch);
   for (int64_t slot = 0; slot < phase.slots; ++slot) {
     const int64_t tap = std::min<int64_t>(slot / phase.slots_per_tap, phase.h.tap_count - 1);
-    const int64_t row = first_out_row + phase.first_row + tap * phase.h.offset_step +
-                        (slot - tap * phase.slots_per_tap);
+    const int64_t row =
+        first_out_row + phase.first_row + tap * phase.h.offset_step + (slot - tap * phase.slots_per_tap);
     float* to = plane + slot * phase.pitch;
     if (row < 0 || row >= p.in_h || begin == end) {
       std::memset(to, 0, phase.pitch * sizeof(float));
@@ -6046,8 +6141,9 @@ inline float erf(float v) {
 
 #if defined(__CUDACC__)
 // ---- kernels_src/cuda/branch_free_math.cuh
-// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
-// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line
+// code overlaps. Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py
+// measures both.
 
 namespace tconv {
 namespace cuda {
@@ -6063,16 +6159,17 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
-// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for
+// negative v too, where 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
 __device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
   float is_positive;
   asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
   return fabsf(fmaf(-0.5f, twice_below, is_positive));
 }
 
-// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
-// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is
+// 1e-8 for a < 1, 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it
+// lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
   const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
   float q = -2.5470484388279147e-7f;
@@ -6087,7 +6184,8 @@ __device__ __forceinline__ float normal_cdf(float v) {
   return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
 }
 
-// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where
+// it is below 1e-9.
 __device__ __forceinline__ float coarse_normal_cdf(float v) {
   const float a = fminf(fabsf(v), 13.5f);
   float p = 4.8928164630979154e-8f;
@@ -6140,7 +6238,8 @@ TCONV_HD T relu(T v) {
 template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  if constexpr (std::is_same<T, float>::value)
+    return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -6439,8 +6538,7 @@ class PackedConvTranspose {
     const float* weight = static_cast<const float*>(call_.weight);
     finite_weights_ = all_finite(weight, p_.in_channels * plan_.group_out * p_.kernel_h * p_.kernel_w);
     for (const PhasePlan& phase : plan_.phases)
-      if (phase.tap_count() > 0)
-        pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
+      if (phase.tap_count() > 0) pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
   }
 
   void run(const ConvOutputs<float>& outputs) const {
@@ -6503,9 +6601,9 @@ class PackedConvTranspose {
         args.in_channels = channels;
         args.tap_offsets = phase.tap_offsets.data();
         args.tap_count = phase.tap_count();
-        args.weights = weights_ + phase.weights +
-                       ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) *
-                           phase.tap_count();
+        args.weights =
+            weights_ + phase.weights +
+            ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) * phase.tap_count();
         args.sums = tile_sums;
         args.sums_stride = plan_.sums_stride;
         args.accumulate = first_ci > 0;
@@ -6516,8 +6614,8 @@ class PackedConvTranspose {
   }
 
   // Epilogue, moments and stores of one tile's channels.
-  void finish_tile(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase,
-                   const ChannelTile& tile, int64_t first_row, int64_t rows, float* sums) const {
+  void finish_tile(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase, const ChannelTile& tile,
+                   int64_t first_row, int64_t rows, float* sums) const {
     const bool contiguous = phase.w.out_step == 1 && phase.h.out_step == 1;
     for (int c = 0; c < tile.count; ++c, sums += plan_.sums_stride) {
       const int64_t channel = item.group * plan_.group_out + tile.first + c;
@@ -6658,12 +6756,12 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
 // Of a positive status, which CUDA alone has.
 TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
 
-#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
-  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
-    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
-  }                                                                               \
-  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {                  \
-    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);                  \
+#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                 \
+  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) { \
+    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call); \
+  }                                                                         \
+  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {             \
+    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);             \
   }
 
 // ---- kernels_src/cpu/huge_pages.h
@@ -6727,14 +6825,14 @@ OPERATOR_SOURCE = r"""
 // ---- kernels_src/binding/operator_conv.cpp
 // The operator of pattern 1: transposed convolution and the element-wise operations after it.
 // ---- kernels_src/binding/cuda_half.h
-// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the operator in
-// the same file.)
+// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
+// operator in the same file.)
 
 
 #if defined(TCONV_WITH_CUDA)
-#define TCONV_DECLARE_CUDA_HALF(CALL)                                    \
-  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*);   \
-  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);               \
+#define TCONV_DECLARE_CUDA_HALF(CALL)                                  \
+  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*); \
+  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);             \
   TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
 #else
 #define TCONV_DECLARE_CUDA_HALF(CALL)
@@ -6826,8 +6924,8 @@ namespace tconv {
 namespace binding {
 
 // A call of the stable ABI's C functions.
-#define TCONV_TORCH_CALL(call) \
-  do {                         \
+#define TCONV_TORCH_CALL(call)                                             \
+  do {                                                                     \
     if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
   } while (0)
 
@@ -6931,7 +7029,9 @@ inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const De
   return Tensor(handle);
 }
 
-inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
 
 inline OptionalTensor dense(const OptionalTensor& tensor) {
   return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
@@ -7012,19 +7112,23 @@ inline void check_channel_vector(const char* name, const OptionalTensor& value, 
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.
 inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
-  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] +
+         1;
 }
 
 // The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
 // [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
-inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                     const Geometry& g) {
   check_geometry(g);
   const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
   if (sizes.size() != 3 && sizes.size() != 4)
-    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ", shape_text(x));
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ",
+           shape_text(x));
   if (kernel.size() != 4)
-    refuse("weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
-           shape_text(weight));
+    refuse(
+        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+        shape_text(weight));
   if (kernel_dtype(torch_dtype_of(x)) < 0)
     refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
   check_same_kind("weight", weight, x);
@@ -7038,7 +7142,8 @@ inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, cons
     refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
   if (channels <= 0 || height <= 0 || width <= 0)
     refuse("only the batch may be empty, got an input of shape ", shape_text(x));
-  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0) refuse("weight must not be empty, got shape ", shape_text(weight));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0)
+    refuse("weight must not be empty, got shape ", shape_text(weight));
   const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
   check_channel_vector("bias", bias, kernel[1] * g.groups, x);
   if (out.smallest() <= 0)
@@ -7079,8 +7184,9 @@ struct KernelName {
   int64_t choice;
 };
 
-constexpr KernelName kKernelNames[] = {{"auto", kAuto},     {"plain", kPlain}, {"portable", kPortable}, {"hopper", kHopper},
-                                       {"direct", kDirect}, {"held", kHeld},   {"avx2", kAtMostAvx2},   TCONV_MORE_KERNELS};
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},       {"plain", kPlain},   {"portable", kPortable},
+                                       {"hopper", kHopper},   {"direct", kDirect}, {"held", kHeld},
+                                       {"avx2", kAtMostAvx2}, TCONV_MORE_KERNELS};
 
 // null: auto.
 inline int64_t kernel_choice(const char* name) {
@@ -7148,7 +7254,8 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
       block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
       start = reinterpret_cast<uintptr_t>(block->data_ptr());
     }
-    call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace =
+        reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
   const int64_t status = half.run(&call);
@@ -7171,8 +7278,8 @@ class CurrentDevice {
 };
 #endif
 
-// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
-// machine milliseconds. Results do not depend on it.
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on
+// a busy machine milliseconds. Results do not depend on it.
 inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
   constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
   const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
@@ -7185,14 +7292,17 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
+    return run_with_workspace(call, device,
+                              Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
   TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
   run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
 #else
-  refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
+  refuse(
+      "the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) "
+      "when the file is loaded");
 #endif
 }
 
@@ -7207,9 +7317,9 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
-#define TCONV_REGISTER(SCHEMA)                                                                            \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
+#define TCONV_REGISTER(SCHEMA)                                                                     \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                 \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); } \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }
 // ---- kernels_src/binding/stack.h
 // The operator's arguments as PyTorch hands them over, and its result.
@@ -7247,9 +7357,10 @@ class Stack {
 namespace tconv {
 namespace binding {
 
-// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such operands.
-#define TCONV_CONV_SCHEMA                                                                                     \
-  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "         \
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such
+// operands.
+#define TCONV_CONV_SCHEMA                                                                             \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, " \
   "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
 #define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
 
@@ -7266,8 +7377,11 @@ struct ConvInputs {
   bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
-      : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
-        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()) {}
+      : x(stack.tensor()),
+        weight(stack.tensor()),
+        bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()},
+        tf32(stack.boolean()) {}
 
   void take_vectors(Stack& stack) {
     for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();

@@ -23,9 +23,9 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     2820f781b6d7defa33240f8db89fd65cdeb30aef19fe91dded4ef55ced3dc3f2
-sha256 of CPU_SOURCE:      c7b1672d70187ca503d66885681677554063f9c4e3e13e30971d4ec5ecc3e9de
-sha256 of OPERATOR_SOURCE: afc9fd87176b2deb18b84d75c1d8fcb52627a35f019b368f884873d6293140e1
+sha256 of CUDA_SOURCE:     7b992577c003cb826029803da97d62792e98c15535b0e4e1f540cf68cfde4365
+sha256 of CPU_SOURCE:      728ee8002e26cf184e776dceb5c81a728c7f5009b3d0315f59656f39574189f7
+sha256 of OPERATOR_SOURCE: aa83eb05e17518effbdb7983bb38a2736cc3c24d75600d2033c96db2318f7d03
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -48,31 +48,32 @@ import torch.utils.cpp_extension as _cpp_extension
 CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/entry_conv_group_norm.cu
 // Pattern 2 on CUDA: transposed convolution with its element-wise epilogue, then GroupNorm.
-//   held on chip: where a sample's outputs fit the shared memory of the GPU, one kernel, which writes normalised outputs
-//   in slices:    convolution -> out (and moments of it) -> GroupNorm in place, slice by slice of the batch, that fit L2
-//   in passes:    the same of the whole batch; where one slice is all of it, that is what it is
-// The first is taken where it can be, else the last: more slices than one were slower wherever measured. TCONV_KERNEL=held forces the
-// first, slices the second, any other kernel's name the last.
+//   held on chip:  one kernel, which writes normalised outputs, where a sample's fit the shared memory of the GPU
+//   in slices:     convolution -> out (and moments of it) -> GroupNorm in place, slice of the batch by slice, in L2
+//   in passes:     the same of the whole batch; where one slice is all of it, that is what it is
+// The first is taken where it can be, else the last: more slices than one were slower wherever measured.
+// TCONV_KERNEL=held forces the first, slices the second, any other kernel's name the last.
 #include <algorithm>
 #include <type_traits>
 
 // ---- kernels_src/cuda/conv_group_norm_held_launch.cuh
-// Host side of the kernel that holds a sample's outputs: is it to be used, what does it need, launch. Where it cannot be used, the
-// caller goes another way.
+// Host side of the kernel that holds a sample's outputs: is it to be used, what does it need, launch. Where it cannot
+// be used, the caller goes another way.
 
 // ---- kernels_src/cuda/conv_group_norm_held.cuh
-// Transposed convolution, element-wise chain and GroupNorm in one kernel on Hopper, from NCHW to NCHW: DRAM sees the input once and
-// the output once. A sample's outputs wait in the shared memory of all processors until its statistics are known.
+// Transposed convolution, element-wise chain and GroupNorm in one kernel on Hopper, from NCHW to NCHW: DRAM sees the
+// input once and the output once. A sample's outputs wait in the shared memory of all processors until its statistics
+// are known.
 //
-// A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a segment each,
-// put outputs through the chain and into shared memory, and store those of the sample before once its statistics are there;
-// producers keep a ring of chunks of the window full; one warp agrees with the sample's other blocks on mean and variance, loads
-// weights, and brings samples to L2.
-// README.md follows a value through.
+// A block is one tile of a sample, the same in every sample it works on. Three warpgroups of consumers multiply, a
+// segment each, put outputs through the chain and into shared memory, and store those of the sample before once its
+// statistics are there; producers keep a ring of chunks of the window full; one warp agrees with the sample's other
+// blocks on mean and variance, loads weights, and brings samples to L2. README.md follows a value through.
 
 // ---- kernels_src/cuda/conv_group_norm_held_consumers.cuh
-// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of this one bias,
-// element-wise chain, moments, and outputs into shared memory. What a warp has put there, the same warp stores.
+// Consumers of the kernel that holds a sample's outputs: products; then in turns stores of the sample before, and of
+// this one bias, element-wise chain, moments, and outputs into shared memory. What a warp has put there, the same warp
+// stores.
 
 // ---- kernels_src/cuda/conv_group_norm_held_args.cuh
 // What the roles of the kernel that holds a sample's outputs share: arguments, the walk over samples, shared memory.
@@ -179,8 +180,8 @@ TCONV_HD int64_t gcd(int64_t a, int64_t b) {
 // The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
 // A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
 // k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
-                                   int64_t dilation, int64_t residue) {
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
   AxisPhase p{};
   const int64_t g = gcd(stride, dilation);
   p.out_first = static_cast<int>(residue);
@@ -221,10 +222,10 @@ struct ConvCall {
   int64_t num_threads;    // CPU only
   const void* x;
   const void* weight;
-  const void* bias;                                  // [out_channels] or null
+  const void* bias;                                 // [out_channels] or null
   const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                         // contiguous NCHW
-  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
   void* stream;  // CUDA only
 };
@@ -237,8 +238,8 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
-// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
-// null: none are kept.
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
 struct RunningStatistics {
   void* mean;
   void* var;
@@ -250,13 +251,13 @@ struct RunningStatistics {
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
-  const void* weight;        // [channels] or null
-  const void* bias;          // [channels] or null
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
   // fp32 (fp64 for fp64 calls), [channels] each.
   const void* running_mean;  // read when use_batch_stats == 0
   const void* running_var;
-  void* batch_mean;  // out or null, written when use_batch_stats == 1
-  void* batch_var;   // out or null, biased variance
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
   RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
@@ -292,8 +293,9 @@ struct ConvBatchNormPoolGroupNormCall {
 
 #if defined(__CUDACC__)
 // ---- kernels_src/cuda/branch_free_math.cuh
-// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
-// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line
+// code overlaps. Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py
+// measures both.
 
 namespace tconv {
 namespace cuda {
@@ -309,16 +311,17 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
-// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for
+// negative v too, where 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
 __device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
   float is_positive;
   asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
   return fabsf(fmaf(-0.5f, twice_below, is_positive));
 }
 
-// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
-// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is
+// 1e-8 for a < 1, 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it
+// lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
   const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
   float q = -2.5470484388279147e-7f;
@@ -333,7 +336,8 @@ __device__ __forceinline__ float normal_cdf(float v) {
   return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
 }
 
-// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where
+// it is below 1e-9.
 __device__ __forceinline__ float coarse_normal_cdf(float v) {
   const float a = fminf(fabsf(v), 13.5f);
   float p = 4.8928164630979154e-8f;
@@ -386,7 +390,8 @@ TCONV_HD T relu(T v) {
 template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  if constexpr (std::is_same<T, float>::value)
+    return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -504,27 +509,27 @@ struct MomentsF64 {
 #include <cuda_fp16.h>
 
 // ---- kernels_src/cuda/conv_group_norm_held_types.h
-// What the kernel that holds a sample's outputs until they are normalised (conv_group_norm_held.cuh) and its launcher read: its
-// shape, and the plan of a call (conv_group_norm_held_plan.h makes it). Plain C++.
+// What the kernel that holds a sample's outputs until they are normalised (conv_group_norm_held.cuh) and its launcher
+// read: its shape, and the plan of a call (conv_group_norm_held_plan.h makes it). Plain C++.
 //
-// Terms as in conv_transpose_hopper_plan.h: strip, line, pitch, tile, segment, window. A *chunk* is 16 input channels of a window: 32
-// bytes a pixel, pixel after pixel.
+// Terms as in conv_transpose_hopper_plan.h: strip, line, pitch, tile, segment, window. A *chunk* is 16 input channels
+// of a window: 32 bytes a pixel, pixel after pixel.
 
 // ---- kernels_src/cuda/conv_transpose_hopper_types.h
-// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call (conv_transpose_hopper_plan.h makes
-// it and defines the terms). Plain C++.
+// What the Hopper kernel and its launcher read: compiled shapes, limits, and the plan of a call
+// (conv_transpose_hopper_plan.h makes it and defines the terms). Plain C++.
 
 
 namespace tconv {
 namespace hopper {
 
-constexpr int kBlockOC = 64;           // output channels of a warpgroup: wgmma's M
-constexpr int kBlockIC = 64;           // channels of a window: 128 bytes of 16-bit values per pixel
+constexpr int kBlockOC = 64;  // output channels of a warpgroup: wgmma's M
+constexpr int kBlockIC = 64;  // channels of a window: 128 bytes of 16-bit values per pixel
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
-constexpr int kUnitPixels = 64;        // of the window: what a full and an empty barrier stand for
-constexpr int kBatchPixels = 32;       // what a data warp moves at once
+constexpr int kUnitPixels = 64;    // of the window: what a full and an empty barrier stand for
+constexpr int kBatchPixels = 32;   // what a data warp moves at once
 constexpr int kMaxRingUnits = 28;  // what fits shared memory
 constexpr int kMaxWeightStages = 32;
 struct Shape {
@@ -536,17 +541,17 @@ struct Shape {
   bool wide;       // consumers take registers from data warps, which in fp32 have them for one batch in flight
 };
 // The compiled kernels. Of two that cost the same the first is taken.
-constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false},
-                             {2, 256, 4, false, false, false, true},
-                             {2, 128, 8, false, true, false, false},
-                             {2, 128, 4, false, false, false, false},
-                             {2, 104, 4, false, false, true, false},
-                             {2, 64, 4, false, false, true, false}};
-// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the epilogue.
+constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false}, {2, 256, 4, false, false, false, true},
+                             {2, 128, 8, false, true, false, false}, {2, 128, 4, false, false, false, false},
+                             {2, 104, 4, false, false, true, false}, {2, 64, 4, false, false, true, false}};
+// Kernels that take images behind each other in a line: not those for many products, where the code for it slows the
+// epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
-// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled, and moments.
+// What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled,
+// and moments.
 enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
-// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling takes its time.
+// Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling
+// takes its time.
 TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (shape.wide) return outputs == Outputs::kAlone;
   if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
@@ -554,24 +559,25 @@ TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   if (outputs == Outputs::kSeldomWithMoments) return shape.n == 128 && !shape.scattered;
   return outputs == Outputs::kAlone || !shape.twin;
 }
-constexpr int kVectorPixels = 4;       // pixels that a producer thread loads at once
+constexpr int kVectorPixels = 4;  // pixels that a producer thread loads at once
 
 // Shared memory next to ring and weight stages: buffers of outputs on their way to memory, barriers.
 constexpr int kStoreColumns = 64;
 constexpr int kStoreChannels = 8;
 constexpr int kStoreBytesPerWarp = kStoreChannels * (kStoreColumns + 8) * 4;
-// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the banks.
+// With pooling: 8 channels of a segment's column pairs, rows an odd number of 16 bytes, so that they spread over the
+// banks.
 TCONV_HD constexpr int pool_store_pitch(int n) { return n / 2 / 4 % 2 == 1 ? n / 2 : n / 2 + 4; }
 constexpr int kBarrierBytes = 2 * 8 * (kMaxRingUnits + kMaxWeightStages + 1);
 
 struct Phase {
-  int out_first_h, out_first_w;   // residues
-  int out_count_h, out_count_w;   // outputs of this phase
-  int taps_h, taps_w;             // both 0 where either is
+  int out_first_h, out_first_w;        // residues
+  int out_count_h, out_count_w;        // outputs of this phase
+  int taps_h, taps_w;                  // both 0 where either is
   int kernel_first_h, kernel_first_w;  // the smallest kernel row and column among them
-  int row_shift, col_shift;       // of the line: where the first tap of output (0, 0) reads
-  int first_pixel;                // the same as pixels along the line
-  int weight_base;                // first weight tile of this phase, from the sweep's first
+  int row_shift, col_shift;            // of the line: where the first tap of output (0, 0) reads
+  int first_pixel;                     // the same as pixels along the line
+  int weight_base;                     // first weight tile of this phase, from the sweep's first
 };
 
 struct Plan {
@@ -579,37 +585,38 @@ struct Plan {
   const char* reason;  // why not usable
   int num_consumers;   // warpgroups that multiply
   int producer_warps;
-  int n;               // columns of a segment's wgmma
-  int twin;            // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
-  int tile_w, pitch;   // output columns of a strip; pixels of the line per row
-  int line_samples;    // images behind each other in a line
-  int image_rows;      // of the line, from one to the next
+  int n;              // columns of a segment's wgmma
+  int twin;           // phases are multiplied in pairs, even and odd columns of the same rows, and stored together
+  int tile_w, pitch;  // output columns of a strip; pixels of the line per row
+  int line_samples;   // images behind each other in a line
+  int image_rows;     // of the line, from one to the next
   int num_segments;
   int segment_pixels;  // of a segment's n: all, or with pooling the whole pairs of rows among them
   int tile_pixels;
-  int pooled;          // outputs are 2 x 2 windows' largest (or smallest) values
-  int reach;           // pixels of a window beyond its tile's, the most over phases
-  int row_offset;      // input row of the line's row 0
-  int col_offset;      // input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one
-  int tap_step_h, tap_step_w;  // rows / columns of the line between neighbouring taps
-  int kernel_step_h, kernel_step_w;  // and of the kernel
+  int pooled;      // outputs are 2 x 2 windows' largest (or smallest) values
+  int reach;       // pixels of a window beyond its tile's, the most over phases
+  int row_offset;  // input row of the line's row 0
+  // Input column of the line's column 0 in strip 0; a multiple of kVectorPixels where the width is one.
+  int col_offset;
+  int tap_step_h, tap_step_w;             // rows / columns of the line between neighbouring taps
+  int kernel_step_h, kernel_step_w;       // and of the kernel
   int num_phases, num_strips, num_tiles;  // phases that have outputs, row by row
-  int last_tapped_phase;  // with it a tile's window is used for the last time
-  int line_tiles;      // places of a line among those of all, num_tiles or a few more that stay empty
-  int range_tiles;     // neighbouring places of a strip's that a block takes at once
-  int total_tiles;     // places of all lines
+  int last_tapped_phase;                  // with it a tile's window is used for the last time
+  int line_tiles;   // places of a line among those of all, num_tiles or a few more that stay empty
+  int range_tiles;  // neighbouring places of a strip's that a block takes at once
+  int total_tiles;  // places of all lines
   int num_groups, in_channels_per_group, out_channels_per_group;
   int num_ic_blocks, num_sweeps, blocks_per_sweep;
   int window_units, ring_units, mirror_pixels;
-  int ring_ic_blocks;  // side by side: all, or one
-  int window_loads;    // how often a tile's window is loaded, block by block: once, where all lie side by side
+  int ring_ic_blocks;     // side by side: all, or one
+  int window_loads;       // how often a tile's window is loaded, block by block: once, where all lie side by side
   int ring_block_pixels;  // of one of them, the mirror included
   int store_bytes_per_warp;
   int batches_in_flight;  // of a data warp: loads under way
-  int weight_stages;   // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
-  int ring_stages;     // this many, so that warpgroups with different weights do not wait for each other
+  int weight_stages;      // of kTapBytes; resident: all weights; otherwise each block of the sweep has a ring of
+  int ring_stages;        // this many, so that warpgroups with different weights do not wait for each other
   int resident_weights;
-  int alternate;       // warpgroups multiply in turns, and one stores its outputs while the other multiplies
+  int alternate;             // warpgroups multiply in turns, and one stores its outputs while the other multiplies
   int sweep_tiles;           // weight tiles of one sweep, blocks_per_sweep * kTapBytes each
   int64_t num_weight_tiles;  // of all sweeps and groups
   int ring_bytes, smem_bytes;
@@ -633,48 +640,53 @@ namespace tconv {
 namespace held {
 
 constexpr int kChannels = hopper::kBlockOC;  // of outputs, at most: wgmma's M
-constexpr int kSegments = 3;               // a warpgroup of consumers each
+constexpr int kSegments = 3;                 // a warpgroup of consumers each
 constexpr int kN = 176;
-constexpr int kPairs = kN / 2;             // of neighbouring pixels
+constexpr int kPairs = kN / 2;  // of neighbouring pixels
 constexpr int kTilePixels = kSegments * kN;
-constexpr int kChunkChannels = 16;         // wgmma's K
+constexpr int kChunkChannels = 16;  // wgmma's K
 constexpr int kPixelBytes = 2 * kChunkChannels;
-constexpr int kSwizzleBytes = 256;         // what the 32-byte swizzle repeats after
-constexpr int kMinStages = 2, kMaxStages = 4;  // of the ring of chunks
+constexpr int kSwizzleBytes = 256;                          // what the 32-byte swizzle repeats after
+constexpr int kMinStages = 2, kMaxStages = 4;               // of the ring of chunks
 constexpr int kMinWeightStages = 4, kMaxWeightStages = 12;  // of the ring of their weights, a row of taps each
 constexpr int kTapBytes = kChannels * kPixelBytes;  // weights of a tap for a chunk: a row for each output channel
-constexpr int kBatchQuads = 16;            // that a producer warp loads at once, 16 channels of each
-constexpr int kProducerWarps = 3;  // and one that agrees with other blocks on statistics
+constexpr int kBatchQuads = 16;                     // that a producer warp loads at once, 16 channels of each
+constexpr int kProducerWarps = 3;                   // and one that agrees with other blocks on statistics
 constexpr int kThreads = 128 * kSegments + 32 * (kProducerWarps + 1);
 
-// Outputs wait in shared memory as differences from a value of their row, a channel of a segment: those of 16-bit tensors in their
-// type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there are for each pair of pixels two words, of
-// the one and of the other, side by side, or three, which lie in three arrays.
+// Outputs wait in shared memory as differences from a value of their row, a channel of a segment: those of 16-bit
+// tensors in their type, others as the upper 24 bits of fp32 numbers. For each two channels, kPartner apart, there are
+// for each pair of pixels two words, of the one and of the other, side by side, or three, which lie in three arrays.
 constexpr int kPartner = 8;
 constexpr int kRows = kChannels / 2;  // of a segment, of two channels
 TCONV_HD constexpr int held_words(int value_bytes) { return value_bytes == 2 ? 2 : 3; }
 TCONV_HD constexpr int pair_bytes(int value_bytes) { return value_bytes == 2 ? 8 : 4; }  // from one to the next
 // An odd multiple of what four lanes store: rows of fragments spread over the banks.
-TCONV_HD constexpr int row_bytes(int value_bytes) { return held_words(value_bytes) * kPairs * 4 | 4 * pair_bytes(value_bytes); }
+TCONV_HD constexpr int row_bytes(int value_bytes) {
+  return held_words(value_bytes) * kPairs * 4 | 4 * pair_bytes(value_bytes);
+}
 constexpr int kPaddingBytes = 16;  // at least, at a row's end
 TCONV_HD constexpr int held_bytes(int value_bytes) { return kSegments * kRows * row_bytes(value_bytes); }
-constexpr int kMomentBytes = 16;  // of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted
+// Of a channel in a segment: number, mean, sum of squared deviations, and what is subtracted.
+constexpr int kMomentBytes = 16;
 constexpr int kMomentsBytes = kSegments * kChannels * kMomentBytes;
 constexpr int kAffineBytes = kSegments * kRows * 16;  // of a row's two channels: scales, shifts
-constexpr int kParameterBytes = 2 * kChannels * 4;  // scale and bias of each
+constexpr int kParameterBytes = 2 * kChannels * 4;    // scale and bias of each
 constexpr int kPlaceBytes = 4 * 4;
 constexpr int kRowClasses = 2;
-constexpr int kSplitsBytes = kSegments * kRowClasses * 4;  // where a segment's rounds of stores end, a word for each class of rows
+// Where a segment's rounds of stores end, a word for each class of rows.
+constexpr int kSplitsBytes = kSegments * kRowClasses * 4;
 constexpr int kNumBarriers = 2 * kMaxWeightStages + 2 * kMaxStages + 2;
-constexpr int kFixedBytes =
-    hopper::round_up(kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, 16);
-static_assert(row_bytes(4) - held_words(4) * kPairs * 4 >= kPaddingBytes && row_bytes(2) - held_words(2) * kPairs * 4 >= kPaddingBytes,
+constexpr int kFixedBytes = hopper::round_up(
+    kMomentsBytes + kAffineBytes + kParameterBytes + kPlaceBytes + kSplitsBytes + 8 * kNumBarriers, 16);
+static_assert(row_bytes(4) - held_words(4) * kPairs * 4 >= kPaddingBytes &&
+                  row_bytes(2) - held_words(2) * kPairs * 4 >= kPaddingBytes,
               "producers' place for what is no pixel of the window");
 static_assert(32 * kProducerWarps <= kSegments * kRows, "a row for each lane");
 static_assert(held_bytes(4) % kSwizzleBytes == 0 && held_bytes(2) % kSwizzleBytes == 0, "what follows is swizzled");
 
-// Of where each quad of a window comes from, or goes to; with these and the number of outputs in each of a sample's blocks, all that lies
-// before the outputs.
+// Of where each quad of a window comes from, or goes to; with these and the number of outputs in each of a sample's
+// blocks, all that lies before the outputs.
 TCONV_HD constexpr int offsets_bytes(int window_quads) { return hopper::round_up(window_quads, kBatchQuads) * 4; }
 TCONV_HD constexpr int tables_bytes(int blocks, int window_quads) {
   return hopper::round_up(kFixedBytes + 2 * offsets_bytes(window_quads) + blocks * 4, kSwizzleBytes);
@@ -685,10 +697,10 @@ struct Plan {
   const char* reason;  // why not usable
   int in_channels, out_channels, num_chunks;
   int taps_h, taps_w;
-  int first_pixel;               // of the window: where the first tap of output 0 reads
-  int tap_step_h, tap_step_w;    // in pixels of the line
-  int row_offset, col_offset;    // of the input: the line's row 0, column 0 of strip 0
-  bool whole_rows;               // the input's rows are whole quads: strips begin at pairs of their pixels
+  int first_pixel;                            // of the window: where the first tap of output 0 reads
+  int tap_step_h, tap_step_w;                 // in pixels of the line
+  int row_offset, col_offset;                 // of the input: the line's row 0, column 0 of strip 0
+  bool whole_rows;                            // the input's rows are whole quads: strips begin at pairs of their pixels
   int num_strips, strip_w, pitch, num_tiles;  // tiles of a strip; the last strip has the columns that are left
   int window_pixels;
   int window_quads;  // that a window is loaded in, at most
@@ -701,11 +713,13 @@ struct Plan {
   TCONV_HD int blocks_per_sample() const { return num_strips * num_tiles; }
   TCONV_HD int weight_rows() const { return num_chunks * taps_h; }
   // Columns of a strip: an even number, but for the last one's.
-  TCONV_HD int columns(int strip, int out_w) const { return strip + 1 < num_strips ? strip_w : out_w - strip * strip_w; }
+  TCONV_HD int columns(int strip, int out_w) const {
+    return strip + 1 < num_strips ? strip_w : out_w - strip * strip_w;
+  }
 };
 
-// The quads of input pixels that a block's window is loaded in: row by row of the line, and in whole quads of the input's where there
-// are such. Of a row's first and last one a pair may lie outside of the row.
+// The quads of input pixels that a block's window is loaded in: row by row of the line, and in whole quads of the
+// input's where there are such. Of a row's first and last one a pair may lie outside of the row.
 struct WindowQuads {
   int pitch, window_pixels;
   int first_pixel;  // of the line
@@ -742,7 +756,8 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A type of 16 bits, in which results are held as differences from a usual one: they need an absolute error, not a relative one.
+// A type of 16 bits, in which results are held as differences from a usual one: they need an absolute error, not a
+// relative one.
 template <typename Storage>
 struct Difference {
   Storage value;
@@ -750,9 +765,9 @@ struct Difference {
   TCONV_HD operator float() const { return static_cast<float>(value); }
 };
 
-// v Phi(v): 2 Phi(-a) = 2^P(a). P is a minimax fit for the absolute error of a Phi(-a), at most 1.7e-6 (fp16 rounds 0.17, the largest, by
-// 6e-5); the relative one is 1e-4 for v > -2, and 0.6 % down to -5.5, where v itself, rounded to fp16, would be 1 % off.
-// P falls without end, so that Phi(-Inf) = 0.
+// v Phi(v): 2 Phi(-a) = 2^P(a). P is a minimax fit for the absolute error of a Phi(-a), at most 1.7e-6 (fp16 rounds
+// 0.17, the largest, by 6e-5); the relative one is 1e-4 for v > -2, and 0.6 % down to -5.5, where v itself, rounded to
+// fp16, would be 1 % off. P falls without end, so that Phi(-Inf) = 0.
 __device__ __forceinline__ float gelu_of_difference(float v) {
   const float a = fabsf(v);
   float p = -0.00036753618041984737f;
@@ -791,19 +806,19 @@ TCONV_HD float gelu_erf<cuda::held::Difference<__nv_bfloat16>, float>(float v) {
 // Weights for the Hopper convolution: from PyTorch's layout to the tiles that wgmma reads.
 //
 // In:  weight [in_channels, out_channels/groups, kernel_h, kernel_w].
-// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels in 16 bits,
-//      a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then column;
-//      channels beyond the end are zero.
-//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output channels x 16
-//      input channels, a row of 32 bytes in the 32-byte swizzle.
+// Out: tiles [group][sweep][phase][ic block][tap][block of the sweep] of 64 output channels x 64 input channels
+//      in 16 bits, a row of 128 bytes per output channel in the 128-byte swizzle, taps by ascending window row, then
+//      column; channels beyond the end are zero.
+//      With narrow_rows, of one phase of 64 x 64 channels at most: [block of 16 input channels][tap] of 64 output
+//      channels x 16 input channels, a row of 32 bytes in the 32-byte swizzle.
 // fp32 weights become fp16 numbers: fp16_containers.cuh.
 // One block per (padded) output channel of a group.
 
 // ---- kernels_src/cuda/fp16_containers.cuh
-// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded to
-// nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's range:
-// one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range cannot
-// hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
+// fp32 operands with TF32 allowed, as the tensor-core kernels carry them: 11 significant bits, what TF32 keeps, rounded
+// to nearest, in fp16 numbers, which multiply at twice the rate on half the bytes. Powers of two bring them into fp16's
+// range: one for the input, one per output channel for the weights, both undone exactly in the epilogue. What the range
+// cannot hold raises a guard on the device; the strict kernel, launched behind, then computes the whole output again.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -813,7 +828,8 @@ TCONV_HD float gelu_erf<cuda::held::Difference<__nv_bfloat16>, float>(float v) {
 namespace tconv {
 namespace cuda {
 
-// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11 bits.
+// Inputs are multiplied by this before rounding: |x| < 255.9 is in range, and values from kSmallestExact up keep 11
+// bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
 
@@ -840,9 +856,10 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
   return packed;
 }
 
-// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that fp16's
-// subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their error is
-// below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this thread be?
+// A warp raises the guard over inputs it has packed: overflow, infinity or NaN anywhere; or all of them so small that
+// fp16's subnormals would show, and some of them subnormal there. One large value excuses small ones beside it: their
+// error is below 2^-33, and 2^-21 of the large one. subnormal() is asked only where all are small: may a value of this
+// thread be?
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
@@ -864,7 +881,8 @@ __device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, 
   });
 }
 
-// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be subnormal.
+// And where they are gone: what is known of many values, a few instructions each. Any that is not zero may be
+// subnormal.
 struct RangeWatch {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   uint32_t any_bits = 0;
@@ -878,8 +896,8 @@ struct RangeWatch {
   }
 };
 
-// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights down
-// to 2^-29 of it; and what undoes it and kInputScale.
+// The power of two that brings an output channel's largest weight to [2^14, 2^15), so that fp16's range holds weights
+// down to 2^-29 of it; and what undoes it and kInputScale.
 struct WeightScale {
   float scale, inverse;
 };
@@ -926,8 +944,8 @@ __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, i
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/overlapped_launch.cuh
-// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute capability 9.0 and
-// later): what a launch costs by itself, a few microseconds, is then hidden.
+// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
+// capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
 
 // ---- kernels_src/cuda/check.h
 // Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
@@ -939,10 +957,10 @@ __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, i
 
 
 // Hands the first non-zero Status or cudaError_t to the caller.
-#define TCONV_RETURN_IF_ERROR(expression)                             \
-  do {                                                                \
-    const int64_t tconv_status = static_cast<int64_t>(expression);    \
-    if (tconv_status != ::tconv::kOk) return tconv_status;            \
+#define TCONV_RETURN_IF_ERROR(expression)                          \
+  do {                                                             \
+    const int64_t tconv_status = static_cast<int64_t>(expression); \
+    if (tconv_status != ::tconv::kOk) return tconv_status;         \
   } while (0)
 
 namespace tconv {
@@ -969,13 +987,13 @@ int64_t launch_configured(const cudaLaunchConfig_t& config, void (*kernel)(Param
 }
 
 template <typename... Params, typename... Args>
-int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes,
-                      void* stream, Args&&... args) {
+int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_smem_bytes, void* stream,
+                      Args&&... args) {
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host thread:
-// each time takes a microsecond.
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host
+// thread: each time takes a microsecond.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
   thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
@@ -1032,8 +1050,7 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
         {&fresh.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin},
         {&fresh.smem_reserved_per_block, cudaDevAttrReservedSharedMemoryPerBlock},
     };
-    for (const auto& item : wanted)
-      TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
+    for (const auto& item : wanted) TCONV_RETURN_IF_ERROR(cudaDeviceGetAttribute(item.first, item.second, device));
     cached = fresh;
     cached_device = device;
   }
@@ -1115,8 +1132,8 @@ struct WeightsConfig {
 };
 
 template <typename Storage>
-__global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hopper_kernel(const __grid_constant__
-                                                                                  WeightsArgs<Storage> args) {
+__global__ void __launch_bounds__(WeightsConfig::kThreads)
+    transform_weights_hopper_kernel(const __grid_constant__ WeightsArgs<Storage> args) {
   let_next_kernel_start();  // the convolution, which loads pixels before it awaits the weights
   const Plan& plan = args.plan;
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
@@ -1128,7 +1145,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    const WeightScale found =
+        find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
     scale = found.scale;
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {
@@ -1145,7 +1163,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
     while (plan.phases[phase_index].taps_h == 0 || plan.phases[phase_index].weight_base > i / 8) --phase_index;
     const Phase& phase = plan.phases[phase_index];
     const int num_taps = phase.taps_h * phase.taps_w;
-    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps, ic_block = tile_of_phase / num_taps;
+    const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps,
+              ic_block = tile_of_phase / num_taps;
     const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
     const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
     uint32_t packed[4] = {0, 0, 0, 0};
@@ -1170,8 +1189,8 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads) transform_weights_hop
         args.tiles[((chunk / 2 * num_taps + tap) * kBlockOC + row) * 2 + (chunk % 2 ^ row / 4 % 2)] = unit;
       continue;
     }
-    const int64_t tile = (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base +
-                         tile_of_phase;
+    const int64_t tile =
+        (static_cast<int64_t>(group) * plan.num_sweeps + sweep) * plan.sweep_tiles + phase.weight_base + tile_of_phase;
     args.tiles[(tile * plan.blocks_per_sweep + block) * (kTapBytes / 16) + row * 8 + (chunk ^ (row % 8))] = unit;
   }
 }
@@ -1293,16 +1312,17 @@ __device__ __forceinline__ bool mbarrier_passed(uint32_t barrier, uint32_t parit
 
 // Copies `bytes` (a multiple of 16) from global to shared memory; completion counts on `barrier`.
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 
 // A read-only load that brings 256 bytes to L2: runs of pixels are longer than what a warp loads at once.
 __device__ __forceinline__ uint4 load_with_neighbours(const uint4* global) {
   uint4 v;
-  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global));
   return v;
 }
 __device__ __forceinline__ uint2 load_with_neighbours(const uint2* global) {
@@ -1337,13 +1357,15 @@ __device__ __forceinline__ void set_registers() {
   if constexpr (kTo < kFrom) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kTo));
 }
 
-// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must be.
+// The same value, known to the compiler to be one for the warp: it stays in uniform registers, where descriptors must
+// be.
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xFFFFFFFFu, value); }
 
 // Matrix descriptor of a K-major operand whose rows are 128 bytes in the 128-byte swizzle: 8-row groups
 // 1024 bytes apart. The start may be any multiple of 128 bytes (a tap is a shifted start), because the
 // hardware swizzles by absolute address bits; +32 bytes steps 16 half-precision values along K.
-// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is constant.
+// Its low half holds the start in units of 16 bytes, so that steps are plain additions to it; the high half is
+// constant.
 __device__ __forceinline__ uint32_t descriptor_low(uint32_t shared) {
   constexpr uint32_t kLeadingByteOffset = 1u << 16;  // ignored for swizzled K-major operands
   return kLeadingByteOffset | (shared & 0x3FFFF) >> 4;
@@ -1355,8 +1377,8 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t low) {
 }
 constexpr uint32_t kDescriptorStepK16 = 32 >> 4;
 
-// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be any multiple of
-// 32 bytes.
+// The same of an operand whose rows are 32 bytes, 16 half-precision values, in the 32-byte swizzle. The start may be
+// any multiple of 32 bytes.
 __device__ __forceinline__ uint64_t narrow_matrix_descriptor(uint32_t low) {
   constexpr uint32_t kSwizzle32B = 3u << 30;
   constexpr uint32_t kStrideByteOffset = 8 * 32 >> 4;
@@ -1380,13 +1402,14 @@ struct HopperConfig {
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerWarps = kShape.producer_warps;
   static constexpr int kThreads = 32 * (kConsumerWarps + kProducerWarps);
-  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to consumers,
-  // for N/2 accumulators. In 16 bits data warps need less.
+  // Of 65536 registers: the share of each thread at launch, in eights; then what producers do not need goes to
+  // consumers, for N/2 accumulators. In 16 bits data warps need less.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters = kProducerWarps > 4 ? 152 : kShape.wide || sizeof(Storage) == 2 ? 200 : 184;
   static constexpr int kProducerRegisters =
       (kThreads * kLaunchRegisters / 32 - kConsumerWarps * kConsumerRegisters) / kProducerWarps / 8 * 8;
-  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <= kThreads * kLaunchRegisters,
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <=
+                    kThreads * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
 };
 
@@ -1408,21 +1431,24 @@ struct HopperArgs {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
-  int channel_halves;    // of a block of input channels that are not empty
-  int whole_batches;     // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31
-  int pair_stores;       // neighbouring outputs of a pass are neighbours in memory, pairs aligned
+  int channel_halves;  // of a block of input channels that are not empty
+  // x_stride_w == 1, every quad of pixels aligned, channels in whole halves, offsets in a sample's plane below 2^31.
+  int whole_batches;
+  int pair_stores;  // neighbouring outputs of a pass are neighbours in memory, pairs aligned
   int out_h, out_w, stride_h, stride_w;
   const uint4* weight_tiles;
   const float* inv_scale;
   GuardState* guard;  // null: no guard needed (16-bit inputs)
   EpilogueArgs<Storage> epilogue;
   Storage* out;
-  const Storage* pool_weight;  // pooling: [out_channels] or null; windows give their smallest value where it is negative
-  Moments* partials;           // or null
+  // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
+  const Storage* pool_weight;
+  Moments* partials;  // or null
 };
 
-// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block takes one in as many
-// as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk is what of a range lies in one line.
+// The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block
+// takes one in as many as there are blocks, the same of each strip side by side, so that memory sees long runs. A chunk
+// is what of a range lies in one line.
 struct TileCursor {
   int chunk;  // its first tile's place among those of its strip, and the strip
   int first_tile, tile, tile_end;
@@ -1657,8 +1683,8 @@ constexpr int kConsumerRegisters = 136;
 constexpr int kOtherRegisters = (kThreads * kLaunchRegisters - 128 * kSegments * kConsumerRegisters) / 128 / 8 * 8;
 static_assert(kProducerWarps + 1 == 4, "setmaxnreg is a warpgroup's");
 
-// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or not. Not
-// there: all bits set, which no result has.
+// What blocks tell each other through global memory, written and read as words of 8 bytes, so that each is there or
+// not. Not there: all bits set, which no result has.
 struct alignas(8) Entry {  // of a block's outputs in a group: mean, and sum of squared deviations from it
   float mean, m2;
 };
@@ -1679,9 +1705,10 @@ struct Args {
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
   int batch, in_h, in_w;
   int samples_at_once;  // that are held, by as many times the plan's blocks
-  int whole_quads;  // quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31
+  // Quads of pixels are aligned vectors, in_channels a multiple of 8, offsets in a sample's plane below 2^31.
+  int whole_quads;
   int prefetch_bytes;  // by a lane, of a sample that lies in one piece; else 0
-  int pair_stores;  // pairs of neighbouring outputs are aligned, and a warp has all of its 16 channels or none
+  int pair_stores;     // pairs of neighbouring outputs are aligned, and a warp has all of its 16 channels or none
   int out_h, out_w;
   uint32_t plane_bytes;  // of a channel of a sample of out
   const uint4* weight_tiles;
@@ -1699,7 +1726,8 @@ struct Args {
   Statistics* statistics;  // [sample][group], the same
 };
 
-// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while multiplying.
+// The same value, unknown to the compiler: what follows from it is worked out here, and takes no registers while
+// multiplying.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -1759,7 +1787,8 @@ __device__ __forceinline__ uint32_t pack_rounded(float a, float b) {
 
 struct Shared {
   uint32_t moments, affine, parameters, place, splits, offsets, units, counts, held, weights, ring;
-  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;  // 8-byte barriers; of rings, arrays
+  // 8-byte barriers; of rings, arrays.
+  uint32_t weights_full, weights_empty, chunk_full, chunk_empty, moments_full, affine_full;
 
   __device__ __forceinline__ Shared(const Plan& plan, uint32_t base) {
     moments = base;
@@ -1800,10 +1829,14 @@ struct Shared {
   }
 };
 
-// A row's two scales and two shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for them.
+// A row's two scales and two shifts. Volatile, or ptxas loads those of the next row, too, and has no registers for
+// them.
 __device__ __forceinline__ float4 load_affine(uint32_t at) {
   float4 v;
-  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
+               : "memory");
   return v;
 }
 
@@ -1900,10 +1933,10 @@ struct HeldPair {
 #include <type_traits>
 
 // ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
-// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine per
-// channel and the activation after it never decreases, so that a window's largest result comes from its largest value where
-// the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every finite value gives
-// the same, and an infinite one NaN: there the largest magnitude stands for the window.
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
+// per channel and the activation after it never decreases, so that a window's largest result comes from its largest
+// value where the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every
+// finite value gives the same, and an infinite one NaN: there the largest magnitude stands for the window.
 
 // ---- kernels_src/cuda/pool_window.cuh
 // Max-pooling windows: their geometry, and the maximum that NaN passes through.
@@ -1978,12 +2011,13 @@ __device__ __forceinline__ float pool_weight(const HopperArgs<Storage>& args, in
   return args.pool_weight != nullptr ? static_cast<float>(args.pool_weight[channel]) : 1.0f;
 }
 
-// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs of columns are pooled in registers, pairs of rows through
-// the warp's buffer: 8 channels at a time, a float per column pair.
+// Stores the windows of a warp's 16 channels x segment; `weights` are pool_weight of this thread's two channels. Pairs
+// of columns are pooled in registers, pairs of rows through the warp's buffer: 8 channels at a time, a float per column
+// pair.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                     int first_position, int channel0, int thread, const float (&weights)[2],
-                                                     const float (&acc)[N / 2]) {
+__device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                     const TileCursor& at, int first_position, int channel0, int thread,
+                                                     const float (&weights)[2], const float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const int lane = thread % 32, warp = thread / 32 % 4;
   constexpr int kPitch = pool_store_pitch(N);
@@ -2010,8 +2044,10 @@ __device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& 
                    "f"(norm::max_or_nan(turned(acc[4 * j + 2 * half]), turned(acc[4 * j + 2 * half + 1])))
                    : "memory");
     __syncwarp();
-    Storage* out = args.out + (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
-                   static_cast<int64_t>(first_row) * pooled_w;
+    Storage* out =
+        args.out +
+        (static_cast<int64_t>(at.sample) * (plan.num_groups * plan.out_channels_per_group) + channel) * plane +
+        static_cast<int64_t>(first_row) * pooled_w;
     const uint32_t negative = __ballot_sync(0xFFFFFFFFu, turn != 0);  // bit 4c: channel c
     for (int window = lane; window < windows; window += 32) {
       const int row = static_cast<int>(args.by_pooled_w.quotient(window));
@@ -2025,7 +2061,8 @@ __device__ __forceinline__ void store_pooled_segment(const HopperArgs<Storage>& 
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         const float largest = norm::max_or_nan(upper[c], lower[c]);
-        if (c < channels_left) out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
+        if (c < channels_left)
+          out[c * plane + window] = static_cast<Storage>(negative >> (4 * c) & 1 ? -largest : largest);
       }
     }
   }
@@ -2056,7 +2093,8 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as the pitch is.
+  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
+  // the pitch is.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -2071,9 +2109,9 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from the
-// mean costs no more digits than the set's spread does.
-// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
+// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
+// sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -2083,7 +2121,8 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
+  // in none but the first.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -2115,7 +2154,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // what follows from it is worked out here, and takes no registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -2137,8 +2177,8 @@ struct ChannelPair {
 
 // Bias and element-wise chain of the accumulators in fragments j0 to j1 of 8 columns.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels, int group,
-                                                 float (&acc)[N / 2], int j0, int j1) {
+__device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args, const ChannelPair& channels,
+                                                 int group, float (&acc)[N / 2], int j0, int j1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -2165,8 +2205,8 @@ struct SegmentValues {
   ShiftedSums sums[2];
   int count = 0;  // of either channel
 
-  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e, const ChannelPair& c, int of_group,
-                                           int position, int of_lane)
+  __device__ __forceinline__ SegmentValues(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e,
+                                           const ChannelPair& c, int of_group, int position, int of_lane)
       : args(a), extent(e), channels(c), group(of_group), first_position(position), lane(of_lane) {
     int image;
     extent.pair_at(first_position + 2 * (lane % 4), &image, &row, &col);
@@ -2233,15 +2273,17 @@ struct SegmentValues {
     for (int half = 0; half < 2; ++half) {
       const Moments moments = sums[half].quad_moments(count);
       if (lane % 4 == 0 && channels.real(plan, half))
-        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] = moments;
+        args.partials[row * (plan.num_groups * plan.out_channels_per_group) + channels.channel(plan, group, half)] =
+            moments;
     }
   }
 };
 
-// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read before the first
-// is stored, so that none waits for another.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
-__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once, int64_t plane) {
+__device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
+                                           int64_t plane) {
   float2 rows[kStoreChannels];
 #pragma unroll
   for (int c = 0; c < rounds; ++c)
@@ -2253,11 +2295,12 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel out, so
-// that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
+// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
+// before drain.
 template <int N, typename Storage>
-__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                              const Phase& phase, int channel0, int thread,
+__device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                              const TileCursor& at, const Phase& phase, int channel0, int thread,
                                               SegmentValues<N, false, Storage>& values, float (&acc)[N / 2]) {
   constexpr bool kSpreads = stacks(N);  // the code for it has a price where it is not needed
   const Plan& plan = args.plan;
@@ -2268,22 +2311,27 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
   const int first_channel = channel0 + warp * 16;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
   const int channels_left = plan.out_channels_per_group - first_channel;
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The two are
-    // neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
+    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
+    // lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
-    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes, rounds = kStoreChannels / channels_at_once;
+    const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
+              rounds = kStoreChannels / channels_at_once;
     const int lane_channel = lane / row_lanes;
-    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1, lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
+    const int apart = kSpreads && args.stride_w > 1 ? row_lanes : 1,
+              lane_column = (apart > 1 ? 1 : 2) * (lane % row_lanes);
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + lane_column) * 4;
     values.finish(acc, block);
     int image, row, col;
@@ -2295,7 +2343,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
     int64_t to_second = args.stride_w;
     if (kSpreads && apart > 1) {
       int other_image, other_row, other_col;
-      second = extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+      second =
+          extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
       to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
                   static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(other_col - col) * args.stride_w;
@@ -2337,16 +2386,19 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 
 // Bias, element-wise chain, moments and stores of one warpgroup's 64 channels x one segment.
 template <int N, bool kPooled, typename Storage>
-__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                               int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                               float (&acc)[N / 2]) {
+__device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                               const TileCursor& at, int phase_index, int channel0, int segment,
+                                               const ChannelPair& channels, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const Phase& phase = plan.phases[phase_index];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                          min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w), plan.image_rows, args.by_pitch,
-                          args.by_image_rows};
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+                                     phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w),
+                                     plan.image_rows,
+                                     args.by_pitch,
+                                     args.by_image_rows};
   SegmentValues<N, kPooled, Storage> values(args, extent, channels, at.group,
                                             at.tile * plan.tile_pixels + segment * plan.segment_pixels, thread % 32);
   if constexpr (kPooled) {
@@ -2369,15 +2421,17 @@ namespace tconv {
 namespace cuda {
 namespace held {
 
-// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels of a class.
+// A consumer warp stores its 16 channels of a segment in rounds, in which a lane has one pair of pixels in all channels
+// of a class.
 constexpr int kPairsOfRound = 32;
 constexpr int kRounds = (kPairs + kPairsOfRound - 1) / kPairsOfRound;
 constexpr int kFragmentsOfRound = 2 * kPairsOfRound / 8;  // of 8 pixels each
 static_assert(kRounds == 3, "two splits");
 
-// A sector of memory that is written in parts costs several whole ones: memory takes a sample of 2/19 in 8,400 cycles instead of 11,200
-// where rounds end with sectors. Where those begin differs from channel to channel: a class is the rows of two channels in which they
-// begin alike (with planes of an odd number of pairs nearly so). Of fp32 alone: in 16 bits what that takes costs more than it spares.
+// A sector of memory that is written in parts costs several whole ones: memory takes a sample of 2/19 in 8,400 cycles
+// instead of 11,200 where rounds end with sectors. Where those begin differs from channel to channel: a class is the
+// rows of two channels in which they begin alike (with planes of an odd number of pairs nearly so). Of fp32 alone: in
+// 16 bits what that takes costs more than it spares.
 constexpr int kSectorBytes = 32;
 template <bool kPairStores, typename Storage>
 struct Rounds {
@@ -2392,7 +2446,8 @@ struct Rounds {
 
 // Where rounds end, a byte for each of two. By some threads of the block.
 template <typename Storage>
-__device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Shared& shared, const Place& place, int thread) {
+__device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                            int thread) {
   using Of = Rounds<true, Storage>;
   if (thread >= kSegments * kRowClasses) return;
   const int segment = thread / kRowClasses, channel = thread % kRowClasses;
@@ -2402,7 +2457,8 @@ __device__ __forceinline__ void fill_splits(const Args<Storage>& args, const Sha
   };
   const auto begins_sector = [&](const PairPlace& pair) {
     const int64_t plane = int64_t{place.first_sample} * args.plan.out_channels + channel;
-    const Storage* const to = args.out + plane * args.out_h * args.out_w + pair.row * args.out_w + place.strip * args.plan.strip_w + pair.col;
+    const Storage* const to =
+        args.out + plane * args.out_h * args.out_w + pair.row * args.out_w + place.strip * args.plan.strip_w + pair.col;
     return reinterpret_cast<uintptr_t>(to) % kSectorBytes == 0;
   };
   int end = kPairs;  // of what is stored
@@ -2423,27 +2479,31 @@ template <typename Storage>
 __device__ __forceinline__ void store_output_if(bool wanted, Storage* to, float value) {
   const Storage stored = static_cast<Storage>(value);
   if constexpr (sizeof(Storage) == 4) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.f32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
-                 "f"(stored)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.f32 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(to), "f"(stored)
                  : "memory");
   } else {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u16 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
-                 "h"(*reinterpret_cast<const uint16_t*>(&stored))
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u16 [%1], %2;\n}" ::"r"(
+                     static_cast<unsigned>(wanted)),
+                 "l"(to), "h"(*reinterpret_cast<const uint16_t*>(&stored))
                  : "memory");
   }
 }
 // Of a 16-bit type.
 template <typename Storage>
 __device__ __forceinline__ void store_pair_if(bool wanted, Storage* to, float first, float second) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)), "l"(to),
-               "r"(pack_rounded<Storage>(first, second))
-               : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.cs.u32 [%1], %2;\n}" ::"r"(static_cast<unsigned>(wanted)),
+      "l"(to), "r"(pack_rounded<Storage>(first, second))
+      : "memory");
 }
 
 // What the stores of a warp's channels in a sample share, the same in all lanes. Nothing before turn 0.
 template <typename Storage>
 struct WarpStores {
-  int position, columns, channels;  // the segment's first; of the strip, 0 if there is nothing to store; from the warp's first on
+  // The segment's first; of the strip, 0 if there is nothing to store; from the warp's first on.
+  int position, columns, channels;
   uint32_t held, affine, splits;
   Storage* to;  // row 0, column 0 of the strip in the warp's first channel
 
@@ -2540,7 +2600,8 @@ __device__ __forceinline__ void store_rounds(const Args<Storage>& args, const Sh
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_wgmma.cuh
-// wgmma m64n176k16 of the kernel that holds a sample's outputs: as in wgmma.cuh, but a sample's first product need not find zeros.
+// wgmma m64n176k16 of the kernel that holds a sample's outputs: as in wgmma.cuh, but a sample's first product need not
+// find zeros.
 
 // ---- kernels_src/cuda/wgmma.cuh
 // wgmma m64nNk16: D[64 x N] += A[64 x 16] * B[16 x N], fp16 or bf16 operands from shared memory, fp32 accumulators.
@@ -2559,6 +2620,7 @@ struct Wgmma;
 // Inline assembly wants every accumulator named: operands and constraints in blocks of four.
 #define TCONV_ACC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TCONV_ACC_20(i) TCONV_ACC_4(i), TCONV_ACC_4(i + 4), TCONV_ACC_4(i + 8), TCONV_ACC_4(i + 12), TCONV_ACC_4(i + 16)
+// clang-format off
 #define TCONV_NAMES_64 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -2572,30 +2634,39 @@ struct Wgmma;
 #define TCONV_NAMES_216 TCONV_NAMES_184 ", " \
   "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107"
 #define TCONV_NAMES_256 TCONV_NAMES_216 ", " \
-  "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+  "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
+  "%124, %125, %126, %127"
+// clang-format on
 
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                                     \
-  template <>                                                                                                       \
-  struct Wgmma<N> {                                                                                                 \
-    template <bool kBFloat16>                                                                                       \
-    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {                    \
-      if constexpr (kBFloat16) {                                                                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b));                                                                             \
-      } else {                                                                                                      \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B ", 1, 1, 1, 0, 0;" \
-                     : __VA_ARGS__                                                                                  \
-                     : "l"(a), "l"(b));                                                                             \
-      }                                                                                                             \
-    }                                                                                                               \
+#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                        \
+  template <>                                                                                          \
+  struct Wgmma<N> {                                                                                    \
+    template <bool kBFloat16>                                                                          \
+    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
+      if constexpr (kBFloat16) {                                                                       \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
+                     ", 1, 1, 1, 0, 0;"                                                                \
+                     : __VA_ARGS__                                                                     \
+                     : "l"(a), "l"(b));                                                                \
+      } else {                                                                                         \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
+                     ", 1, 1, 1, 0, 0;"                                                                \
+                     : __VA_ARGS__                                                                     \
+                     : "l"(a), "l"(b));                                                                \
+      }                                                                                                \
+    }                                                                                                  \
   };
 TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
-TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40),
+                   TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
 
 }  // namespace hopper
 }  // namespace cuda
@@ -2608,13 +2679,16 @@ namespace held {
 using namespace tconv::held;
 static_assert(kN == 176, "the instruction's");
 
+// clang-format off
 #define TCONV_NAMES_176 TCONV_NAMES_128 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
   "%84, %85, %86, %87"
-#define TCONV_MULTIPLY_176(TYPES)                                                                                     \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %90, 0;\nwgmma.mma_async.sync.aligned.m64n176k16.f32." TYPES       \
-               " {" TCONV_NAMES_176 "}, %88, %89, p, 1, 1, 0, 0;\n}"                                                 \
-               : TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84) \
+// clang-format on
+#define TCONV_MULTIPLY_176(TYPES)                                                                             \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %90, 0;\nwgmma.mma_async.sync.aligned.m64n176k16.f32." TYPES \
+               " {" TCONV_NAMES_176 "}, %88, %89, p, 1, 1, 0, 0;\n}"                                          \
+               : TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80),      \
+                 TCONV_ACC_4(84)                                                                              \
                : "l"(a), "l"(b), "r"(onto))
 
 // D = A * B, and onto what D is where `onto` is not 0.
@@ -2645,13 +2719,15 @@ __device__ __forceinline__ hopper::RingCursor ring_place(uint32_t count, uint32_
 
 // All products of one segment of the block's `turn`-th sample. Gives every chunk and all weights back.
 template <typename Storage>
-__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn, float (&acc)[kN / 2]) {
+__device__ __forceinline__ void multiply_sample(const Args<Storage>& args, const Shared& shared, int turn,
+                                                float (&acc)[kN / 2]) {
   constexpr bool kBFloat16 = std::is_same<Storage, __nv_bfloat16>::value;
   const Plan& plan = args.plan;
   const int thread = consumer_thread(), segment = thread / 128;
   constexpr uint32_t kPixel = kPixelBytes >> 4, kTap = kTapBytes >> 4;
   const uint32_t weights_low = hopper::descriptor_low(shared.weights);
-  const uint32_t ring_low = hopper::uniform(hopper::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
+  const uint32_t ring_low =
+      hopper::uniform(hopper::descriptor_low(shared.ring) + (segment * kN + plan.first_pixel) * kPixel);
   hopper::RingCursor stage = ring_place(turn * plan.num_chunks, plan.num_stages);
   hopper::RingCursor weights = ring_place(turn * plan.weight_rows(), plan.num_weight_stages);
   uint32_t chunk_done = 0, weights_done = 0;  // barriers of the chunk, where it has ended, and the row of taps before
@@ -2739,8 +2815,8 @@ struct ChannelPair {
   }
 };
 
-// Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean costs no more
-// digits than their spread does.
+// Moments of a lane's values in two rows, as differences from a value like them, so that its distance from the mean
+// costs no more digits than their spread does.
 struct LaneMoments {
   float shift[2], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 
@@ -2771,8 +2847,8 @@ struct LaneMoments {
   }
 };
 
-// The smallest in magnitude of a few of a quad of lanes' accumulators in a channel, which an outlier is not: 0 if none is an output, or
-// finite.
+// The smallest in magnitude of a few of a quad of lanes' accumulators in a channel, which an outlier is not: 0 if none
+// is an output, or finite.
 __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], uint32_t is_first, int half) {
   float least = INFINITY;
 #pragma unroll
@@ -2789,15 +2865,16 @@ __device__ __forceinline__ float usual_accumulator(const float (&acc)[kN / 2], u
   return fabsf(least) < INFINITY ? least : 0.0f;
 }
 
-// Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing waits for them,
-// and memory has nothing to do until then; and it has no registers for the fragments of a long chain side by side. A turn is never
-// negative, which ptxas does not know.
+// Ends a basic block, out of which ptxas moves nothing: within one it gathers all stores behind the chain, as nothing
+// waits for them, and memory has nothing to do until then; and it has no registers for the fragments of a long chain
+// side by side. A turn is never negative, which ptxas does not know.
 __device__ __forceinline__ void end_basic_block(int turn) {
   asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p exit;\n}" ::"r"(turn) : "memory");
 }
 
-// Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the sample before
-// are held, which are stored before: where stores are of pairs, a row with each fragment, so that memory and chain work side by side.
+// Chain and moments of the accumulators of a segment of the block's `turn`-th sample, and outputs to where those of the
+// sample before are held, which are stored before: where stores are of pairs, a row with each fragment, so that memory
+// and chain work side by side.
 template <bool kPairStores, typename Storage>
 __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Shared& shared, const SegmentPart& part,
                                              float (&acc)[kN / 2], int turn) {
@@ -2806,7 +2883,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
   const uint32_t is_first = opaque(part.first), is_second = kPairStores ? is_first : opaque(part.second);
   LaneMoments moments;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
+  for (int half = 0; half < 2; ++half)
+    moments.shift[half] = pair.finish(args, usual_accumulator(acc, is_first, half), half);
   const auto finish_fragment = [&](int j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[4 * j + i] = pair.finish(args, acc[4 * j + i], i / 2) - moments.shift[i / 2];
@@ -2818,7 +2896,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
     const int first = round == 0 ? 0 : (round == 1 ? Stores::kSecond : Stores::kThird) / 4;
     const int end = round == 0 ? Stores::kSecond / 4 : round == 1 ? Stores::kThird / 4 : kFragments;
     const int thread = consumer_thread(), lane = thread % 32;  // worked out anew: that takes no registers before
-    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) + lane % 4 * pair_bytes(sizeof(Storage));
+    const uint32_t held = shared.held + (thread / 32 * kPartner + lane / 4) * row_bytes(sizeof(Storage)) +
+                          lane % 4 * pair_bytes(sizeof(Storage));
 #pragma unroll
     for (int j = first; j < end; ++j) {
       HeldPair<Storage> words;
@@ -2856,7 +2935,8 @@ __device__ __forceinline__ void hold_segment(const Args<Storage>& args, const Sh
 }
 
 template <bool kPairStores, typename Storage>
-__device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place, int segment) {
+__device__ __forceinline__ void consume(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                        int segment) {
   const SegmentPart part(args, place, segment);
   int turn = 0;  // samples before, of this block
   for (; shared.sample(args, turn) < args.batch; ++turn) {
@@ -2875,11 +2955,12 @@ __device__ __forceinline__ void consume(const Args<Storage>& args, const Shared&
 // ---- kernels_src/cuda/conv_group_norm_held_producers.cuh
 // Producers of the kernel that holds a sample's outputs: input values, converted to 16 bits, as rows of 16 channels.
 //
-// A lane loads quads of neighbouring pixels in one channel, and a row has one pixel in 8 channels: stmatrix transposes pairs of pixels.
+// A lane loads quads of neighbouring pixels in one channel, and a row has one pixel in 8 channels: stmatrix transposes
+// pairs of pixels.
 
 // ---- kernels_src/cuda/conv_transpose_hopper_producers.cuh
-// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread), convert
-// them and store them as pixel rows; one warp streams weight tiles by bulk copy.
+// Producers of the Hopper convolution: data warps load input values (kVectorPixels pixels x 8 channels a thread),
+// convert them and store them as pixel rows; one warp streams weight tiles by bulk copy.
 
 #include <type_traits>
 
@@ -2888,8 +2969,8 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that their 16-byte
-// stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
+// Which part of a batch's half is this thread's: 8 consecutive lanes take 2 quads x 4 chunks of 8 channels, so that
+// their 16-byte stores fall into different banks; a warp's loads of one channel are 8 quads in a row.
 __device__ __forceinline__ int lane_quad(int lane) { return (lane & 1) + 2 * (lane >> 3); }
 __device__ __forceinline__ int lane_chunk(int lane) { return (lane >> 1) & 3; }
 
@@ -2915,7 +2996,8 @@ struct BatchWalk {
 
   __device__ __forceinline__ void enter_chunk() {
     const Plan& plan = args.plan;
-    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit * plan.ring_ic_blocks;
+    batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit *
+              plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
     channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
@@ -2967,7 +3049,8 @@ struct BatchSource {
     }
     column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
     channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
-    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels && column < args.in_w;
+    inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels &&
+             column < args.in_w;
     if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
@@ -2977,10 +3060,11 @@ struct BatchSource {
   }
 };
 
-// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned vectors and
-// a half has all of its channels or none.
+// Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned
+// vectors and a half has all of its channels or none.
 template <bool kWhole, typename Args, typename Source, typename Storage>
-__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half, Storage (&values)[8][kVectorPixels]) {
+__device__ __forceinline__ void load_half(const Args& args, const Source& source, int half,
+                                          Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
@@ -3005,7 +3089,8 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
-        const bool valid = source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+        const bool valid =
+            source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
@@ -3029,7 +3114,8 @@ __device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVecto
 
 // Raises the guard where it must be, over pixels that have all been converted.
 template <typename Storage>
-__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest, GuardState* guard) {
+__device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest,
+                                             GuardState* guard) {
   if constexpr (sizeof(Storage) == 4) {
     guard_range(largest, guard, [&](auto&& inspect) {
 #pragma unroll
@@ -3063,7 +3149,8 @@ struct BatchPlace {
   int pixel, part;
 
   template <typename Storage>
-  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place) : pixel(place.slot), part(0) {
+  __device__ __forceinline__ BatchPlace(const HopperArgs<Storage>& args, const RingCursor& place)
+      : pixel(place.slot), part(0) {
     if (args.plan.ring_ic_blocks > 1) {
       pixel = static_cast<int>(args.by_ring_ic_blocks.quotient(place.slot));
       part = place.slot - pixel * args.plan.ring_ic_blocks;
@@ -3076,33 +3163,35 @@ struct BatchPlace {
 
 // Stores a half of a batch whose unit is free.
 template <typename Storage>
-__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared, const BatchPlace& place, int half,
-                                           int lane, const uint4 (&pixels)[kVectorPixels]) {
+__device__ __forceinline__ void store_half(const HopperArgs<Storage>& args, const Shared& shared,
+                                           const BatchPlace& place, int half, int lane,
+                                           const uint4 (&pixels)[kVectorPixels]) {
   const int first = place.part * args.plan.ring_block_pixels + place.pixel;
   const uint32_t at = shared.ring + (first + lane_quad(lane) * kVectorPixels) * kPixelBytes;
   // Swizzled: 16-byte chunk c of pixel p lies at c XOR p mod 8.
   const uint32_t chunk = (half * 4 + lane_chunk(lane)) ^ (lane_quad(lane) * kVectorPixels & 4);
   store_pixels(at, chunk, pixels);
-  if (place.pixel < args.plan.mirror_pixels) store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
+  if (place.pixel < args.plan.mirror_pixels)
+    store_pixels(at + args.plan.ring_units * (kUnitPixels * kPixelBytes), chunk, pixels);
 }
 
-// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order through others.
+// That the unit was full a lap before follows from its being free: asked for the sake of racecheck, which sees no order
+// through others.
 __device__ __forceinline__ void await_free(const Shared& shared, const BatchPlace& place, uint32_t parity) {
   mbarrier_wait(shared.unit_empty + 8 * place.unit(), parity ^ 1);
   mbarrier_wait(shared.unit_full + 8 * place.unit(), parity ^ 1);
 }
 
-// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for the
-// loads under way.
-// All lanes report: racecheck sees no order through one that speaks for its warp.
+// NOTE: the fence towards wgmma's proxy stands with the readers, after they have waited. Here it would also wait for
+// the loads under way. All lanes report: racecheck sees no order through one that speaks for its warp.
 __device__ __forceinline__ void report_full(const Shared& shared, const BatchPlace& place) {
   mbarrier_arrive(shared.unit_full + 8 * place.unit());
 }
 
 // kSets batches are under way at a time; of one, both halves where registers suffice.
 template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp, int data_warps,
-                                               int lane) {
+__device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, const Shared& shared, int warp,
+                                               int data_warps, int lane) {
   BatchWalk<Storage> walk(args, warp);
   if (walk.done()) return;
   constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
@@ -3166,7 +3255,8 @@ __device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args,
   if (plan.resident_weights) {
     for (int i = 0; block == 0 && i < plan.weight_stages; ++i) {
       mbarrier_arrive_expect_bytes(shared.weight_full + 8 * i, kTapBytes);
-      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes, shared.weight_full + 8 * i);
+      bulk_load(shared.weights + i * kTapBytes, tiles + static_cast<int64_t>(i) * kTapBytes, kTapBytes,
+                shared.weight_full + 8 * i);
     }
     return;
   }
@@ -3242,15 +3332,15 @@ template <typename Storage>
 __device__ __forceinline__ void store_if(bool wanted, Storage* pointer, const Storage& value) {
   static_assert(sizeof(Storage) == 4 || sizeof(Storage) == 2, "one store");
   if constexpr (sizeof(Storage) == 4)
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(static_cast<unsigned>(wanted)),
+        "l"(pointer), "r"(*reinterpret_cast<const unsigned*>(&value))
+        : "memory");
   else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
-                     static_cast<unsigned>(wanted)),
-                 "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(static_cast<unsigned>(wanted)),
+        "l"(pointer), "h"(*reinterpret_cast<const unsigned short*>(&value))
+        : "memory");
 }
 
 // Four 8 x 16-byte matrices; lane l supplies the address of row l % 8 of matrix l / 8 and receives, of each
@@ -3315,23 +3405,24 @@ struct QuadPlace {
   }
 };
 
-// Where a quad's pairs of pixels go in a stage: 16 bits for each, the place of its first pixel's first 8 channels in units of 16 bytes.
-// Swizzled: 16-byte half h of pixel p lies at h XOR p / 4 mod 2.
+// Where a quad's pairs of pixels go in a stage: 16 bits for each, the place of its first pixel's first 8 channels in
+// units of 16 bytes. Swizzled: 16-byte half h of pixel p lies at h XOR p / 4 mod 2.
 constexpr uint32_t kNoPair = 0xFFFF;
 __device__ __forceinline__ uint32_t pair_units(const WindowQuads& quads, int quad, int second) {
   const uint32_t pixel = quads.pixel(quad) + 2 * second;
   return quads.has_pair(quad, second) ? pixel * (kPixelBytes / 16) + (pixel / 4 & 1) : kNoPair;
 }
 
-// Where quads come from, if they are whole, and where their pairs go, worked out once: the same in every channel of every sample. In
-// each batch a lane's quads follow each other. By all threads of the block.
+// Where quads come from, if they are whole, and where their pairs go, worked out once: the same in every channel of
+// every sample. In each batch a lane's quads follow each other. By all threads of the block.
 constexpr int kOutside = INT32_MIN;
 template <typename Storage>
 __device__ __forceinline__ void fill_offsets(const Args<Storage>& args, const Shared& shared, const Place& place) {
   const WindowQuads quads(args.plan, place.strip, place.tile);
   for (int quad = threadIdx.x; quad * 4 < offsets_bytes(args.plan.window_quads); quad += kThreads) {
     const QuadPlace at(args, place.strip, quads, quad);
-    const int offset = args.whole_quads && at.inside ? at.row * static_cast<int>(args.x_stride_h) + at.column : kOutside;
+    const int offset =
+        args.whole_quads && at.inside ? at.row * static_cast<int>(args.x_stride_h) + at.column : kOutside;
     const int index = quad - quad % kBatchQuads + quad % kGroupQuads * kGroups + quad % kBatchQuads / kGroupQuads;
     store_word(shared.offsets + index * 4, offset);
     store_word(shared.units + index * 4, pair_units(quads, quad, 0) | pair_units(quads, quad, 1) << 16);
@@ -3355,8 +3446,9 @@ struct LaneSource {
 
   // Its quads of the batch that begins with quad `first`, zeros where there is no input.
   template <bool kWhole>
-  __device__ __forceinline__ void load(const Args<Storage>& args, const Shared& shared, const Place& place, const WindowQuads& quads,
-                                       int first, int lane, Storage (&values)[kLoads][kVectorPixels]) const {
+  __device__ __forceinline__ void load(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                       const WindowQuads& quads, int first, int lane,
+                                       Storage (&values)[kLoads][kVectorPixels]) const {
     using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
     if constexpr (kWhole) {
       const uint4 words = load_shared_16(of_lane(shared.offsets, first, lane_quad(lane)));
@@ -3366,7 +3458,8 @@ struct LaneSource {
         const int octet = k % 2, offset = static_cast<int>(offsets[k / 2]);
         Vector vector = {};
         if (offset != kOutside && octet * kOctet < channels_left)
-          vector = hopper::load_with_neighbours(reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
+          vector = hopper::load_with_neighbours(
+              reinterpret_cast<const Vector*>(channel + octet * kOctet * args.x_stride_c + offset));
         *reinterpret_cast<Vector*>(values[k]) = vector;
       }
     } else {
@@ -3378,7 +3471,8 @@ struct LaneSource {
         for (int octet = 0; octet < 2; ++octet)
 #pragma unroll
           for (int j = 0; j < kVectorPixels; ++j) {
-            const bool valid = at.inside && octet * kOctet < channels_left && at.column + j >= 0 && at.column + j < args.in_w;
+            const bool valid =
+                at.inside && octet * kOctet < channels_left && at.column + j >= 0 && at.column + j < args.in_w;
             values[2 * group + octet][j] =
                 valid ? from[octet * kOctet * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
           }
@@ -3397,24 +3491,25 @@ __device__ __forceinline__ uint32_t pack_neighbours(const Storage (&quad)[kVecto
   }
 }
 
-// Four matrices of 8 pixels x 8 channels: a lane has two pixels, those of its place in a channel's four lanes, of one channel. Lane l
-// gives the place of matrix l / 8's pixel l % 8.
+// Four matrices of 8 pixels x 8 channels: a lane has two pixels, those of its place in a channel's four lanes, of one
+// channel. Lane l gives the place of matrix l / 8's pixel l % 8.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&words)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-// A matrix has a pair of each of a group's quads. First pairs of quads 0 and 2 lie in the same banks, of 1 and 3, too: where 2 and 3 begin
-// with their second ones, none do. In fp32, where values must be converted as well, that costs more than it spares.
+// A matrix has a pair of each of a group's quads. First pairs of quads 0 and 2 lie in the same banks, of 1 and 3, too:
+// where 2 and 3 begin with their second ones, none do. In fp32, where values must be converted as well, that costs more
+// than it spares.
 template <typename Storage>
 constexpr bool kSwapsPairs = sizeof(Storage) == 2;
 
-// Converts and stores a lane's part of a batch. Matrices of a group: pairs that lanes begin with, and their other ones, in each octet.
-// units: of the quad that this lane gives places of.
+// Converts and stores a lane's part of a batch. Matrices of a group: pairs that lanes begin with, and their other ones,
+// in each octet. units: of the quad that this lane gives places of.
 template <typename Storage>
-__device__ __forceinline__ void store_batch(GuardState* guard, uint32_t stage, uint32_t nowhere, const uint4& units, int lane,
-                                            const Storage (&values)[kLoads][kVectorPixels]) {
+__device__ __forceinline__ void store_batch(GuardState* guard, uint32_t stage, uint32_t nowhere, const uint4& units,
+                                            int lane, const Storage (&values)[kLoads][kVectorPixels]) {
   const uint32_t of_group[kGroups] = {units.x, units.y, units.z, units.w};
   const uint32_t octet = lane / 16, pixel = lane % 2;
   const auto swaps = [](int quad) { return kSwapsPairs<Storage> && quad >= kGroupQuads / 2; };
@@ -3427,7 +3522,8 @@ __device__ __forceinline__ void store_batch(GuardState* guard, uint32_t stage, u
     for (int half = 0; half < 2; ++half) {
       const uint32_t first = pack_neighbours(values[2 * group + half], 0, largest);
       const uint32_t second = pack_neighbours(values[2 * group + half], 1, largest);
-      words[2 * half] = swaps(lane_quad(lane)) ? second : first, words[2 * half + 1] = swaps(lane_quad(lane)) ? first : second;
+      words[2 * half] = swaps(lane_quad(lane)) ? second : first,
+                words[2 * half + 1] = swaps(lane_quad(lane)) ? first : second;
     }
     const uint32_t unit = __byte_perm(of_group[group], 0, gives_second ? 0x4432 : 0x4410);
     store_transposed(unit != kNoPair ? stage + (unit ^ octet) * 16 + pixel * kPixelBytes : nowhere, words);
@@ -3437,8 +3533,8 @@ __device__ __forceinline__ void store_batch(GuardState* guard, uint32_t stage, u
 
 // One batch in kProducerWarps of each chunk by each producer warp, kSets of them under way at a time.
 template <int kSets, bool kWhole, typename Storage>
-__device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place, int warp,
-                                               int lane) {
+__device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                               int warp, int lane) {
   const Plan& plan = args.plan;
   const WindowQuads quads(plan, place.strip, place.tile);
   const uint32_t nowhere = shared.padding_at(warp * 32 + lane, sizeof(Storage));
@@ -3447,7 +3543,7 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
   int first = warp * kBatchQuads, next = first;  // quads of the batch that is stored, and of the one that is loaded
   int sample = place.first_sample, chunk = 0;    // of the one that is loaded
   source.enter(args, sample, chunk, lane);
-  const auto load_next = [&](Storage (&to)[kLoads][kVectorPixels]) {
+  const auto load_next = [&](Storage(&to)[kLoads][kVectorPixels]) {
     if (next >= quads.count) {
       next = warp * kBatchQuads;
       if (++chunk == plan.num_chunks) {
@@ -3463,8 +3559,9 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
 #pragma unroll
   for (int set = 0; set < kSets; ++set) load_next(values[set]);
   hopper::RingCursor stage;
-  int chunks_left = (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
-  const auto store_next = [&](const Storage (&from)[kLoads][kVectorPixels]) {
+  int chunks_left =
+      (args.batch - place.first_sample + args.samples_at_once - 1) / args.samples_at_once * plan.num_chunks;
+  const auto store_next = [&](const Storage(&from)[kLoads][kVectorPixels]) {
     if (first == warp * kBatchQuads) hopper::mbarrier_wait(shared.chunk_empty + 8 * stage.slot, stage.parity ^ 1);
     const uint4 units = load_shared_16(of_lane(shared.units, first, lane % 8 / 2));
     store_batch(args.guard, shared.ring + stage.slot * plan.stage_bytes, nowhere, units, lane, from);
@@ -3495,8 +3592,8 @@ __device__ __forceinline__ void produce_chunks(const Args<Storage>& args, const 
 //   moments of each channel -> of each group in this block -> an entry in global memory
 //   in one block for each group: entries of all blocks of the sample -> mean and variance, in global memory
 //   these -> an affine map per channel
-// A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that follows one
-// which never ended, finds what it expects.
+// A message says itself whether it is there: all are made absent before each launch, so that one that repeats, or that
+// follows one which never ended, finds what it expects.
 
 // ---- kernels_src/cuda/conv_group_norm_held_prefetch.cuh
 // Samples of the kernel that holds a sample's outputs, brought to L2 before producers ask for them.
@@ -3521,8 +3618,8 @@ __device__ __forceinline__ void prefetch_sample(const Args<Storage>& args, const
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_weights.cuh
-// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample, from L2 into a
-// ring of such rows.
+// Weights of the kernel that holds a sample's outputs: a row of taps of a chunk at a time, the same for every sample,
+// from L2 into a ring of such rows.
 
 
 namespace tconv {
@@ -3545,7 +3642,8 @@ struct WeightsLoader {
       const int bytes = args.plan.weight_stage_bytes;
       const uint32_t full = shared.weights_full + 8 * stage.slot;
       hopper::mbarrier_arrive_expect_bytes(full, bytes);
-      hopper::bulk_load(shared.weights + stage.slot * bytes, reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
+      hopper::bulk_load(shared.weights + stage.slot * bytes,
+                        reinterpret_cast<const char*>(args.weight_tiles) + row * bytes, bytes, full);
       stage.next(args.plan.num_weight_stages);
       --rows_left;
       if (++row == args.plan.weight_rows()) row = 0;
@@ -3630,7 +3728,8 @@ __device__ __forceinline__ Partial warp_moments(const Acc (&values)[kItems], int
 // Sums over the block of kCount values at a time, the same on every thread: within warps in Acc, across them in fp64.
 // `scratch` has an entry per warp and must not be in use.
 template <int kCount, typename Acc>
-__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount], double (&sums)[kCount]) {
+__device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (*scratch)[kCount],
+                                           double (&sums)[kCount]) {
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     const Acc sum = warp_sum(values[k]);
@@ -3643,8 +3742,8 @@ __device__ __forceinline__ void block_sums(const Acc (&values)[kCount], double (
     for (int k = 0; k < kCount; ++k) sums[k] += scratch[warp][k];
 }
 
-// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first, then
-// the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
+// Combines rows x cols partials, row_stride apart, in an order that depends on the block size alone: the mean first,
+// then the squared deviations from it. blockDim.x is a multiple of 32, at most 1024. The same on every thread.
 template <typename Partial>
 __device__ __forceinline__ MomentsF64 block_combine(const Partial* __restrict__ partials, int64_t rows, int64_t cols,
                                                     int64_t row_stride) {
@@ -3749,7 +3848,10 @@ struct RowMoments {
 };
 __device__ __forceinline__ RowMoments load_moments(uint32_t at) {
   RowMoments v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.count), "=f"(v.mean), "=f"(v.m2), "=f"(v.shift) : "r"(at) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.count), "=f"(v.mean), "=f"(v.m2), "=f"(v.shift)
+               : "r"(at)
+               : "memory");
   return v;
 }
 
@@ -3782,13 +3884,14 @@ __device__ __forceinline__ Entry combine_segments(const Args<Storage>& args, con
       total.add(m.count, m.mean, m.m2);
     }
   }
-  const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes), squares = group_sum(total.squares, lanes);
+  const float count = group_sum(total.count, lanes), sum = group_sum(total.sum, lanes),
+              squares = group_sum(total.squares, lanes);
   const float mean = count > 0.0f ? __fdividef(sum, count) : 0.0f, m2 = squares - sum * mean;
   return {total.shift + mean, m2 < 0.0f ? 0.0f : m2};
 }
 
-// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane. meanwhile(): while
-// entries are on their way.
+// Combines a group's entries if all are there, and publishes what comes of it. One warp; the same in every lane.
+// meanwhile(): while entries are on their way.
 template <typename Storage, typename Meanwhile>
 __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared& shared, const Entry* entries,
                                          Statistics* statistics, int lane, Meanwhile&& meanwhile) {
@@ -3825,19 +3928,22 @@ __device__ __forceinline__ bool conclude(const Args<Storage>& args, const Shared
   return true;
 }
 
-// The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a message and
-// waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages must not.
+// The warp that agrees loads weights, too: so often it looks for a stage given back, with pauses, between asking for a
+// message and waiting for it. fp32 has room for few rows of weights, for which it must not be late; in 16 bits messages
+// must not.
 template <typename Storage>
 constexpr int kLooksPerMessage = sizeof(Storage) == 4 ? 8 : 2;
 template <typename Storage>
 constexpr int kPauseNanoseconds = sizeof(Storage) == 4 ? 8 : 32;
-// When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too early.
+// When it brings a sample to L2: in 16 bits while products leave memory alone, in fp32 with the stores, or it comes too
+// early.
 template <typename Storage>
 constexpr bool kPrefetchesBeforeStatistics = sizeof(Storage) == 2;
 
 // Statistics, after each sample's products; weights; prefetches. One warp.
 template <typename Storage>
-__device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const Shared& shared, const Place& place, int lane) {
+__device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const Shared& shared, const Place& place,
+                                               int lane) {
   constexpr int kChannelsPerLane = kChannels / 32;
   static_assert(kChannelsPerLane == 2, "groups and channels of a lane");
   const int blocks = args.plan.blocks_per_sample();
@@ -3876,10 +3982,12 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
       const int group = first + (lane >> log_lanes);
       // All lanes do as if there were a group for each.
       const Entry own = combine_segments(args, shared, min(group, args.num_groups - 1), lane_of_group, lanes);
-      if (group < args.num_groups && lane_of_group == 0) publish(entries + group * blocks + place.block, own.mean, own.m2);
+      if (group < args.num_groups && lane_of_group == 0)
+        publish(entries + group * blocks + place.block, own.mean, own.m2);
     }
     __syncwarp();
-    if constexpr (kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    if constexpr (kPrefetchesBeforeStatistics<Storage>)
+      prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
     for (int group = place.block; group < args.num_groups; group += blocks)
       while (!conclude(args, shared, entries + group * blocks, statistics + group, lane, meanwhile)) {
       }
@@ -3902,17 +4010,21 @@ __device__ __forceinline__ void agree_and_load(const Args<Storage>& args, const 
         const float a = __shfl_sync(0xFFFFFFFFu, first, group % 32), b = __shfl_sync(0xFFFFFFFFu, second, group % 32);
         return group < 32 ? a : b;
       };
-      const float center = of_group(mean[0].first(), mean[1].first()), rest = of_group(mean[0].second(), mean[1].second());
+      const float center = of_group(mean[0].first(), mean[1].first()),
+                  rest = of_group(mean[0].second(), mean[1].second());
       const float scale = of_group(rstd[0].first(), rstd[1].first()) * weight[i];
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         const float shift = load_moments(shared.moments_at(segment, channel)).shift;
         store_word(shared.affine_at(segment, channel), __float_as_uint(scale));
-        store_word(shared.affine_at(segment, channel) + 8, __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
+        store_word(shared.affine_at(segment, channel) + 8,
+                   __float_as_uint(fmaf((shift - center) - rest, scale, bias[i])));
       }
     }
-    hopper::mbarrier_arrive(shared.affine_full);  // every lane: racecheck sees no order through one that speaks for its warp
-    if constexpr (!kPrefetchesBeforeStatistics<Storage>) prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
+    // Every lane: racecheck sees no order through one that speaks for its warp.
+    hopper::mbarrier_arrive(shared.affine_full);
+    if constexpr (!kPrefetchesBeforeStatistics<Storage>)
+      prefetch_sample(args, place, sample + 2 * args.samples_at_once, lane);
   }
 }
 
@@ -3979,7 +4091,8 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_kernel(const
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_held_plan.h
-// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as conv_transpose_hopper_plan.h.
+// How a convolution whose outputs are held is cut into tiles, and whether they fit: plain host C++, as
+// conv_transpose_hopper_plan.h.
 
 #include <algorithm>
 
@@ -3987,19 +4100,19 @@ __global__ void __launch_bounds__(kThreads, 1) conv_group_norm_held_kernel(const
 // How the Hopper kernel cuts a transposed convolution into work: plain host C++, no CUDA, so that it can be
 // tested anywhere. The kernel and its launcher read nothing but this plan.
 //
-// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A phase's
-// outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of pixels, and
-// so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small images of one strip lie
-// behind each other in one line, image_rows apart, so that tiles are full; but not where moments are wanted, which are a
-// sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows they lie in; a *segment* is N of them, one
-// wgmma wide. Pixels between rows are computed and dropped.
-// A *sweep* is the part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64
-// output channels by num_segments segments, a warpgroup each; phase after phase, from the same window.
-// The *window* of a tile is the input it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in
-// *units* of pixels into a ring in shared memory; tiles that follow each other along a line, a *chunk*, share units. The
-// ring's first mirror_pixels are repeated behind its end, so that a segment never wraps; a ring of exactly one window is
-// never wrapped and needs no mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where
-// there is no room for all, a ring of one window takes one after the other, again for every sweep.
+// Terms. A *strip* is one sample and group, cut across its columns into equal parts (one, where the window fits). A
+// phase's outputs in it, row after row at a *pitch* that leaves room for the zeros between rows, are one *line* of
+// pixels, and so is the input at the same pitch: a tap is a shift along the line, the same line for all phases. Small
+// images of one strip lie behind each other in one line, image_rows apart, so that tiles are full; but not where
+// moments are wanted, which are a sample's. A *tile* is the next num_segments x N pixels of the line, whatever rows
+// they lie in; a *segment* is N of them, one wgmma wide. Pixels between rows are computed and dropped. A *sweep* is the
+// part of a tile that the consumer warpgroups compute together: blocks_per_sweep blocks of 64 output channels by
+// num_segments segments, a warpgroup each; phase after phase, from the same window. The *window* of a tile is the input
+// it needs: its own pixels and `reach` more, by 64 channels. Windows are loaded in *units* of pixels into a ring in
+// shared memory; tiles that follow each other along a line, a *chunk*, share units. The ring's first mirror_pixels are
+// repeated behind its end, so that a segment never wraps; a ring of exactly one window is never wrapped and needs no
+// mirror. Several blocks of input channels lie side by side in the ring, each with its mirror; where there is no room
+// for all, a ring of one window takes one after the other, again for every sweep.
 
 // ---- kernels_src/cuda/conv_transpose_hopper_cost.h
 // What a cut of the Hopper kernel is expected to cost, and with it how long its ranges are. Plain C++.
@@ -4014,14 +4127,17 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
   // Cycles of the busiest SM: the slowest of three, plus a share of the rest for imperfect overlap.
   // Multiplying: a 64 x N x 16 step takes N/2 cycles, or what reading both operands from shared memory takes.
-  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again, weights.
+  // DRAM (24 bytes a cycle and SM): the tile's new pixels and its outputs. L2 (28): those, pixels loaded again,
+  // weights.
   const double read = (2048.0 + 32.0 * n) / 112.0;
   const double step = n * 0.5 > read ? n * 0.5 : read;
-  const double multiply = 1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
+  const double multiply =
+      1.0 * plan.num_consumers * plan.num_sweeps * all_taps * ceil_div(plan.in_channels_per_group, 16) * step;
   const double pixel_bytes = kBlockIC * 4.0;
   const int loads = plan.window_loads > 1 ? plan.window_loads : plan.num_ic_blocks;
   const double outputs = static_cast<double>(plan.tile_pixels) * plan.num_phases * plan.out_channels_per_group * 4.0;
-  const double weights = plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
+  const double weights =
+      plan.resident_weights ? 0 : 1.0 * plan.sweep_tiles * plan.num_sweeps * plan.blocks_per_sweep * kTapBytes;
   // Short runs cost more: rows of a strip begin and end within units, and memory's pages are left sooner.
   const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
@@ -4030,8 +4146,8 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
   // Measured: with few bytes to many products a data warp had better load one batch at a time.
   plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;
-  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one warpgroup
-  // does so while the other multiplies.
+  // A pass stores what it has multiplied: an SM sends 32 bytes a cycle, and 2000 cycles are latencies. In turns, one
+  // warpgroup does so while the other multiplies.
   const int passes = plan.num_sweeps * plan.num_phases / (plan.twin ? 2 : 1);
   // Where columns are two apart: pixels of two columns, stored in blocks, or twice as many sectors, half filled.
   const int sectors = plan.twin ? 2 * round_up(n, kStoreColumns / 2) : p.stride_w > 1 ? 2 * n : n;
@@ -4049,10 +4165,11 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   // Measured: where weights need not be streamed, twins had better end with a block of stores.
   if (plan.twin && plan.resident_weights && n % (kStoreColumns / 2) != 0) tile_cost *= 1.08;
   // Blocks of input channels side by side in a ring of one window are given back after their last pass only.
-  if (single && plan.ring_ic_blocks > 1) tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
+  if (single && plan.ring_ic_blocks > 1)
+    tile_cost += 0.5 * plan.window_units * kUnitPixels * pixel_bytes * plan.num_ic_blocks / 24.0;
 
-  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out better anywhere. A
-  // new chunk costs the pixels of its reach and the time until the first unit is there.
+  // Long ranges load few pixels twice, short ones share out evenly. They end with lines, or where that shares out
+  // better anywhere. A new chunk costs the pixels of its reach and the time until the first unit is there.
   const double restart_cost = single ? 300.0 : plan.reach * pixel_bytes * plan.ring_ic_blocks / 24.0 + 1500.0;
   plan.cost = 0;
   const int strip_lines = static_cast<int>(lines / plan.num_strips);
@@ -4085,8 +4202,8 @@ namespace hopper {
 // Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
-  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 && p.x_stride_n % quad == 0 &&
-         p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+         p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 
 // The parts of a plan that do not depend on the tile shape. Sets usable.
@@ -4143,11 +4260,12 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
   return plan;
 }
 
-// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit. `single`: chunks of
-// one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a segment, one strip, one phase. `stacked`: as many
-// images to a line as there are.
+// Completes `plan` for a kernel and the given cut, of values in 16 bits or in fp32; false where it does not fit.
+// `single`: chunks of one tile, whose windows start anew at the ring's first unit. `pooled`: whole pairs of rows to a
+// segment, one strip, one phase. `stacked`: as many images to a line as there are.
 inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int num_strips, int blocks_per_sweep,
-                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit, int num_sms) {
+                       bool single, bool pooled, bool stacked, bool side_by_side, bool sixteen_bit, int smem_limit,
+                       int num_sms) {
   const int n = shape.n;
   if (shape.scattered && loads_vectors(p)) return false;
   if (side_by_side && plan.num_ic_blocks == 1) return false;
@@ -4197,8 +4315,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int out_blocks = ceil_div(plan.out_channels_per_group, kBlockOC);
   if (out_blocks % blocks_per_sweep != 0 || shape.consumers % blocks_per_sweep != 0) return false;
   plan.num_sweeps = out_blocks / plan.blocks_per_sweep;
-  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the image, its
-  // outputs, and what taps of the last output row read beyond the next one's zeros.
+  // Rows below an image are zeros; those above the next one serve as well, so that the distance need only cover the
+  // image, its outputs, and what taps of the last output row read beyond the next one's zeros.
   plan.image_rows = below + plan.row_offset;
   raise(plan.image_rows, static_cast<int>(p.in_h) - plan.row_offset);
   raise(plan.image_rows, max_h);
@@ -4213,7 +4331,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.reach = static_cast<int>(reach);
   plan.num_tiles = ceil_div(longest, plan.tile_pixels);
   const int64_t lines = static_cast<int64_t>(ceil_div(p.batch, plan.line_samples)) * plan.num_groups * plan.num_strips;
-  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2) return false;
+  if (lines * plan.num_phases * plan.num_tiles * plan.num_segments * plan.out_channels_per_group > INT32_MAX / 2)
+    return false;
   plan.sweep_tiles = all_taps * plan.num_ic_blocks;
   plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
   for (int i = 0, base = 0; i < plan.num_phases; ++i) {
@@ -4223,8 +4342,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
     base += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
   }
 
-  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or a
-  // ring deep enough for one warpgroup to run ahead while another stores its outputs.
+  // Shared memory. The ring wants the units of a window and those of the next tile; the weights want to be resident, or
+  // a ring deep enough for one warpgroup to run ahead while another stores its outputs.
   if (plan.num_ic_blocks > 1 && !side_by_side) single = true;
   plan.ring_ic_blocks = side_by_side ? plan.num_ic_blocks : 1;
   plan.window_loads = plan.num_ic_blocks > plan.ring_ic_blocks ? plan.num_ic_blocks * plan.num_sweeps * with_taps : 1;
@@ -4239,8 +4358,9 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
-  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns hide no loads.
-  // Measured: with turns, or with three stages, such cuts are slower than others that cost more by the model.
+  // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns
+  // hide no loads. Measured: with turns, or with three stages, such cuts are slower than others that cost more by the
+  // model.
   const bool turns_hide_loads = !single || plan.ring_ic_blocks == 1;
   const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
@@ -4249,7 +4369,8 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
-      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before for a free one.
+      // A data warp's next batch lies less than a lap behind its last one, or it would take a unit of the lap before
+      // for a free one.
       if (units * (kUnitPixels / kBatchPixels) * plan.ring_ic_blocks < shape.producer_warps) continue;
       if (units > kMaxRingUnits || plan.ring_bytes > budget || wanted_stages[attempt] > kMaxWeightStages) continue;
       const int fitting = (budget - plan.ring_bytes) / kTapBytes;
@@ -4260,10 +4381,11 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   plan.resident_weights = all_stages <= stages ? 1 : 0;
   plan.ring_stages = stages / blocks_per_sweep;
   plan.weight_stages = plan.resident_weights ? static_cast<int>(all_stages) : plan.ring_stages * blocks_per_sweep;
-  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels before the
-  // next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the epilogue is long (GELU).
-  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers && plan.num_ic_blocks == plan.ring_ic_blocks &&
-                   turns_hide_loads;
+  // In turns, unless one would wait for what only the other's turn gives back: stages that both multiply by, or pixels
+  // before the next channel block of the same tile. With resident weights turns gain 2 % and cost 7 % where the
+  // epilogue is long (GELU).
+  plan.alternate = !plan.resident_weights && blocks_per_sweep == shape.consumers &&
+                   plan.num_ic_blocks == plan.ring_ic_blocks && turns_hide_loads;
   plan.smem_bytes = plan.ring_bytes + plan.weight_stages * kTapBytes + store_bytes + kBarrierBytes;
 
   choose_ranges(plan, p, single, num_sms);
@@ -4288,7 +4410,9 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
           const bool single = kind & 1, stacked = kind & 2, side_by_side = kind & 4;
           if (outputs != Outputs::kAlone && stacked) continue;
           Plan plan = geometry;
-          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit, smem_limit, num_sms)) continue;
+          if (!plan_tiles(plan, p, shape, strips, blocks, single, pooled, stacked, side_by_side, sixteen_bit,
+                          smem_limit, num_sms))
+            continue;
           if (best.usable && plan.cost >= best.cost) continue;
           best = plan;
           best.reason = "";
@@ -4405,8 +4529,8 @@ inline bool pays(const Plan& plan, int num_sms) {
 namespace tconv {
 namespace cuda {
 
-// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no kernel is compiled
-// that the answer rules out.
+// kOutputs below: what may be wanted of this call? The same in every question about a call, and in its launch: no
+// kernel is compiled that the answer rules out.
 using tconv::hopper::Outputs;
 
 // Where a convolution writes. `out` is contiguous NCHW of the call's dtype, already through the epilogue.
@@ -4438,13 +4562,13 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 #include <type_traits>
 
 // ---- kernels_src/cuda/conv_transpose_direct.cuh
-// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise layers, the
-// last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16 tensors need no other
-// kernel behind.
+// Transposed convolution for groups of few channels, which would leave a tensor-core tile mostly padding: depthwise
+// layers, the last layer of a generator. Plain fp32 products (also with TF32 allowed), so that fp32, fp16 and bf16
+// tensors need no other kernel behind.
 //
-// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for that
-// phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and all kPhases column
-// phases of a position, so that what it stores is contiguous.
+// A block owns kRows rows of one stride phase of a sample, and kChannels output channels of a group; their weights for
+// that phase lie in shared memory. A warp takes a row: its lanes neighbouring positions, kPositions of them each, and
+// all kPhases column phases of a position, so that what it stores is contiguous.
 
 #include <cstring>
 #include <type_traits>
@@ -4459,7 +4583,8 @@ struct DirectConfig {
   static constexpr int kRows = 2 * kWarps;
   static constexpr int kPositions = 2;  // of a lane, 32 columns apart
   static constexpr int kMaxStride = 8;
-  static constexpr int kMinBlocks = 5;  // of a multiprocessor; asked for none, the compiler spills to make room for more
+  // Of a multiprocessor; asked for none, the compiler spills to make room for more.
+  static constexpr int kMinBlocks = 5;
 };
 
 template <typename Storage>
@@ -4472,9 +4597,9 @@ struct DirectArgs {
   int64_t x_stride_n, x_stride_c;
   int x_stride_h, x_stride_w;
   int in_h, in_w, out_h, out_w, kernel_h, kernel_w, stride_h, stride_w;
-  int in_channels, out_channels, groups;  // channels of a group
+  int in_channels, out_channels, groups;         // channels of a group
   int channel_blocks, row_blocks, column_parts;  // of a group; of a row phase; of the column phases
-  int first_offset, last_offset;  // of a column from its position, the least and the most over all taps
+  int first_offset, last_offset;                 // of a column from its position, the least and the most over all taps
   AxisPhase rows[DirectConfig::kMaxStride], columns[DirectConfig::kMaxStride];
 };
 
@@ -4532,12 +4657,13 @@ __device__ __forceinline__ void store_neighbours(Storage* at, const float (&valu
   }
 }
 
-// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants is one
-// of the input's. `x`: the group's first channel; `weights` as staged.
+// Adds all products of a row's positions `position` and every 32nd behind it. kInside: every column that any tap wants
+// is one of the input's. `x`: the group's first channel; `weights` as staged.
 template <bool kInside, typename Storage, int kPositions, int kPhases, int kChannels>
-__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels], const DirectArgs<Storage>& args,
-                                               const AxisPhase& tap_rows, const AxisPhase* columns, const Storage* x,
-                                               const float* weights, int row, int position) {
+__device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases][kChannels],
+                                               const DirectArgs<Storage>& args, const AxisPhase& tap_rows,
+                                               const AxisPhase* columns, const Storage* x, const float* weights,
+                                               int row, int position) {
   for (int in = 0; in < args.in_channels; ++in, x += args.x_stride_c) {
     for (int j = 0; j < tap_rows.tap_count; ++j, weights += args.kernel_w * kChannels) {
       const int in_row = row + tap_rows.offset_first - j * tap_rows.offset_step;
@@ -4572,7 +4698,8 @@ __device__ __forceinline__ void accumulate_row(float (&acc)[kPositions][kPhases]
 
 // kPhases: neighbouring column phases that a lane computes: all of them, or one.
 template <typename Storage, int kChannels, int kPhases>
-__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks) conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
+__global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBlocks)
+    conv_transpose_direct_kernel(const __grid_constant__ DirectArgs<Storage> args) {
   using Config = DirectConfig;
   constexpr int kPositions = Config::kPositions;
   __shared__ Moments warp_moments[Config::kWarps][kChannels];
@@ -4585,7 +4712,8 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
     rest = quotient;
     return digit;
   };
-  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h), part = next_digit(args.column_parts);
+  const int row_block = next_digit(args.row_blocks), row_phase = next_digit(args.stride_h),
+            part = next_digit(args.column_parts);
   const int channel0 = next_digit(args.channel_blocks) * kChannels, group = next_digit(args.groups), sample = rest;
   const AxisPhase& tap_rows = args.rows[row_phase];
   const int row_taps = tap_rows.tap_count;
@@ -4698,28 +4826,28 @@ struct PortableConfig {
   static constexpr Numeric kNumeric = kNumericValue;
   static constexpr bool kStrict = kNumeric == Numeric::kStrictFP32;
   static constexpr bool kContainers = kNumeric == Numeric::kTF32;  // scaled, guarded
-  static constexpr int kElementBytes = kStrict ? 4 : 2;             // of an operand in shared memory
+  static constexpr int kElementBytes = kStrict ? 4 : 2;            // of an operand in shared memory
 
   static constexpr int kNumWarps = 4;
   static constexpr int kNumThreads = 32 * kNumWarps;
   static constexpr int kMinBlocksPerSm = 2;  // caps registers at 65536 / (blocks * threads)
   static constexpr int BLOCK_OC = 64;
-  static constexpr int kRowTiles = BLOCK_OC / 16;               // m16 tiles
-  static constexpr int kSegmentsPerWarp = kStrict ? 4 : 8;      // n8 tiles; strict keeps two weight pieces in registers
-  static constexpr int kSegmentPairs = kSegmentsPerWarp / 2;    // what one ldmatrix reads, half a pixel of each
+  static constexpr int kRowTiles = BLOCK_OC / 16;             // m16 tiles
+  static constexpr int kSegmentsPerWarp = kStrict ? 4 : 8;    // n8 tiles; strict keeps two weight pieces in registers
+  static constexpr int kSegmentPairs = kSegmentsPerWarp / 2;  // what one ldmatrix reads, half a pixel of each
   static constexpr int BLOCK_PIX = 8 * kSegmentsPerWarp * kNumWarps;
   static constexpr int PIXEL_BYTES = 64;                        // one pixel's channels in shared memory
   static constexpr int BLOCK_IC = PIXEL_BYTES / kElementBytes;  // 16 fp32 or 32 halves: two mma k-steps
   static constexpr int kChunks = PIXEL_BYTES / 16;              // 16-byte chunks of a pixel
   static constexpr int kChunkElements = 16 / kElementBytes;
-  static constexpr int kStages = 4;         // weight tiles in flight or in use
+  static constexpr int kStages = 4;                        // weight tiles in flight or in use
   static constexpr int kFillsInFlight = kStrict ? 2 : 1;   // chunks per thread and step loaded ahead of the products
   static constexpr int kLateFills = 4;                     // at once, those that too few steps could not take along
   static constexpr int kFirstFills = 64 / kChunkElements;  // at once, those of a tile's first window
-  static constexpr int kFillPixels = 32;    // pixels per fill: one per lane
+  static constexpr int kFillPixels = 32;                   // pixels per fill: one per lane
 
   static constexpr int kWeightPieces = kStrict ? 2 : 1;  // strict: high and low part
-  static constexpr int FRAGMENT_TILE_BYTES = 32 * 16;  // m16 x k-step: 16 bytes per lane
+  static constexpr int FRAGMENT_TILE_BYTES = 32 * 16;    // m16 x k-step: 16 bytes per lane
   static constexpr int WEIGHT_PIECE_BYTES = BLOCK_OC * PIXEL_BYTES;
   static constexpr int WEIGHT_TILE_BYTES = WEIGHT_PIECE_BYTES * kWeightPieces;
   static constexpr int SMEM_WORK_BYTES = 256;  // what the block works on
@@ -4810,8 +4938,7 @@ inline AxisSummary summarize_axis(int64_t in, int64_t out, int64_t kernel, int64
     // A read past a line's end must find zeros both where it belongs and at the next line's head.
     const int64_t first_read = phase.offset_first - static_cast<int64_t>(phase.tap_count - 1) * s.offset_step;
     if (in - first_read > s.flat_pitch) s.flat_pitch = in - first_read;
-    if (phase.out_count + phase.offset_first > s.flat_pitch)
-      s.flat_pitch = phase.out_count + phase.offset_first;
+    if (phase.out_count + phase.offset_first > s.flat_pitch) s.flat_pitch = phase.out_count + phase.offset_first;
   }
   return s;
 }
@@ -4824,8 +4951,8 @@ inline int64_t ceil_div(int64_t value, int64_t divisor) { return (value + diviso
 template <typename Config>
 bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w, int64_t num_ic_blocks,
                      int64_t tiles_elsewhere, const TileLimits& limits) {
-  constexpr double kFillCost = 0.35;    // per window pixel
-  constexpr double kSectorCost = 35.0;  // per 32-byte run of outputs, all channels of the block
+  constexpr double kFillCost = 0.35;           // per window pixel
+  constexpr double kSectorCost = 35.0;         // per 32-byte run of outputs, all channels of the block
   constexpr double kExposedRoundCost = 250.0;  // per round of fills that no products hide
   constexpr double kOneBlockPenalty = 1.25;
 
@@ -4843,10 +4970,9 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   }
   pixels = round_up(pixels, Config::kFillPixels);
   if (pixels * Config::PIXEL_BYTES > limits.smem_per_block) return false;
-  const int64_t windows =
-      h.max_taps == 0 || w.max_taps == 0
-          ? 0
-          : ceil_div(h.max_taps, g->group_h) * ceil_div(w.max_taps, g->group_w) * num_ic_blocks;
+  const int64_t windows = h.max_taps == 0 || w.max_taps == 0
+                              ? 0
+                              : ceil_div(h.max_taps, g->group_h) * ceil_div(w.max_taps, g->group_w) * num_ic_blocks;
   g->window_pixels = static_cast<int>(pixels);
   g->window_buffers = windows > 1 ? 2 : 1;
   g->smem_bytes = Config::smem_bytes(pixels, g->window_buffers);
@@ -4864,8 +4990,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
   const int64_t runs = flat ? 2 + Config::BLOCK_PIX / g->window_pitch : g->line_step;
   const double sectors = static_cast<double>(Config::BLOCK_PIX / 8 + runs);
   const double exposed = static_cast<double>(windows * exposed_rounds);
-  double per_tile =
-      products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
+  double per_tile = products + kFillCost * fill_pixels + kExposedRoundCost * exposed + kSectorCost * sectors;
   if (blocks_per_sm == 1) per_tile *= kOneBlockPenalty;
   const double tiles = static_cast<double>(g->tiles_h) * g->tiles_w * static_cast<double>(tiles_elsewhere);
   if (tiles > INT32_MAX) return false;  // one grid dimension
@@ -4877,8 +5002,7 @@ bool finish_geometry(TileGeometry* g, const AxisSummary& h, const AxisSummary& w
 
 // Calls visit(geometry) for every candidate that fits. tiles_elsewhere = samples * phases * groups * channel blocks.
 template <typename Config, typename Visit>
-void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits,
-                       Visit&& visit) {
+void for_each_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const TileLimits& limits, Visit&& visit) {
   const AxisSummary h = summarize_axis(p.in_h, p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h);
   const AxisSummary w = summarize_axis(p.in_w, p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w);
   const int64_t num_ic_blocks = ceil_div(p.in_channels / p.groups, Config::BLOCK_IC);
@@ -4960,7 +5084,8 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
   int64_t row_taps = 0;
   for (int residue = 0; residue < p.stride_h; ++residue)
     row_taps = std::max<int64_t>(row_taps, phase_h(p, residue).tap_count);
-  plan.smem_bytes = p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
+  plan.smem_bytes =
+      p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
   plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
   // Two blocks to a multiprocessor, or latencies show.
   plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
@@ -5007,13 +5132,15 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   const auto start = [&](auto channels, auto phases) -> int64_t {
     const auto kernel = conv_transpose_direct_kernel<Storage, decltype(channels)::value, decltype(phases)::value>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads), plan.smem_bytes, call.stream,
-                         args);
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(DirectConfig::kThreads),
+                         plan.smem_bytes, call.stream, args);
   };
   const auto with_phases = [&](auto channels) {
-    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>()) : start(channels, std::integral_constant<int, 1>());
+    return plan.phases == 2 ? start(channels, std::integral_constant<int, 2>())
+                            : start(channels, std::integral_constant<int, 1>());
   };
-  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>()) : with_phases(std::integral_constant<int, 4>());
+  return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
+                            : with_phases(std::integral_constant<int, 4>());
 }
 
 }  // namespace cuda
@@ -5050,12 +5177,12 @@ __device__ __forceinline__ float warp_sum(float v) {  // same value, same order 
 template <typename Config, typename Storage>
 struct TileOutput {
   static constexpr int kPixelsPerLane = Config::BLOCK_PIX / 32;
-  Storage* out;       // plane of the block's first channel
-  int64_t plane;      // elements per channel
-  Moments* partials;  // of the block's first channel, or null
+  Storage* out;            // plane of the block's first channel
+  int64_t plane;           // elements per channel
+  Moments* partials;       // of the block's first channel, or null
   const float* inv_scale;  // of the block's first channel; containers only
-  int channel;        // the block's first channel
-  int num_channels;   // valid channels, <= BLOCK_OC
+  int channel;             // the block's first channel
+  int num_channels;        // valid channels, <= BLOCK_OC
   int offset[kPixelsPerLane];
 };
 
@@ -5083,7 +5210,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
     for (int m = 0; m < kRoundTiles; ++m)
 #pragma unroll
       for (int s = 0; s < Config::kSegmentsPerWarp; ++s) {
-        const float(&d)[4] = acc[s][round * kRoundTiles + m];
+        const float (&d)[4] = acc[s][round * kRoundTiles + m];
         *reinterpret_cast<float2*>(corner + m * 16 * kPitch + s * 8) = make_float2(d[0], d[1]);
         *reinterpret_cast<float2*>(corner + (m * 16 + 8) * kPitch + s * 8) = make_float2(d[2], d[3]);
       }
@@ -5155,9 +5282,9 @@ struct SplitValue {
 };
 
 // Rounding is done on the magnitude's bits: to nearest, ties away, but never past the largest finite TF32, where
-// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never its
-// low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf - Inf
-// arises from the splitting itself, also where both operands are infinite.
+// low takes what is missing. An infinity or NaN goes into low, which meets only the other operand's high part, never
+// its low part, zero for many values; its own high part is a finite number of its sign. So neither Inf * 0 nor Inf -
+// Inf arises from the splitting itself, also where both operands are infinite.
 __device__ __forceinline__ SplitValue split_fp32(uint32_t bits) {
   constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinity = 0x7f800000u, kHighBits = 0x7fffe000u, kHalfUlp = 0x1000u,
                      kOne = 0x3f800000u;
@@ -5326,12 +5453,12 @@ struct WeightTransformArgs {
   const Storage* weight;
   uint4* stream;
   AxisPhase* phases;
-  const float* inv_scale;    // [out_channels], containers only: find_weight_scale's inverse
-  const int* only_if;        // null, or on the device: nothing is done where it holds 0
-  int group_h, group_w;      // taps per window
+  const float* inv_scale;  // [out_channels], containers only: find_weight_scale's inverse
+  const int* only_if;      // null, or on the device: nothing is done where it holds 0
+  int group_h, group_w;    // taps per window
   int tap_step_h, tap_step_w;
   int num_ic_blocks, num_oc_blocks;
-  int64_t num_fragments;     // 16-byte fragments of one piece, all tiles
+  int64_t num_fragments;  // 16-byte fragments of one piece, all tiles
 };
 
 // Index of the tile of tap (kernel_row, kernel_column) and channel block in its stream.
@@ -5360,7 +5487,8 @@ __global__ void __launch_bounds__(kWeightScaleThreads)
   const int64_t taps = p.kernel_h * p.kernel_w, oc_per_group = p.out_channels / p.groups;
   const int64_t ic_per_group = p.in_channels / p.groups, group = blockIdx.x / oc_per_group;
   const float* const first = weight + (group * ic_per_group * oc_per_group + blockIdx.x % oc_per_group) * taps;
-  const WeightScale found = find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
+  const WeightScale found =
+      find_weight_scale<kWeightScaleThreads>(first, ic_per_group, taps, oc_per_group * taps, guard);
   if (threadIdx.x == 0) inv_scale[blockIdx.x] = found.inverse;
 }
 
@@ -5467,9 +5595,9 @@ struct WindowFill {
   using Chunk = PixelChunk<Config>;
   static constexpr int kStep = Config::kFillPixels * (Config::kNumWarps / Config::kChunks);  // pixels per fill
 
-  const Storage* source;  // this warp's first channel of the sample
-  int channels;           // how many of the chunk's channels exist
-  int flat, line, column; // window pixel 0: flat position, and what its line and column add up to in the input
+  const Storage* source;   // this warp's first channel of the sample
+  int channels;            // how many of the chunk's channels exist
+  int flat, line, column;  // window pixel 0: flat position, and what its line and column add up to in the input
 
   __device__ __forceinline__ static unsigned chunk_position() { return threadIdx.x / 32 % Config::kChunks; }
 
@@ -5519,7 +5647,7 @@ struct WindowFill {
 template <typename Config>
 struct WeightRing {
   const unsigned char* source;  // this thread's first bytes of the next tile to copy
-  uint32_t ring;               // shared address
+  uint32_t ring;                // shared address
   int tiles_left;
   int write_stage, read_stage;
 
@@ -5528,8 +5656,7 @@ struct WeightRing {
       --tiles_left;
       const uint32_t dst = ring + write_stage * Config::WEIGHT_TILE_BYTES + threadIdx.x * 16;
 #pragma unroll
-      for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads)
-        cp_async_16(dst + i, source + i);
+      for (int i = 0; i < Config::WEIGHT_TILE_BYTES; i += 16 * Config::kNumThreads) cp_async_16(dst + i, source + i);
       source += Config::WEIGHT_TILE_BYTES;
       write_stage = write_stage + 1 == Config::kStages ? 0 : write_stage + 1;
     }
@@ -5625,8 +5752,8 @@ struct FillRound {
 // As many rounds as it takes, nothing else going on meanwhile. Ends a window: the guard is raised over all that
 // `watch` has seen of it.
 template <typename Config, int kFills, typename Args>
-__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window, RangeWatch watch,
-                                            const Args& args) {
+__device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int first, uint32_t window,
+                                            RangeWatch watch, const Args& args) {
 #pragma unroll 1
   for (; first < args.tile.window_pixels; first += kFills * WindowFill<Config>::kStep) {
     FillRound<Config, kFills> round;
@@ -5637,9 +5764,8 @@ __device__ __forceinline__ void fill_pixels(const WindowFill<Config>& fill, int 
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
-    conv_transpose_portable_kernel(
-        const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
+__global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm) conv_transpose_portable_kernel(
+    const __grid_constant__ PortableArgs<typename NumericTraits<Config::kNumeric>::Storage> args) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   using Fill = WindowFill<Config>;
   static_assert(sizeof(TileWork) <= Config::SMEM_WORK_BYTES, "the block's work must fit its place");
@@ -5664,7 +5790,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int64_t tiles_before = static_cast<int64_t>(work.group * args.num_oc_blocks + work.oc_block) *
                                    (args.kernel_h * args.kernel_w) * args.num_ic_blocks;
       ring.source = args.weight_stream + Config::WEIGHT_TILE_BYTES *
-                                          (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
+                                             (tiles_before + window_stream_offset(taps_before, 0, args.num_ic_blocks));
       ring.source += threadIdx.x * 16;
       ring.ring = smem_address(shared);
       ring.tiles_left = num_steps;
@@ -5681,9 +5807,7 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
       const int first = (warp * Config::kSegmentsPerWarp + 2 * s + lane / 16) * 8;
       const int line = first / g.segment_width;
       pair_offset[s] =
-          first >= g.tile_pixels
-              ? 0
-              : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
+          first >= g.tile_pixels ? 0 : (line * g.window_pitch + first - line * g.segment_width) * Config::PIXEL_BYTES;
     }
 
     Fill fill;
@@ -5755,10 +5879,9 @@ __global__ void __launch_bounds__(Config::kNumThreads, Config::kMinBlocksPerSm)
     const int64_t num_channels = args.groups * args.oc_per_group;
     output.out = args.out + (work.sample * num_channels + output.channel) * args.out_plane;
     const int64_t num_partials = static_cast<int64_t>(args.stride_h * args.stride_w) * (g.tiles_h * g.tiles_w);
-    output.partials =
-        args.partials == nullptr
-            ? nullptr
-            : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
+    output.partials = args.partials == nullptr
+                          ? nullptr
+                          : args.partials + (work.sample * num_partials + work.partial) * num_channels + output.channel;
 #pragma unroll
     for (int i = 0; i < TileOutput<Config, Storage>::kPixelsPerLane; ++i) {
       const int pixel = lane + 32 * i, position = work.flat + pixel;
@@ -5782,9 +5905,20 @@ namespace cuda {
 // Indices within a channel's plane are 32-bit in this kernel (offsets of samples and channels are 64-bit).
 inline bool fits_32_bit_indices(const ConvTransposeLayer& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
-  const int64_t small[] = {p.in_channels, p.out_channels, p.in_h, p.in_w, p.out_h, p.out_w, p.stride_h, p.stride_w,
-                           p.padding_h, p.padding_w, p.kernel_h * p.kernel_w * p.in_channels, p.kernel_h * p.dilation_h,
-                           p.kernel_w * p.dilation_w, p.out_h * p.out_w};
+  const int64_t small[] = {p.in_channels,
+                           p.out_channels,
+                           p.in_h,
+                           p.in_w,
+                           p.out_h,
+                           p.out_w,
+                           p.stride_h,
+                           p.stride_w,
+                           p.padding_h,
+                           p.padding_w,
+                           p.kernel_h * p.kernel_w * p.in_channels,
+                           p.kernel_h * p.dilation_h,
+                           p.kernel_w * p.dilation_w,
+                           p.out_h * p.out_w};
   for (const int64_t value : small)
     if (value > kLimit) return false;
   const int64_t strides[] = {p.x_stride_c, p.x_stride_h, p.x_stride_w};
@@ -5829,7 +5963,8 @@ struct PortableWorkspace {
   explicit PortableWorkspace(const ConvTransposeLayer& p) {
     stream_at = round_up((p.stride_h + p.stride_w) * static_cast<int64_t>(sizeof(AxisPhase)), 256);
     scales_at = stream_at + portable_weight_tiles<Config>(p) * Config::WEIGHT_TILE_BYTES;
-    guard_at = scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
+    guard_at =
+        scales_at + (Config::kContainers ? round_up(p.out_channels * static_cast<int64_t>(sizeof(float)), 256) : 0);
     total_bytes = guard_at + (Config::kContainers ? 256 : 0);
   }
   AxisPhase* phases(void* base) const { return static_cast<AxisPhase*>(base); }
@@ -5841,7 +5976,8 @@ struct PortableWorkspace {
 // The scales of an fp32 call's containers, its guard cleared before.
 template <typename Config>
 int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Config>& layout, void* workspace) {
-  const cudaError_t cleared = cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+  const cudaError_t cleared =
+      cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   return launch_kernel(find_weight_scales_kernel, dim3(static_cast<unsigned>(call.layer.out_channels)),
                        dim3(kWeightScaleThreads), 0, call.stream, call.layer, static_cast<const float*>(call.weight),
@@ -5851,8 +5987,8 @@ int64_t launch_weight_scales(const ConvCall& call, const PortableWorkspace<Confi
 // only_if: null, or a flag on the device; where it holds 0 by then, nothing is done (the fallback of a faster kernel).
 // Containers raise the guard in the workspace where the caller must run another kernel over the same outputs.
 template <typename Config>
-int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials, void* workspace,
-                   const int* only_if = nullptr) {
+int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void* out, Moments* partials,
+                        void* workspace, const int* only_if = nullptr) {
   using Storage = typename NumericTraits<Config::kNumeric>::Storage;
   const ConvTransposeLayer& p = call.layer;
   const PortableWorkspace<Config> layout(p);
@@ -5920,8 +6056,8 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
     const int64_t resident = static_cast<int64_t>(device.sm_count) * Config::kMinBlocksPerSm;
     if (resident < grid) grid = resident;
   }
-  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)), dim3(Config::kNumThreads),
-                           geometry.smem_bytes, call.stream, args);
+  return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
+                           dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
 
 }  // namespace cuda
@@ -5976,9 +6112,8 @@ __device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_operand(St
 }
 
 template <typename Storage, bool kRound>
-__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args,
-                                                                             int64_t n, int64_t oc, int64_t oh,
-                                                                             int64_t ow) {
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc plain_output(const PlainArgs<Storage>& args, int64_t n,
+                                                                             int64_t oc, int64_t oh, int64_t ow) {
   using Acc = typename StorageTraits<Storage>::Acc;
   const ConvTransposeLayer& p = args.layer;
   const int64_t oc_per_group = args.oc_per_group, ic_per_group = args.ic_per_group;
@@ -6031,7 +6166,7 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
       const int64_t oh = args.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
       if constexpr (std::is_same_v<Storage, float>)
         v = args.round_operands ? plain_output<Storage, true>(args, n, oc, oh, ow)
-                                  : plain_output<Storage, false>(args, n, oc, oh, ow);
+                                : plain_output<Storage, false>(args, n, oc, oh, ow);
       else
         v = plain_output<Storage, false>(args, n, oc, oh, ow);
       v = apply_epilogue<Acc, Storage>(v, args.epilogue, oc);
@@ -6085,31 +6220,32 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
 // ---- kernels_src/cuda/conv_transpose_hopper.cuh
 // Transposed convolution on Hopper's tensor cores (wgmma), from NCHW to NCHW with no layout sweep.
 //
-// D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory as
-// rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
+// D[64 output channels x N pixels] += W_tap[64 x 64] * X_tap[64 x N], one product per tap. Pixels lie in shared memory
+// as rows of 64 channels (128 bytes, 128-byte swizzle), so that a tap is the same window read from a start address
 // shifted by whole pixels: each input value is loaded and converted once per tile, not once per tap.
 // conv_transpose_hopper_plan.h defines tile, sweep, segment, window and ring; README.md follows a value through.
 //
-// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other multiplies.
-// The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store them as pixel rows; the
-// last warp streams weight tiles by bulk copy.
-// Units of the ring and stages of the weights have full and empty barriers.
+// The first warpgroups multiply and run the epilogue, where the plan says so in turns: one stores while the other
+// multiplies. The warps after them load input values (kVectorPixels pixels x 8 channels a thread), convert, and store
+// them as pixel rows; the last warp streams weight tiles by bulk copy. Units of the ring and stages of the weights have
+// full and empty barriers.
 
 // ---- kernels_src/cuda/conv_transpose_hopper_twin.cuh
-// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line, multiplied
-// in one pass, leave interleaved, so that stores fill sectors.
+// Epilogue of the Hopper convolution where columns are two apart: even and odd outputs of the same pixels of the line,
+// multiplied in one pass, leave interleaved, so that stores fill sectors.
 
 
 namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the warp's
-// buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
+// Bias, element-wise chain and stores of one warpgroup's 64 channels x a segment's N pixels x two columns, through the
+// warp's buffer as in store_segment. A thread's two pixels of a fragment are four neighbouring outputs.
 template <int N, typename Storage>
-__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared, const TileCursor& at,
-                                                    int phase_index, int channel0, int segment, const ChannelPair& channels,
-                                                    float (&even)[N / 2], float (&odd)[N / 2]) {
+__device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& args, const Shared& shared,
+                                                    const TileCursor& at, int phase_index, int channel0, int segment,
+                                                    const ChannelPair& channels, float (&even)[N / 2],
+                                                    float (&odd)[N / 2]) {
   constexpr int kPixels = kStoreColumns / 2, kFragments = kPixels / 8;  // of a block of columns
   constexpr int kBlocks = (N + kPixels - 1) / kPixels, kLastPixels = N % kPixels == 0 ? kPixels : N % kPixels;
   static_assert(32 % kLastPixels == 0 && kPixels == 32, "a warp reads whole rows of one or more channels");
@@ -6122,15 +6258,20 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
   const int channels_left = plan.out_channels_per_group - first_channel;
   if (channels_left <= 0) return;
   const int strip_col = at.strip * plan.tile_w;
-  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample), phase.out_count_h,
-                                     min(plan.tile_w, phase.out_count_w - strip_col), plan.image_rows, args.by_pitch,
+  const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+                                     phase.out_count_h,
+                                     min(plan.tile_w, phase.out_count_w - strip_col),
+                                     plan.image_rows,
+                                     args.by_pitch,
                                      args.by_image_rows};
   const int odd_cols = plan.phases[phase_index + 1].out_count_w - strip_col;  // as many as even ones, or one less
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  Storage* tile_out = args.out + (at.sample * static_cast<int64_t>(num_channels) +
-                                  at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
@@ -6157,8 +6298,9 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
       __syncwarp();
 #pragma unroll
       for (int j = j0; j < j1; ++j)
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64), "f"(even[4 * j + 2 * half]),
-                     "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]), "f"(odd[4 * j + 2 * half + 1])
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(write_at + (j - j0) * 64),
+                     "f"(even[4 * j + 2 * half]), "f"(odd[4 * j + 2 * half]), "f"(even[4 * j + 2 * half + 1]),
+                     "f"(odd[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
       if (paired) {
@@ -6199,8 +6341,8 @@ __device__ __forceinline__ void multiply_tap(float (&acc)[N / 2], uint32_t a, ui
   wgmma_commit();
 }
 
-// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because a loop
-// would wait for every product.
+// Calls f(number of products) for a block with so many input channels left: straight-line code for each number, because
+// a loop would wait for every product.
 template <typename Function>
 __device__ __forceinline__ void with_steps(int in_channels, Function&& f) {
   if (in_channels > 32) {
@@ -6247,7 +6389,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
   const bool elected = threadIdx.x % 32 == 0;
   const uint32_t weights_low = descriptor_low(shared.weights);
   const uint32_t ring_low = descriptor_low(shared.ring);
-  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a ring.
+  // Resident: the weights of this warpgroup's block are every blocks_per_sweep-th stage. Otherwise its block has a
+  // ring.
   const int block = warpgroup % plan.blocks_per_sweep;
   const int first_stage = plan.resident_weights ? block : block * plan.ring_stages;
   const int last_stage = first_stage + plan.ring_stages - 1;
@@ -6255,7 +6398,7 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
   const int ring_pixels = plan.ring_units * kUnitPixels;
   const auto wrapped = [ring_pixels](int pixel) { return pixel >= ring_pixels ? pixel - ring_pixels : pixel; };
   UnitCursor units;
-  int tile_pixel = 0;  // of the ring: where the window of the tile begins
+  int tile_pixel = 0;                // of the ring: where the window of the tile begins
   RingCursor stage{first_stage, 0};  // next weight stage
   const bool resident = plan.resident_weights != 0, alternate = plan.alternate != 0;
   uint32_t turn_parity = 0;
@@ -6295,7 +6438,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
           const bool last_pass = sweep == plan.num_sweeps - 1 && phase_index + part == plan.last_tapped_phase;
           const bool last_use = !all_in_ring || (last_pass && ic_block == plan.num_ic_blocks - 1);
           const bool continues = all_in_ring && !at.last_of_chunk();
-          const uint32_t part_low = ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
+          const uint32_t part_low =
+              ring_low + (all_in_ring ? ic_block * plan.ring_block_pixels * (kPixelBytes >> 4) : 0);
           // Past this the next tile of the line reads, or nobody.
           const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
           const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
@@ -6317,7 +6461,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
             if constexpr (decltype(steps)::value > 0) {
               multiply_tap<N, decltype(steps)::value, kBFloat16>(acc[part], a, b);
             } else {
-              with_steps(in_channels, [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
+              with_steps(in_channels,
+                         [&](auto here) { multiply_tap<N, decltype(here)::value, kBFloat16>(acc[part], a, b); });
             }
             if (resident) {  // nothing is given back: taps follow each other without a wait
               stage.slot += plan.blocks_per_sweep;
@@ -6411,10 +6556,12 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
       mbarrier_init(shared.unit_full + 8 * i, 32 * kBatchesPerUnit * plan.ring_ic_blocks);
       mbarrier_init(shared.unit_empty + 8 * i, Config::kConsumerWarps);
     }
-    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);  // the warps of the other warpgroup
+    // The warps of the other warpgroup.
+    for (int i = 0; i < Config::kConsumers; ++i) mbarrier_init(shared.turn + 8 * i, 4);
     for (int i = 0; i < plan.weight_stages; ++i) {
       mbarrier_init(shared.weight_full + 8 * i, 1);
-      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);  // the warps that multiply by one block's weights
+      // The warps that multiply by one block's weights.
+      mbarrier_init(shared.weight_empty + 8 * i, 4 * plan.num_segments);
     }
     fence_barrier_init();
   }
@@ -6474,7 +6621,8 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
-  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block), device.sm_count);
+  return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
+                   device.sm_count);
 }
 
 // Workspace: weight tiles, inverse scales, guard.
@@ -6499,8 +6647,8 @@ int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);
-  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(HopperConfig<kShapeIndex, Storage>::kThreads),
-                           plan.smem_bytes, stream, args);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)),
+                           dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
 }
 
 // The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
@@ -6509,8 +6657,8 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
-      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n && plan.producer_warps == kShape.producer_warps &&
-          plan.twin == kShape.twin)
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
+          plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
     return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
   }
@@ -6518,8 +6666,8 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 }
 
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
-// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and pool_weight
-// says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
+// pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
@@ -6539,8 +6687,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels), dim3(WeightsConfig::kThreads), 0,
-                                      call.stream, weights));
+  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;
@@ -6623,15 +6771,15 @@ inline int64_t launch_merge_moments(const Moments* from, int64_t num_from, Momen
                                     int64_t channels, const int* only_if, void* stream) {
   constexpr int64_t kMaxBlocks = 1024;
   return launch_overlapped(merge_moments_kernel, dim3(static_cast<unsigned>(batch < kMaxBlocks ? batch : kMaxBlocks)),
-                       dim3(MergeMomentsConfig::kThreads), 0, stream,
-                       MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
+                           dim3(MergeMomentsConfig::kThreads), 0, stream,
+                           MergeMomentsArgs{from, to, num_from, num_to, batch, channels, only_if});
 }
 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/plan_cache.h
-// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a network
-// call by turns.
+// Plans, remembered for each call that asked: the search for tiles takes tens of microseconds, and the layers of a
+// network call by turns.
 
 #include <cstring>
 #include <unordered_map>
@@ -6652,12 +6800,14 @@ struct PlanKeyHash {
   size_t operator()(const PlanKey& key) const {
     const auto* words = reinterpret_cast<const uint64_t*>(&key);
     uint64_t hash = 0;
-    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i) hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    for (size_t i = 0; i < sizeof(PlanKey) / sizeof(uint64_t); ++i)
+      hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u ^ hash >> 29;
     return static_cast<size_t>(hash);
   }
 };
 
-// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this function.
+// What plan_anew(call) says, asked once per key and host thread. The reference holds until the next call of this
+// function.
 template <typename Plan, Plan (*plan_anew)(const ConvCall&)>
 const Plan& remembered_plan(const ConvCall& call) {
   constexpr size_t kMostPlans = 1024;  // sizes may change with every call
@@ -6681,14 +6831,15 @@ namespace tconv {
 namespace cuda {
 
 struct KernelPlan {
-  int64_t status;       // kOk, or why the call cannot be done
+  int64_t status;  // kOk, or why the call cannot be done
   KernelChoice kernel;
   const char* reason;
   TileGeometry geometry;  // kPortable
-  hopper::Plan hopper;      // kHopper
+  hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot hold.
+  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
+  // hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -6737,7 +6888,8 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
   const ConvTransposeLayer& p = call.layer;
   plan.has_fallback = portable_numeric(call) == Numeric::kTF32;
   if (!plan.has_fallback) return true;
-  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback)) return false;
+  if (!choose_geometry<Fallback>(p, portable_tiles_elsewhere<Fallback>(p), tile_limits(device), &plan.fallback))
+    return false;
   plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
   plan.fallback_partials = round_up(plan.fallback_workspace + PortableWorkspace<Fallback>(p).total_bytes, 256);
   plan.workspace_bytes = plan.fallback_partials + p.batch * portable_num_partials(p, plan.fallback) * p.out_channels *
@@ -6805,8 +6957,8 @@ KernelPlan hopper_plan(const ConvCall& call) {
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is still
-// ahead, with few of both it is behind, and where it would store every third column.
+// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is
+// still ahead, with few of both it is behind, and where it would store every third column.
 inline bool hopper_pays(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
   return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
@@ -6814,11 +6966,12 @@ inline bool hopper_pays(const ConvTransposeLayer& p) {
 
 // Products of an input and a weight, those that padding crops included.
 inline double num_products(const ConvTransposeLayer& p) {
-  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+  return static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (p.out_channels / p.groups) * p.kernel_h *
+         p.kernel_w;
 }
 
-// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few channels a
-// group), and where the tensor cores' way would take five launches for little.
+// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few
+// channels a group), and where the tensor cores' way would take five launches for little.
 inline bool wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
@@ -6885,16 +7038,17 @@ int64_t conv_workspace_bytes(const ConvCall& call) {
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
-inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace,
-                               const GuardState* state) {
+inline int64_t launch_fallback(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                               void* workspace, const GuardState* state) {
   if (!plan.has_fallback) return kOk;
   char* const base = static_cast<char*>(workspace);
   const int* guard = &state->out_of_range;
   Moments* partials = outputs.partials == nullptr ? nullptr : reinterpret_cast<Moments*>(base + plan.fallback_partials);
-  TCONV_RETURN_IF_ERROR(launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
+  TCONV_RETURN_IF_ERROR(
+      launch_portable<Fallback>(call, plan.fallback, outputs.out, partials, base + plan.fallback_workspace, guard));
   if (partials == nullptr) return kOk;
-  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials, plan.num_partials,
-                              call.layer.batch, call.layer.out_channels, guard, call.stream);
+  return launch_merge_moments(partials, portable_num_partials(call.layer, plan.fallback), outputs.partials,
+                              plan.num_partials, call.layer.batch, call.layer.out_channels, guard, call.stream);
 }
 
 template <Outputs kOutputs>
@@ -6905,7 +7059,8 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
 
-inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
+inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                               void* workspace) {
   return with_portable_config(call, [&](auto config) -> int64_t {
     using Config = decltype(config);
     TCONV_RETURN_IF_ERROR(launch_portable<Config>(call, plan.geometry, outputs.out, outputs.partials, workspace));
@@ -6966,8 +7121,8 @@ struct GroupNormApplyConfig {
 
 // kBlockElements of the line, by one block of threads.
 template <typename S>
-__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                                            int64_t plane, int64_t block) {
+__device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table,
+                                            int64_t elements, int64_t plane, int64_t block) {
   using Config = GroupNormApplyConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
@@ -6992,9 +7147,8 @@ __device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S
     // Channel and pixel of the first element. A plane no smaller than a block is passed at most once.
     int64_t channel = block_plane, pixel = block_pixel + local;
     if (pixel >= plane) {
-      const unsigned steps = plane >= Config::kBlockElements
-                                 ? 1u
-                                 : static_cast<unsigned>(pixel) / static_cast<unsigned>(plane);
+      const unsigned steps =
+          plane >= Config::kBlockElements ? 1u : static_cast<unsigned>(pixel) / static_cast<unsigned>(plane);
       channel += steps;
       pixel -= steps * plane;
     }
@@ -7026,8 +7180,8 @@ __device__ __forceinline__ void apply_block(S* data, const ChannelAffine<AccOf<S
 
 template <typename S>
 __global__ void __launch_bounds__(GroupNormApplyConfig<S>::kThreads)
-    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements,
-                            int64_t plane, int64_t num_blocks, const int* only_if) {
+    group_norm_apply_kernel(S* data, const ChannelAffine<AccOf<S>>* __restrict__ table, int64_t elements, int64_t plane,
+                            int64_t num_blocks, const int* only_if) {
   if (only_if != nullptr && *only_if == 0) return;
   for (int64_t block = num_blocks - 1 - blockIdx.x; block >= 0; block -= gridDim.x)
     apply_block(data, table, elements, plane, block);
@@ -7042,7 +7196,8 @@ int64_t launch_group_norm_apply(S* data, const ChannelAffine<AccOf<S>>* table, i
   // A launch that may do nothing has few blocks.
   constexpr int64_t kFewBlocks = 1024;
   const int64_t grid = only_if != nullptr && blocks > kFewBlocks ? kFewBlocks : blocks;
-  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks, only_if);
+  return launch(group_norm_apply_kernel<S>, grid, Config::kThreads, stream, data, table, elements, plane, blocks,
+                only_if);
 }
 
 }  // namespace norm
@@ -7111,8 +7266,9 @@ int64_t launch_group_norm_plane_moments(const S* in, PartialOf<S>* partials, int
 // last may be partial.
 
 // ---- kernels_src/cuda/group_norm_channel_warps.cuh
-// GroupNorm of groups small enough for one block's registers, a warp for each channel: no element is asked which channel it
-// belongs to. `channels` are a group's. Planes that fill most of a warp's registers; others take group_norm_single_block.cuh, which says the rest.
+// GroupNorm of groups small enough for one block's registers, a warp for each channel: no element is asked which
+// channel it belongs to. `channels` are a group's. Planes that fill most of a warp's registers; others take
+// group_norm_single_block.cuh, which says the rest.
 
 // ---- kernels_src/cuda/group_norm_finalise.cuh
 // GroupNorm statistics: partial moments of each channel -> one affine map per (sample, channel).
@@ -7156,7 +7312,8 @@ struct GroupNormFinaliseConfig {
 template <typename S>
 __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
     group_norm_finalise_kernel(const PartialOf<S>* __restrict__ partials, int64_t num_partials, GroupNormShape shape,
-                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table, const int* only_if) {
+                               GroupNormAffine<S> affine, ChannelAffine<AccOf<S>>* __restrict__ table,
+                               const int* only_if) {
   if (only_if != nullptr && *only_if == 0) return;
   const int64_t group_channels = shape.channels_per_group();
   const int64_t sample = blockIdx.x / shape.num_groups;
@@ -7172,9 +7329,8 @@ __global__ void __launch_bounds__(GroupNormFinaliseConfig::kMaxThreads)
   __syncthreads();
   for (int64_t i = threadIdx.x; i < group_channels; i += blockDim.x) {
     const int64_t channel = first_channel + i;
-    table[sample * shape.channels + channel] =
-        make_channel_affine<AccOf<S>>(mean, rstd, parameter_or(affine.weight, channel, 1.0),
-                                      parameter_or(affine.bias, channel, 0.0));
+    table[sample * shape.channels + channel] = make_channel_affine<AccOf<S>>(
+        mean, rstd, parameter_or(affine.weight, channel, 1.0), parameter_or(affine.bias, channel, 0.0));
   }
 }
 
@@ -7208,14 +7364,16 @@ struct GroupNormChannelWarpsConfig {
 
   // At most a third of the lanes' registers would be empty.
   static bool fits(const GroupNormShape& shape) {
-    return shape.channels_per_group() <= kMaxChannels && shape.plane <= kItems * kWarp && shape.plane * 3 >= kItems * kWarp * 2;
+    return shape.channels_per_group() <= kMaxChannels && shape.plane <= kItems * kWarp &&
+           shape.plane * 3 >= kItems * kWarp * 2;
   }
 };
 
 template <typename S, int kItems, typename Transform>
-__global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChannels* kWarp, GroupNormChannelWarpsConfig<kItems>::kMinBlocks)
-    group_norm_channel_warps_kernel(const S* in, S* out, int plane, int channels, unsigned num_groups, GroupNormAffine<S> affine,
-                                    Transform transform) {
+__global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChannels* kWarp,
+                                  GroupNormChannelWarpsConfig<kItems>::kMinBlocks)
+    group_norm_channel_warps_kernel(const S* in, S* out, int plane, int channels, unsigned num_groups,
+                                    GroupNormAffine<S> affine, Transform transform) {
   using Acc = AccOf<S>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t channel = blockIdx.x % num_groups * channels + warp;
@@ -7241,7 +7399,8 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
   const double weight = parameter_or(affine.weight, channel, 1.0), bias = parameter_or(affine.bias, channel, 0.0);
 
   // Every channel has the same count, so that the group's mean is the mean of theirs.
-  __shared__ double means[GroupNormChannelWarpsConfig<kItems>::kMaxChannels], m2s[GroupNormChannelWarpsConfig<kItems>::kMaxChannels];
+  __shared__ double means[GroupNormChannelWarpsConfig<kItems>::kMaxChannels],
+      m2s[GroupNormChannelWarpsConfig<kItems>::kMaxChannels];
   __shared__ double mean, rstd;
   const auto moments = warp_moments<PartialOf<S>>(values, plane, lane);
   if (lane == 0) means[warp] = moments.mean, m2s[warp] = moments.m2;
@@ -7265,11 +7424,13 @@ __global__ void __launch_bounds__(GroupNormChannelWarpsConfig<kItems>::kMaxChann
 }
 
 template <int kItems, typename S, typename Transform>
-int64_t launch_group_norm_channel_warps(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
-                                        cudaStream_t stream, const Transform& transform) {
+int64_t launch_group_norm_channel_warps(const S* in, S* out, const GroupNormShape& shape,
+                                        const GroupNormAffine<S>& affine, cudaStream_t stream,
+                                        const Transform& transform) {
   const int channels = static_cast<int>(shape.channels_per_group());
-  return launch(group_norm_channel_warps_kernel<S, kItems, Transform>, shape.batch * shape.num_groups, channels * kWarp, stream, in, out,
-                static_cast<int>(shape.plane), channels, static_cast<unsigned>(shape.num_groups), affine, transform);
+  return launch(group_norm_channel_warps_kernel<S, kItems, Transform>, shape.batch * shape.num_groups, channels * kWarp,
+                stream, in, out, static_cast<int>(shape.plane), channels, static_cast<unsigned>(shape.num_groups),
+                affine, transform);
 }
 
 }  // namespace norm
@@ -7286,14 +7447,15 @@ struct GroupNormSingleBlockConfig {
   static constexpr int kMaxThreads = kWide ? 512 : 1024;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(S));
   static constexpr int kRegistersPerThread = kWide ? 32 : 16;  // that hold values, in the accumulation type
-  static constexpr int kVectorsPerThread =
-      kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
+  static constexpr int kVectorsPerThread = kRegistersPerThread * 4 / (kVector * static_cast<int>(sizeof(AccOf<S>)));
   static constexpr int kSharedChannels = kWarp;  // a block has at least so many threads
   // A group may start anywhere in its first vector.
   static constexpr int64_t kMaxElements = int64_t{kMaxThreads} * kVectorsPerThread * kVector - (kVector - 1);
 
   // A vector reaches into two channels at most.
-  static bool fits(const GroupNormShape& shape) { return shape.group_elements() <= kMaxElements && shape.plane >= kVector; }
+  static bool fits(const GroupNormShape& shape) {
+    return shape.group_elements() <= kMaxElements && shape.plane >= kVector;
+  }
 
   static int threads(const GroupNormShape& shape) {
     const int64_t vectors = ceil_div(shape.group_elements() + kVector - 1, kVector);
@@ -7308,8 +7470,8 @@ struct AsTheyAre {
 
 template <typename S, typename Transform>
 __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
-    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, FastDivisor by_plane, GroupNormAffine<S> affine,
-                                   Transform transform) {
+    group_norm_single_block_kernel(const S* in, S* out, GroupNormShape shape, FastDivisor by_plane,
+                                   GroupNormAffine<S> affine, Transform transform) {
   using Config = GroupNormSingleBlockConfig<S>;
   using Acc = AccOf<S>;
   constexpr int kVector = Config::kVector;
@@ -7353,7 +7515,8 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
   if constexpr (!Transform::kIdentity) {
     // Of each channel once, where the group's are few.
     __shared__ typename Transform::OfChannel transforms[Config::kSharedChannels];
-    if (thread < min(channels, Config::kSharedChannels)) transforms[thread] = transform.of_channel(first_channel + thread);
+    if (thread < min(channels, Config::kSharedChannels))
+      transforms[thread] = transform.of_channel(first_channel + thread);
     __syncthreads();
     const auto transform_of = [&](int channel) {
       return channels <= Config::kSharedChannels ? transforms[channel] : transform.of_channel(first_channel + channel);
@@ -7436,8 +7599,9 @@ __global__ void __launch_bounds__(GroupNormSingleBlockConfig<S>::kMaxThreads)
 }
 
 template <typename S, typename Transform = AsTheyAre>
-int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape, const GroupNormAffine<S>& affine,
-                                       cudaStream_t stream, const Transform& transform = {}) {
+int64_t launch_group_norm_single_block(const S* in, S* out, const GroupNormShape& shape,
+                                       const GroupNormAffine<S>& affine, cudaStream_t stream,
+                                       const Transform& transform = {}) {
   if constexpr (!GroupNormSingleBlockConfig<S>::kWide) {
     if (GroupNormChannelWarpsConfig<10>::fits(shape))
       return launch_group_norm_channel_warps<10>(in, out, shape, affine, stream, transform);
@@ -7481,8 +7645,11 @@ class GroupNormPlan {
  public:
   // producer_partials: moments per plane that the tensor's producer can write, 0 where it has none exact enough.
   // may_use_one_block: false where run is given `only_if`.
-  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout, bool may_use_one_block = true)
-      : shape_(shape), measure_(producer_partials == 0), one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
+  GroupNormPlan(const GroupNormShape& shape, int64_t producer_partials, WorkspaceLayout& layout,
+                bool may_use_one_block = true)
+      : shape_(shape),
+        measure_(producer_partials == 0),
+        one_block_(may_use_one_block && GroupNormSingleBlockConfig<S>::fits(shape)) {
     if (one_block()) return;
     num_partials_ = measure_ ? PlaneMomentsConfig::num_partials(shape.plane) : producer_partials;
     partials_ = layout.reserve(shape.batch * num_partials_ * shape.channels * sizeof(PartialOf<S>));
@@ -7495,14 +7662,16 @@ class GroupNormPlan {
   }
 
   // Normalises data [batch][channels][plane] in place; with only_if, where that holds no 0.
-  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream, const int* only_if = nullptr) const {
+  int64_t run(S* data, const GroupNormAffine<S>& affine, void* workspace, cudaStream_t stream,
+              const int* only_if = nullptr) const {
     if (one_block()) return launch_group_norm_single_block<S>(data, data, shape_, affine, stream);
     auto* partials = at_offset<PartialOf<S>>(workspace, partials_);
     auto* table = at_offset<ChannelAffine<AccOf<S>>>(workspace, table_);
     if (measure_)
-      TCONV_RETURN_IF_ERROR(launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels,
-                                                               shape_.plane, stream));
-    TCONV_RETURN_IF_ERROR(launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
+      TCONV_RETURN_IF_ERROR(
+          launch_group_norm_plane_moments<S>(data, partials, shape_.batch, shape_.channels, shape_.plane, stream));
+    TCONV_RETURN_IF_ERROR(
+        launch_group_norm_finalise<S>(partials, num_partials_, shape_, affine, table, stream, only_if));
     return launch_group_norm_apply<S>(data, table, shape_.elements(), shape_.plane, stream, only_if);
   }
 
@@ -7511,7 +7680,8 @@ class GroupNormPlan {
 
   // Normalises transform(data) in place.
   template <typename Transform>
-  int64_t run_transformed(S* data, const GroupNormAffine<S>& affine, const Transform& transform, cudaStream_t stream) const {
+  int64_t run_transformed(S* data, const GroupNormAffine<S>& affine, const Transform& transform,
+                          cudaStream_t stream) const {
     return launch_group_norm_single_block<S>(data, data, shape_, affine, stream, transform);
   }
 
@@ -7547,7 +7717,8 @@ struct Workspace {
   int64_t tiles_bytes, total_bytes;
 
   explicit Workspace(const Plan& plan)
-      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes), total_bytes(tiles_bytes + kScalesBytes + 256) {}
+      : tiles_bytes(int64_t{plan.weight_rows()} * plan.weight_stage_bytes),
+        total_bytes(tiles_bytes + kScalesBytes + 256) {}
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
@@ -7576,7 +7747,8 @@ inline CallPlan plan_anew(const ConvCall& call) {
     return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
   result.plan = make_plan(p, call.dtype == kFloat32 ? 4 : 2, static_cast<int>(device.smem_per_block), device.sm_count);
   if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
-  if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, "most processors would have nothing to do");
+  if (!wanted && !pays(result.plan, device.sm_count))
+    return refuse(kUnsupportedKernel, "most processors would have nothing to do");
   result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
   result.fallback.num_partials = 1;
   if (!add_fallback(result.fallback, call, device))
@@ -7610,15 +7782,16 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
   weights.guard = layout.guard(workspace);
-  return launch_kernel(hopper::transform_weights_hopper_kernel<Storage>, dim3(kChannels), dim3(hopper::WeightsConfig::kThreads), 0, call.stream,
-                       weights);
+  return launch_kernel(hopper::transform_weights_hopper_kernel<Storage>, dim3(kChannels),
+                       dim3(hopper::WeightsConfig::kThreads), 0, call.stream, weights);
 }
 
-// Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not normalised, and
-// `partials` holds its moments. *guard: on the device, or null where nothing raises it. cudaErrorCooperativeLaunchTooLarge: the blocks
-// cannot all run at once, and no output has been written.
+// Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not
+// normalised, and `partials` holds its moments. *guard: on the device, or null where nothing raises it.
+// cudaErrorCooperativeLaunchTooLarge: the blocks cannot all run at once, and no output has been written.
 template <typename Storage>
-int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace, const int** guard) {
+int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments* partials, void* workspace,
+               const int** guard) {
   const ConvCall& conv = call.conv;
   const ConvTransposeLayer& p = conv.layer;
   const Plan& plan = call_plan.plan;
@@ -7640,12 +7813,14 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.whole_quads = hopper::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
                      reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
-  const bool one_piece = p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
+  const bool one_piece =
+      p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;
   const bool aligned = reinterpret_cast<uintptr_t>(conv.x) % 16 == 0 && p.x_stride_n * sizeof(Storage) % 16 == 0;
   if (args.whole_quads && one_piece && aligned)
-    args.prefetch_bytes =
-        static_cast<int>(round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
-  args.pair_stores = p.out_w % 2 == 0 && p.out_channels % (2 * kPartner) == 0 && reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
+    args.prefetch_bytes = static_cast<int>(
+        round_up(ceil_div(p.in_channels * p.x_stride_c * sizeof(Storage), 32 * plan.blocks_per_sample()), 16));
+  args.pair_stores = p.out_w % 2 == 0 && p.out_channels % (2 * kPartner) == 0 &&
+                     reinterpret_cast<uintptr_t>(conv.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.plane_bytes = static_cast<uint32_t>(p.out_h * p.out_w * static_cast<int64_t>(sizeof(Storage)));
   args.weight_tiles = layout.tiles(workspace);
@@ -7677,8 +7852,8 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/conv_group_norm_passes.cuh
-// Convolution -> out (and moments of it) -> GroupNorm in place: of the whole batch, or of slices of it whose outputs the second reads
-// from L2.
+// Convolution -> out (and moments of it) -> GroupNorm in place: of the whole batch, or of slices of it whose outputs
+// the second reads from L2.
 
 #include <algorithm>
 #include <type_traits>
@@ -7712,7 +7887,8 @@ struct InPasses {
     const ConvCall& conv = call.conv;
     ConvOutputs outputs{conv.out, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = group_norm.producer_partials(conv.workspace);
-    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kWithMoments>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kWithMoments>(
+        conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
     return group_norm.run(static_cast<S*>(conv.out), norm::make_group_norm_affine<S>(call.group_norm), conv.workspace,
                           static_cast<cudaStream_t>(conv.stream));
   }
@@ -7735,7 +7911,8 @@ class InSlices {
   // Slices use it one after the other; the last one, which is smaller, may be cut into more tiles.
   int64_t workspace_bytes() const {
     const int64_t batch = call_.conv.layer.batch;
-    return std::max(InPasses<S>(slice(0)).layout.bytes(), InPasses<S>(slice((batch - 1) / samples_ * samples_)).layout.bytes());
+    return std::max(InPasses<S>(slice(0)).layout.bytes(),
+                    InPasses<S>(slice((batch - 1) / samples_ * samples_)).layout.bytes());
   }
 
   int64_t run() const {
@@ -7824,15 +8001,13 @@ int64_t run(const ConvGroupNormCall& call) {
 
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
-  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
-    return tconv::cuda::workspace_bytes<decltype(storage)>(*call);
-  });
+  return tconv::cuda::norm::dispatch_dtype(
+      call->conv.dtype, [&](auto storage) { return tconv::cuda::workspace_bytes<decltype(storage)>(*call); });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
-  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
-    return tconv::cuda::run<decltype(storage)>(*call);
-  });
+  return tconv::cuda::norm::dispatch_dtype(call->conv.dtype,
+                                           [&](auto storage) { return tconv::cuda::run<decltype(storage)>(*call); });
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
@@ -7910,8 +8085,7 @@ enum Status : int64_t {
 #if defined(__clang__)
 #define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma")))
 #else  // which would otherwise keep to 256 bits where it vectorises loops
-#define TCONV_TARGET_AVX512 \
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
+#define TCONV_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
 #endif
 #else
 #define TCONV_HAVE_X86_VECTORS 0
@@ -8086,8 +8260,8 @@ TCONV_HD int64_t gcd(int64_t a, int64_t b) {
 // The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
 // A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
 // k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding,
-                                   int64_t dilation, int64_t residue) {
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
   AxisPhase p{};
   const int64_t g = gcd(stride, dilation);
   p.out_first = static_cast<int>(residue);
@@ -8128,10 +8302,10 @@ struct ConvCall {
   int64_t num_threads;    // CPU only
   const void* x;
   const void* weight;
-  const void* bias;                                  // [out_channels] or null
+  const void* bias;                                 // [out_channels] or null
   const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                         // contiguous NCHW
-  void* workspace;                                   // workspace_bytes, 256-byte aligned
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
   void* stream;  // CUDA only
 };
@@ -8144,8 +8318,8 @@ struct GroupNormArgs {
   const void* bias;    // [channels] or null
 };
 
-// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels] each;
-// null: none are kept.
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
 struct RunningStatistics {
   void* mean;
   void* var;
@@ -8157,13 +8331,13 @@ struct RunningStatistics {
 struct BatchNormPoolArgs {
   int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
   double eps;
-  const void* weight;        // [channels] or null
-  const void* bias;          // [channels] or null
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
   // fp32 (fp64 for fp64 calls), [channels] each.
   const void* running_mean;  // read when use_batch_stats == 0
   const void* running_var;
-  void* batch_mean;  // out or null, written when use_batch_stats == 1
-  void* batch_var;   // out or null, biased variance
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
   RunningStatistics updated;  // when use_batch_stats == 1
   int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
   int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
@@ -8233,42 +8407,40 @@ struct TileSet {
 
 // A macro, because GCC lowers vectors to the target of the function they are written in: code shared through a
 // template without the target attribute would be split into narrow pieces before it is inlined.
-#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                       \
-  struct NAME {                                                                                              \
-    typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                             \
-    static constexpr int kLanes = VECTOR_BYTES / 4;                                                          \
-    template <int kChannels>                                                                                 \
-    TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                        \
-      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                           \
-      for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                     \
-        const float* x = args.x + tile * (kVectors * kLanes);                                                \
-        float* sums = args.sums + tile * (kVectors * kLanes);                                                \
-        const float* w = args.weights;                                                                       \
-        Vector acc[kChannels][kVectors];                                                                     \
-        for (int c = 0; c < kChannels; ++c)                                                                  \
-          for (int v = 0; v < kVectors; ++v)                                                                 \
-            acc[c][v] = args.accumulate                                                                      \
-                            ? *reinterpret_cast<const Vector*>(sums + c * args.sums_stride + v * kLanes)     \
-                            : Vector{};                                                                      \
-        for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                               \
-          for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                     \
-            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                     \
-            Vector pixel[kVectors];                                                                          \
-            for (int v = 0; v < kVectors; ++v)                                                               \
-              pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES);                        \
-            for (int c = 0; c < kChannels; ++c)                                                              \
-              for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                               \
-          }                                                                                                  \
-        }                                                                                                    \
-        for (int c = 0; c < kChannels; ++c)                                                                  \
-          for (int v = 0; v < kVectors; ++v)                                                                 \
-            *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                \
-      }                                                                                                      \
-    }                                                                                                        \
-    static TileSet all() {                                                                                   \
-      static constexpr TileFunction functions[] = {__VA_ARGS__};                                             \
-      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                      \
-    }                                                                                                        \
+#define TCONV_DEFINE_TILES(NAME, TARGET, VECTOR_BYTES, REGISTERS, ...)                                                 \
+  struct NAME {                                                                                                        \
+    typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4)));                                       \
+    static constexpr int kLanes = VECTOR_BYTES / 4;                                                                    \
+    template <int kChannels>                                                                                           \
+    TARGET static void run(const TileArgs& args, int64_t num_tiles) {                                                  \
+      constexpr int kVectors = tile_vectors(kChannels, REGISTERS);                                                     \
+      for (int64_t tile = 0; tile < num_tiles; ++tile) {                                                               \
+        const float* x = args.x + tile * (kVectors * kLanes);                                                          \
+        float* sums = args.sums + tile * (kVectors * kLanes);                                                          \
+        const float* w = args.weights;                                                                                 \
+        Vector acc[kChannels][kVectors];                                                                               \
+        for (int c = 0; c < kChannels; ++c)                                                                            \
+          for (int v = 0; v < kVectors; ++v)                                                                           \
+            acc[c][v] = args.accumulate ? *reinterpret_cast<const Vector*>(sums + c * args.sums_stride + v * kLanes)   \
+                                        : Vector{};                                                                    \
+        for (int64_t ci = 0; ci < args.in_channels; ++ci, x += args.x_plane) {                                         \
+          for (int64_t t = 0; t < args.tap_count; ++t, w += kChannels) {                                               \
+            const char* pixels = reinterpret_cast<const char*>(x) + args.tap_offsets[t];                               \
+            Vector pixel[kVectors];                                                                                    \
+            for (int v = 0; v < kVectors; ++v) pixel[v] = *reinterpret_cast<const Vector*>(pixels + v * VECTOR_BYTES); \
+            for (int c = 0; c < kChannels; ++c)                                                                        \
+              for (int v = 0; v < kVectors; ++v) acc[c][v] += w[c] * pixel[v];                                         \
+          }                                                                                                            \
+        }                                                                                                              \
+        for (int c = 0; c < kChannels; ++c)                                                                            \
+          for (int v = 0; v < kVectors; ++v)                                                                           \
+            *reinterpret_cast<Vector*>(sums + c * args.sums_stride + v * kLanes) = acc[c][v];                          \
+      }                                                                                                                \
+    }                                                                                                                  \
+    static TileSet all() {                                                                                             \
+      static constexpr TileFunction functions[] = {__VA_ARGS__};                                                       \
+      return {functions, int(std::size(functions)), kLanes, REGISTERS};                                                \
+    }                                                                                                                  \
   }
 
 TCONV_DEFINE_TILES(BaselineTiles, , 16, 16, run<1>, run<2>, run<3>, run<4>, run<5>, run<6>);
@@ -8307,15 +8479,15 @@ constexpr int64_t kLineSlack = kMaxTileVectors * kMaxLanes;
 // A block of output rows of one phase, as a line.
 struct PhasePlan {
   AxisPhase h, w;
-  int64_t first_column;  // input column at the start of each packed row; may be negative
-  int64_t first_row;     // input row of slot 0 for output row 0; may be negative
-  int64_t pitch;         // floats from one packed row to the next
-  int64_t slots_per_tap;  // packed rows from one vertical tap to the next
-  int64_t slots;         // packed rows per channel
-  int64_t plane;         // floats per packed channel
-  int64_t channel_block;  // input channels packed at once
+  int64_t first_column;              // input column at the start of each packed row; may be negative
+  int64_t first_row;                 // input row of slot 0 for output row 0; may be negative
+  int64_t pitch;                     // floats from one packed row to the next
+  int64_t slots_per_tap;             // packed rows from one vertical tap to the next
+  int64_t slots;                     // packed rows per channel
+  int64_t plane;                     // floats per packed channel
+  int64_t channel_block;             // input channels packed at once
   std::vector<int64_t> tap_offsets;  // in bytes
-  int64_t weights;  // where this phase's packed weights start
+  int64_t weights;                   // where this phase's packed weights start
 
   int64_t tap_count() const { return int64_t(h.tap_count) * w.tap_count; }
   int64_t line(int64_t rows) const { return (rows - 1) * pitch + w.out_count; }
@@ -8329,7 +8501,7 @@ struct ChannelTile {
 struct PackedPlan {
   Isa isa;
   int64_t group_in, group_out;
-  int64_t rows;  // output rows of a phase per block
+  int64_t rows;                   // output rows of a phase per block
   std::vector<PhasePlan> phases;  // [residue_h][residue_w], those with outputs
   int64_t phases_w;
   std::vector<int64_t> first_block;  // of each residue_h; last entry is the number of blocks per sample
@@ -8380,8 +8552,9 @@ inline PhasePlan PackedPlan::plan_phase(const ConvTransposeLayer& p, int64_t res
   phase.plane = padded_plane(phase.slots * phase.pitch + reach_w + kLineSlack);
   for (int th = 0; th < h.tap_count; ++th)
     for (int tw = 0; tw < w.tap_count; ++tw)
-      phase.tap_offsets.push_back(((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w -
-                                   int64_t(tw) * w.offset_step) * int64_t(sizeof(float)));
+      phase.tap_offsets.push_back(
+          ((h.tap_count - 1 - th) * phase.slots_per_tap * phase.pitch + reach_w - int64_t(tw) * w.offset_step) *
+          int64_t(sizeof(float)));
   // Packed planes stay in L2, a tile's weights in L1.
   constexpr int64_t kPlanesBytes = 128 << 10, kWeightsBytes = 16 << 10;
   const int64_t by_planes = scaled_to_l2(isa, kPlanesBytes) / (phase.plane * 4);
@@ -8464,22 +8637,22 @@ inline void pack_weights(const ConvTransposeLayer& p, const PackedPlan& plan, co
       for (int th = 0; th < phase.h.tap_count; ++th)
         for (int tw = 0; tw < phase.w.tap_count; ++tw)
           for (int c = 0; c < tile.count; ++c)
-            *to++ = source[(tile.first + c) * kernel +
-                           (phase.h.tap_first + int64_t(th) * phase.h.tap_step) * p.kernel_w + phase.w.tap_first +
-                           int64_t(tw) * phase.w.tap_step];
+            *to++ =
+                source[(tile.first + c) * kernel + (phase.h.tap_first + int64_t(th) * phase.h.tap_step) * p.kernel_w +
+                       phase.w.tap_first + int64_t(tw) * phase.w.tap_step];
     }
   }
 }
 
 // One channel's rows for the block of output rows that starts at `first_out_row`.
-inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel,
-                       int64_t first_out_row, float* plane) {
+inline void pack_plane(const ConvTransposeLayer& p, const PhasePlan& phase, const float* channel, int64_t first_out_row,
+                       float* plane) {
   const int64_t begin = std::clamp<int64_t>(-phase.first_column, 0, phase.pitch);
   const int64_t end = std::clamp<int64_t>(p.in_w - phase.first_column, begin, phase.pitch);
   for (int64_t slot = 0; slot < phase.slots; ++slot) {
     const int64_t tap = std::min<int64_t>(slot / phase.slots_per_tap, phase.h.tap_count - 1);
-    const int64_t row = first_out_row + phase.first_row + tap * phase.h.offset_step +
-                        (slot - tap * phase.slots_per_tap);
+    const int64_t row =
+        first_out_row + phase.first_row + tap * phase.h.offset_step + (slot - tap * phase.slots_per_tap);
     float* to = plane + slot * phase.pitch;
     if (row < 0 || row >= p.in_h || begin == end) {
       std::memset(to, 0, phase.pitch * sizeof(float));
@@ -8620,8 +8793,9 @@ inline float erf(float v) {
 
 #if defined(__CUDACC__)
 // ---- kernels_src/cuda/branch_free_math.cuh
-// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line code overlaps.
-// Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py measures both.
+// fp32 functions of the epilogues without branches: a warp's values take both sides of one anyway, and straight-line
+// code overlaps. Built on the hardware's 2^x and 1/x (2 and 1 units in the last place). tests/test_gpu_elementwise.py
+// measures both.
 
 namespace tconv {
 namespace cuda {
@@ -8637,16 +8811,17 @@ __device__ __forceinline__ float reciprocal(float v) {
   return inverse;
 }
 
-// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for negative v too, where
-// 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
+// Phi(v) from 2 Phi(-|v|), for the normal distribution's cumulative function Phi: v Phi(v) keeps its digits for
+// negative v too, where 1 + erf loses them. Phi(Inf) = 1, Phi(-Inf) = 0, NaN stays where it is multiplied by v.
 __device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
   float is_positive;
   asm("set.gt.f32.f32 %0, %1, 0f00000000;" : "=f"(is_positive) : "f"(v));
   return fabsf(fmaf(-0.5f, twice_below, is_positive));
 }
 
-// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is 1e-8 for a < 1,
-// 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it lacks in digits costs none.
+// For a = |v|: 2 Phi(-a) = 2^(t Q(t) - a^2 log2(e) / 2), t = a / (1 + 0.135 a), Q a minimax fit (the power's error is
+// 1e-8 for a < 1, 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it
+// lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
   const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
   float q = -2.5470484388279147e-7f;
@@ -8661,7 +8836,8 @@ __device__ __forceinline__ float normal_cdf(float v) {
   return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
 }
 
-// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where it is below 1e-9.
+// The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where
+// it is below 1e-9.
 __device__ __forceinline__ float coarse_normal_cdf(float v) {
   const float a = fminf(fabsf(v), 13.5f);
   float p = 4.8928164630979154e-8f;
@@ -8714,7 +8890,8 @@ TCONV_HD T relu(T v) {
 template <typename Storage = double, typename T>
 TCONV_HD T gelu_erf(T v) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  if constexpr (std::is_same<T, float>::value)
+    return v * (sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
 #endif
   return v * T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440))));
 }
@@ -9014,8 +9191,7 @@ class PackedConvTranspose {
     const float* weight = static_cast<const float*>(call_.weight);
     finite_weights_ = all_finite(weight, p_.in_channels * plan_.group_out * p_.kernel_h * p_.kernel_w);
     for (const PhasePlan& phase : plan_.phases)
-      if (phase.tap_count() > 0)
-        pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
+      if (phase.tap_count() > 0) pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
   }
 
   void run(const ConvOutputs<float>& outputs) const {
@@ -9078,9 +9254,9 @@ class PackedConvTranspose {
         args.in_channels = channels;
         args.tap_offsets = phase.tap_offsets.data();
         args.tap_count = phase.tap_count();
-        args.weights = weights_ + phase.weights +
-                       ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) *
-                           phase.tap_count();
+        args.weights =
+            weights_ + phase.weights +
+            ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) * phase.tap_count();
         args.sums = tile_sums;
         args.sums_stride = plan_.sums_stride;
         args.accumulate = first_ci > 0;
@@ -9091,8 +9267,8 @@ class PackedConvTranspose {
   }
 
   // Epilogue, moments and stores of one tile's channels.
-  void finish_tile(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase,
-                   const ChannelTile& tile, int64_t first_row, int64_t rows, float* sums) const {
+  void finish_tile(const ConvOutputs<float>& outputs, const Item& item, const PhasePlan& phase, const ChannelTile& tile,
+                   int64_t first_row, int64_t rows, float* sums) const {
     const bool contiguous = phase.w.out_step == 1 && phase.h.out_step == 1;
     for (int c = 0; c < tile.count; ++c, sums += plan_.sums_stride) {
       const int64_t channel = item.group * plan_.group_out + tile.first + c;
@@ -9233,12 +9409,12 @@ TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) {
 // Of a positive status, which CUDA alone has.
 TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
 
-#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                       \
-  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) {      \
-    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call);      \
-  }                                                                               \
-  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {                  \
-    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);                  \
+#define TCONV_EXPORT_PATTERN(PATTERN, CALL)                                 \
+  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL* call) { \
+    return tconv::cpu::pattern_workspace_bytes<tconv::cpu::PATTERN>(*call); \
+  }                                                                         \
+  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL* call) {             \
+    return tconv::cpu::run_pattern<tconv::cpu::PATTERN>(*call);             \
   }
 
 // ---- kernels_src/cpu/group_norm.h
@@ -9420,14 +9596,14 @@ OPERATOR_SOURCE = r"""
 #define TCONV_MORE_KERNELS {"slices", kInSlices},
 
 // ---- kernels_src/binding/cuda_half.h
-// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the operator in
-// the same file.)
+// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
+// operator in the same file.)
 
 
 #if defined(TCONV_WITH_CUDA)
-#define TCONV_DECLARE_CUDA_HALF(CALL)                                    \
-  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*);   \
-  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);               \
+#define TCONV_DECLARE_CUDA_HALF(CALL)                                  \
+  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*); \
+  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);             \
   TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
 #else
 #define TCONV_DECLARE_CUDA_HALF(CALL)
@@ -9519,8 +9695,8 @@ namespace tconv {
 namespace binding {
 
 // A call of the stable ABI's C functions.
-#define TCONV_TORCH_CALL(call) \
-  do {                         \
+#define TCONV_TORCH_CALL(call)                                             \
+  do {                                                                     \
     if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
   } while (0)
 
@@ -9624,7 +9800,9 @@ inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const De
   return Tensor(handle);
 }
 
-inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
 
 inline OptionalTensor dense(const OptionalTensor& tensor) {
   return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
@@ -9705,19 +9883,23 @@ inline void check_channel_vector(const char* name, const OptionalTensor& value, 
 
 // One axis of the output. Source: PyTorch ConvTranspose2d documentation.
 inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
-  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] + 1;
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] +
+         1;
 }
 
 // The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
 // [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
-inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& g) {
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                     const Geometry& g) {
   check_geometry(g);
   const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
   if (sizes.size() != 3 && sizes.size() != 4)
-    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ", shape_text(x));
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ",
+           shape_text(x));
   if (kernel.size() != 4)
-    refuse("weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
-           shape_text(weight));
+    refuse(
+        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+        shape_text(weight));
   if (kernel_dtype(torch_dtype_of(x)) < 0)
     refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
   check_same_kind("weight", weight, x);
@@ -9731,7 +9913,8 @@ inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, cons
     refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
   if (channels <= 0 || height <= 0 || width <= 0)
     refuse("only the batch may be empty, got an input of shape ", shape_text(x));
-  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0) refuse("weight must not be empty, got shape ", shape_text(weight));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0)
+    refuse("weight must not be empty, got shape ", shape_text(weight));
   const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
   check_channel_vector("bias", bias, kernel[1] * g.groups, x);
   if (out.smallest() <= 0)
@@ -9772,8 +9955,9 @@ struct KernelName {
   int64_t choice;
 };
 
-constexpr KernelName kKernelNames[] = {{"auto", kAuto},     {"plain", kPlain}, {"portable", kPortable}, {"hopper", kHopper},
-                                       {"direct", kDirect}, {"held", kHeld},   {"avx2", kAtMostAvx2},   TCONV_MORE_KERNELS};
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},       {"plain", kPlain},   {"portable", kPortable},
+                                       {"hopper", kHopper},   {"direct", kDirect}, {"held", kHeld},
+                                       {"avx2", kAtMostAvx2}, TCONV_MORE_KERNELS};
 
 // null: auto.
 inline int64_t kernel_choice(const char* name) {
@@ -9841,7 +10025,8 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
       block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
       start = reinterpret_cast<uintptr_t>(block->data_ptr());
     }
-    call.conv.workspace = reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace =
+        reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     call.conv.workspace_bytes = needed;
   }
   const int64_t status = half.run(&call);
@@ -9864,8 +10049,8 @@ class CurrentDevice {
 };
 #endif
 
-// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on a busy
-// machine milliseconds. Results do not depend on it.
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on
+// a busy machine milliseconds. Results do not depend on it.
 inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
   constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
   const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
@@ -9878,14 +10063,17 @@ template <typename Call>
 void launch(Call& call, const Device& device) {
   if (device.is_cpu()) {
     call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
-    return run_with_workspace(call, device, Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
+    return run_with_workspace(call, device,
+                              Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
   }
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
   TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
   run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
 #else
-  refuse("the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) when the file is loaded");
+  refuse(
+      "the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) "
+      "when the file is loaded");
 #endif
 }
 
@@ -9900,9 +10088,9 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
-#define TCONV_REGISTER(SCHEMA)                                                                            \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                        \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }        \
+#define TCONV_REGISTER(SCHEMA)                                                                     \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                 \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); } \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); }
 // ---- kernels_src/binding/stack.h
 // The operator's arguments as PyTorch hands them over, and its result.
@@ -9940,9 +10128,10 @@ class Stack {
 namespace tconv {
 namespace binding {
 
-// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such operands.
-#define TCONV_CONV_SCHEMA                                                                                     \
-  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, "         \
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such
+// operands.
+#define TCONV_CONV_SCHEMA                                                                             \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, " \
   "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
 #define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
 
@@ -9959,8 +10148,11 @@ struct ConvInputs {
   bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
 
   explicit ConvInputs(Stack& stack)
-      : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()),
-        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()) {}
+      : x(stack.tensor()),
+        weight(stack.tensor()),
+        bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()},
+        tf32(stack.boolean()) {}
 
   void take_vectors(Stack& stack) {
     for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
@@ -10051,7 +10243,10 @@ struct GroupNormInputs {
   double eps;
 
   explicit GroupNormInputs(Stack& stack)
-      : num_groups(stack.integer()), weight(stack.optional_tensor()), bias(stack.optional_tensor()), eps(stack.number()) {}
+      : num_groups(stack.integer()),
+        weight(stack.optional_tensor()),
+        bias(stack.optional_tensor()),
+        eps(stack.number()) {}
 
   // Over an image of that size; raises where PyTorch does.
   void check(ConvInputs& inputs, int64_t height, int64_t width) const {
