@@ -1,14 +1,12 @@
 """The arguments of one traced call, bound to names and checked."""
 
-import sys
 from typing import Any
 
 from torch import fx, nn
 
 from generator.errors import Refusal
+from generator.ops.record import require_number
 from generator.reference import Reference
-
-_MOST = int(sys.float_info.max)
 
 
 def attribute_path(model: nn.Module, target: str) -> str:
@@ -77,10 +75,10 @@ class CallArguments:
         return (right, False) if left is self.flow else (left, True)
 
     def number(self, value: Any, name: str) -> float:
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or value != value or (isinstance(value, int) and abs(value) > _MOST):
-            self.refuse(f"needs a number for {name}, got {value!r}")
-        return value
+        try:
+            return require_number(value, name)
+        except ValueError as error:
+            self.refuse(str(error))
 
     def integer(self, value: Any, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -149,7 +149,8 @@ def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[State
                     continue
             statements.append(statement)
 
-    for module in ("step_gradients", "forward", "inner_modules", matched.entry, "build"):
+    steps = ("step_gradients", "activation_gradients")
+    for module in (*steps, "forward", "inner_modules", matched.entry, "build"):
         collect(module)
     written = " ".join([*constants.values(), matched.forward])
     roots = set(re.findall(r"\b_\w+", written)) | {"_operator"}

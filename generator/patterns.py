@@ -11,7 +11,7 @@ from generator.reference import Reference
 PATTERNS = """the generator knows these chains:
   ConvTranspose2d, then element-wise operations
   ConvTranspose2d, then element-wise operations, GroupNorm
-  ConvTranspose2d, BatchNorm2d, tanh or relu or sigmoid, MaxPool2d, GroupNorm"""
+  ConvTranspose2d, BatchNorm2d, a rising activation, MaxPool2d, GroupNorm"""
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from generator.chain import read_chain
 from generator.emit import generate
 from generator.errors import Refusal
 from generator.reference import load_reference, trace
-from generator.runtime import step_gradients
+from generator.runtime import step_gradients as step_classes
 from tests.solution_tools import load_text
 from tests.test_generator import write_reference
 

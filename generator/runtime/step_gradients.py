@@ -1,63 +1,123 @@
-"""Element-wise steps after the convolution, as the backward formula sees them.
+"""Arithmetic steps after the convolution, as the backward formula sees them.
 
 `forward(v, vectors)` recomputes a step; `backward(grad, before, after, vectors, vector_grads)`
-returns the gradient of its input and writes the one of its per-channel operand into
-vector_grads[index]. Steps with `needs_values = False` look at neither `before` nor `after`. The
+returns the gradient of its input, by PyTorch's own formula, and hands the one of its per-channel
+operand to vector_grads. Steps with `needs_values = False` look at neither `before` nor `after`. The
 forward of the operator itself runs none of this: there the steps are compiled into the kernels.
 """
 
 import torch
 
 
-def _per_channel(vector: torch.Tensor) -> torch.Tensor:
-    return vector.view(1, -1, 1, 1)
+class _Channel:
+    """An operand with one value for each channel: vectors[index]."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def value(self, vectors):
+        return vectors[self.index].view(1, -1, 1, 1)
+
+    def take(self, grad, vector_grads):
+        vector_grads[self.index] = grad.sum((0, 2, 3))
 
 
-def _channel_sum(values: torch.Tensor) -> torch.Tensor:
-    return values.sum((0, 2, 3))
+def _operand(operand, vectors):
+    """Its value; a number is its own."""
+    return operand.value(vectors) if isinstance(operand, _Channel) else operand
 
 
-class _Relu:
+def _tensor(operand, v, vectors):
+    """The same as a tensor beside v, for functions that take no numbers."""
+    value = _operand(operand, vectors)
+    return value if isinstance(operand, _Channel) else v.new_full((), value)
+
+
+class _Negate:
+    needs_values = False
+
+    def forward(self, v, vectors):
+        return -v
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        return -grad
+
+
+class _Absolute:
+    """No gradient at 0."""
+
     needs_values = True
 
     def forward(self, v, vectors):
-        return torch.ops.aten.relu.default(v)
+        return v.abs()
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.threshold_backward.default(grad, after, 0)
+        return grad * before.sgn()
 
 
-class _Gelu:
-    needs_values = True
-
-    def __init__(self, approximate: str):
-        self.approximate = approximate
-
-    def forward(self, v, vectors):
-        return torch.ops.aten.gelu.default(v, approximate=self.approximate)
-
-    def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.gelu_backward.default(grad, before, approximate=self.approximate)
-
-
-class _Tanh:
+class _Sqrt:
     needs_values = True
 
     def forward(self, v, vectors):
-        return torch.ops.aten.tanh.default(v)
+        return v.sqrt()
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.tanh_backward.default(grad, after)
+        return grad / (2 * after)
 
 
-class _Sigmoid:
+class _Rsqrt:
     needs_values = True
 
     def forward(self, v, vectors):
-        return torch.ops.aten.sigmoid.default(v)
+        return v.rsqrt()
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.sigmoid_backward.default(grad, after)
+        return -0.5 * grad * after.pow(3)
+
+
+class _Reciprocal:
+    needs_values = True
+
+    def forward(self, v, vectors):
+        return v.reciprocal()
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        return grad * -(after * after)
+
+
+class _Exp:
+    needs_values = True
+
+    def forward(self, v, vectors):
+        return v.exp()
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        return grad * after
+
+
+class _Log:
+    needs_values = True
+
+    def forward(self, v, vectors):
+        return v.log()
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        return grad / before
+
+
+class _Power:
+    needs_values = True
+
+    def __init__(self, exponent):
+        self.exponent = exponent
+
+    def forward(self, v, vectors):
+        return v.pow(self.exponent)
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        if self.exponent == 0:
+            return torch.zeros_like(grad)
+        return grad * (self.exponent * before.pow(self.exponent - 1))
 
 
 class _Clamp:
@@ -80,89 +140,104 @@ class _Clamp:
         return torch.where(inside, grad, 0)
 
 
-class _Hardtanh:
-    """Stops the gradient on the bounds, as PyTorch's hardtanh does."""
-
-    needs_values = True
-
-    def __init__(self, low, high):
-        self.low, self.high = low, high
-
-    def forward(self, v, vectors):
-        return torch.ops.aten.hardtanh.default(v, self.low, self.high)
-
-    def backward(self, grad, before, after, vectors, vector_grads):
-        return torch.ops.aten.hardtanh_backward.default(grad, before, self.low, self.high)
-
-
-class _Affine:
-    """v * scale + shift, with numbers."""
+class _Add:
+    """v * v_sign + operand * operand_sign."""
 
     needs_values = False
 
-    def __init__(self, scale, shift):
-        self.scale, self.shift = scale, shift
+    def __init__(self, operand, v_sign: int, operand_sign: int):
+        self.operand, self.v_sign, self.operand_sign = operand, v_sign, operand_sign
 
     def forward(self, v, vectors):
-        return v * self.scale + self.shift
+        return v * self.v_sign + _operand(self.operand, vectors) * self.operand_sign
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        return grad * self.scale
-
-
-class _Divide:
-    needs_values = False
-
-    def __init__(self, divisor):
-        self.divisor = divisor
-
-    def forward(self, v, vectors):
-        return v / self.divisor
-
-    def backward(self, grad, before, after, vectors, vector_grads):
-        return grad / self.divisor
-
-
-class _AddVector:
-    """v * v_sign + vector * vector_sign, one value of the vector per channel."""
-
-    needs_values = False
-
-    def __init__(self, index: int, v_sign: int, vector_sign: int):
-        self.index, self.v_sign, self.vector_sign = index, v_sign, vector_sign
-
-    def forward(self, v, vectors):
-        return v * self.v_sign + _per_channel(vectors[self.index]) * self.vector_sign
-
-    def backward(self, grad, before, after, vectors, vector_grads):
-        vector_grads[self.index] = _channel_sum(grad) * self.vector_sign
+        if isinstance(self.operand, _Channel):
+            self.operand.take(grad * self.operand_sign, vector_grads)
         return grad * self.v_sign
 
 
-class _MultiplyVector:
-    needs_values = True
-
-    def __init__(self, index: int):
-        self.index = index
-
-    def forward(self, v, vectors):
-        return v * _per_channel(vectors[self.index])
-
-    def backward(self, grad, before, after, vectors, vector_grads):
-        vector_grads[self.index] = _channel_sum(grad * before)
-        return grad * _per_channel(vectors[self.index])
-
-
-class _DivideVector:
-    needs_values = True
-
-    def __init__(self, index: int):
-        self.index = index
+class _Multiply:
+    def __init__(self, operand):
+        self.operand = operand
+        self.needs_values = isinstance(operand, _Channel)
 
     def forward(self, v, vectors):
-        return v / _per_channel(vectors[self.index])
+        return v * _operand(self.operand, vectors)
 
     def backward(self, grad, before, after, vectors, vector_grads):
-        vector = _per_channel(vectors[self.index])
-        vector_grads[self.index] = -_channel_sum(grad * after / vector)
-        return grad / vector
+        if isinstance(self.operand, _Channel):
+            self.operand.take(grad * before, vector_grads)
+        return grad * _operand(self.operand, vectors)
+
+
+class _Divide:
+    """v / operand"""
+
+    def __init__(self, operand):
+        self.operand = operand
+        self.needs_values = isinstance(operand, _Channel)
+
+    def forward(self, v, vectors):
+        return v / _operand(self.operand, vectors)
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        divisor = _operand(self.operand, vectors)
+        if isinstance(self.operand, _Channel):
+            self.operand.take(-grad * (after / divisor), vector_grads)
+        return grad / divisor
+
+
+class _DivideInto:
+    """operand / v"""
+
+    needs_values = True
+
+    def __init__(self, operand):
+        self.operand = operand
+
+    def forward(self, v, vectors):
+        return _operand(self.operand, vectors) / v
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        if isinstance(self.operand, _Channel):
+            self.operand.take(grad / before, vector_grads)
+        return -grad * (after / before)
+
+
+class _Minimum:
+    """Half of the gradient to each where both are equal; all of it to both beside NaN."""
+
+    needs_values = True
+
+    def __init__(self, operand):
+        self.operand = operand
+
+    def forward(self, v, vectors):
+        return v.minimum(_tensor(self.operand, v, vectors))
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        other = _operand(self.operand, vectors)
+        shared = torch.where(before == other, grad / 2, grad)
+        if isinstance(self.operand, _Channel):
+            self.operand.take(torch.where(before < other, 0, shared), vector_grads)
+        return torch.where(before > other, 0, shared)
+
+
+class _Maximum:
+    """The same for the larger one."""
+
+    needs_values = True
+
+    def __init__(self, operand):
+        self.operand = operand
+
+    def forward(self, v, vectors):
+        return v.maximum(_tensor(self.operand, v, vectors))
+
+    def backward(self, grad, before, after, vectors, vector_grads):
+        other = _operand(self.operand, vectors)
+        shared = torch.where(before == other, grad / 2, grad)
+        if isinstance(self.operand, _Channel):
+            self.operand.take(torch.where(before > other, 0, shared), vector_grads)
+        return torch.where(before < other, 0, shared)

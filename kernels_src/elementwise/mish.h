@@ -1,0 +1,23 @@
+#pragma once
+
+#include "inner_math.h"
+
+namespace tconv {
+namespace elementwise {
+
+// v tanh(log(1 + e^v)) = v h / (h + 1), h = e^v + e^2v / 2. No difference, so no digits are lost; NaN at -Inf, as in PyTorch.
+template <typename T>
+TCONV_HD T mish(T v) {
+  const T bounded = v > T(40) ? T(40) : v;  // where h / (h + 1) is 1
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) {
+    const float e = expf(bounded), h = fmaf(0.5f * e, e, e);
+    return v * (h * cuda::reciprocal(h + 1.0f));
+  }
+#endif
+  const math::Inner<T> e = math::inner_exp<T>(bounded), h = e + e * e / 2;
+  return T(v * (h / (h + 1)));
+}
+
+}  // namespace elementwise
+}  // namespace tconv
