@@ -1,9 +1,9 @@
-// GELU's tanh form in fp32 on GPUs: a solution has it where its chain does.
+// GELU's tanh form in fp32: a solution has it where its chain does.
 #pragma once
 
-#include "elementwise.h"
+#include "elementwise/inner_math.h"
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(TCONV_OWN_MATH)
 namespace tconv {
 namespace elementwise {
 
@@ -14,6 +14,9 @@ TCONV_HD float gelu_tanh<float>(float v) {
 #if defined(__CUDA_ARCH__)
   const float w = v * 0.46866869926452637f;
   return v * cuda::reciprocal(1.0f + cuda::power_of_2(-w * fmaf(w, w, 4.912229537963867f)));
+#elif defined(TCONV_OWN_MATH)
+  const double w = v, twice = 1.59576912160573071 * (w + 0.044715 * w * w * w);
+  return static_cast<float>(w / (1.0 + math::inner_exp<float>(-twice)));
 #else
   return static_cast<float>(gelu_tanh<double>(v));
 #endif

@@ -42,7 +42,7 @@ class BuildsAhead:
             source = self._place(f"compiled_{path.stem}") / "cuda.cu"
             text = generate(path, path)
             source.write_text(re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1])
-            self.compiled[path] = self._pool.submit(_nvcc, source)
+            self.compiled[path] = self._pool.submit(run_nvcc, source)
 
     def close(self) -> None:
         """Begin no more of them."""
@@ -54,8 +54,9 @@ class BuildsAhead:
         return place
 
 
-def _nvcc(source: Path) -> tuple[Path, subprocess.CompletedProcess]:
-    command = ["nvcc", *COMMON_NVCC_FLAGS, *_FLAGS, *ARCHITECTURES, "-Xcompiler=-fPIC"]
+def run_nvcc(source: Path, *more: str) -> tuple[Path, subprocess.CompletedProcess]:
+    """(the object file of a source for a solution's architectures, the compiler's run)"""
+    command = ["nvcc", *COMMON_NVCC_FLAGS, *_FLAGS, *ARCHITECTURES, "-Xcompiler=-fPIC", *more]
     target = source.with_suffix(".o")
     command += ["-Xptxas=-v", "-c", str(source), "-o", str(target)]
     return target, subprocess.run(command, capture_output=True, text=True)

@@ -10,12 +10,15 @@ import pytest
 
 from generator.emit import generate
 from generator.sources import KERNELS
+from tests.builds_ahead import run_nvcc
+from tests.operator_cases import CASES
+from tests.operator_library import cuda_source
 from tests.solution_tools import PROBLEMS, REFERENCES
 from tests.sweeps import swept
 
-# 65 and 69 have the same CUDA source; the other three hold every entry file. And a longer chain.
+# 65 and 69 have the same CUDA source; the other three hold every entry file. And longer chains.
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
-PATHS += [REFERENCES / "tanh_gelu_norm.py"]
+PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 # These hold every file but entry_conv.cu, which is short.
 FEWEST = [path for path in PATHS if path.stem.startswith(("11_", "19_"))]
 
@@ -76,6 +79,19 @@ def blocks_with_stores_and_chain(code: str) -> int:
 def test_blocks_are_counted():
     ends = "@!P5  EXIT ;"
     assert blocks_with_stores_and_chain(f"MUFU STG {ends} STG {ends} STG MUFU {ends} STG MUFU") == 2
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+def test_every_functor_compiles_without_spills(tmp_path):
+    """A kernel for each case of every element-wise operator, in fp32 and fp64."""
+    source = tmp_path / "functors.cu"
+    source.write_text(cuda_source([[case.step] for case in CASES]))
+    _, run = run_nvcc(source, f"-I{KERNELS}")
+    log = run.stdout + run.stderr
+    assert run.returncode == 0, log[-4000:]
+    made = re.findall(r"Compiling entry function '\S*apply_case\S*' for '(\w+)'", log)
+    assert set(made) == {"sm_80", "sm_90a"} and len(made) == 2 * 2 * len(CASES)
+    assert spills(log) == []
 
 
 @pytest.fixture(

@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch.utils.cpp_extension import load_inline
 
+from tests.operator_cases import CASES, OPERAND, dense_sample, units
+from tests.operator_library import cuda_source
 from tests.solution_tools import ROOT
 
 pytestmark = pytest.mark.gpu
 
 SOURCE = r"""
 #include "cuda/conv_group_norm_held_gelu.cuh"
+#include "elementwise/mish.h"
 #include "gelu_tanh.h"
 
 template <int kFunction>
@@ -23,7 +26,8 @@ __global__ void apply(const float* in, float* out, int count) {
   out[i] = kFunction == 0 ? tconv::elementwise::gelu_erf<float>(v)
          : kFunction == 1 ? tconv::elementwise::tanh_(v)
          : kFunction == 2 ? tconv::elementwise::gelu_tanh(v)
-         : kFunction == 3 ? tconv::elementwise::gelu_erf<__half>(v)
+         : kFunction == 3 ? tconv::elementwise::mish(v)
+         : kFunction == 4 ? tconv::elementwise::gelu_erf<__half>(v)
                           : tconv::elementwise::gelu_erf<tconv::cuda::held::Difference<__half>>(v);
 }
 
@@ -34,6 +38,7 @@ TCONV_EXPORT int run(int function, const float* in, float* out, int count) {
   if (function == 2) apply<2><<<blocks, 256>>>(in, out, count);
   if (function == 3) apply<3><<<blocks, 256>>>(in, out, count);
   if (function == 4) apply<4><<<blocks, 256>>>(in, out, count);
+  if (function == 5) apply<5><<<blocks, 256>>>(in, out, count);
   return static_cast<int>(cudaGetLastError());
 }
 """
@@ -41,6 +46,7 @@ FUNCTIONS = {
     "gelu": torch.nn.functional.gelu,
     "tanh": torch.tanh,
     "gelu as tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "mish": torch.nn.functional.mish,
 }
 COARSE = "gelu for 16 bits"  # ours where results are stored so
 HELD = "gelu for differences in 16 bits"  # where they are held until they are normalised
@@ -54,21 +60,27 @@ def exact(name: str, x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * torch.special.erfc(-x / 2**0.5)
     if name == "gelu as tanh":
         return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
+    if name == "mish":
+        return x * torch.tanh(torch.nn.functional.softplus(x))
     return torch.tanh(x)
+
+
+def build(name: str, source: str, folder) -> ctypes.CDLL:
+    path = load_inline(
+        name=name,
+        cpp_sources=["int unused;"],
+        cuda_sources=[source],
+        extra_include_paths=[str(ROOT / "kernels_src")],
+        build_directory=str(folder),
+        is_python_module=False,
+        no_implicit_headers=True,
+    )
+    return ctypes.CDLL(path)
 
 
 @pytest.fixture(scope="module")
 def apply(tmp_path_factory):
-    path = load_inline(
-        name="tconv_elementwise",
-        cpp_sources=["int unused;"],
-        cuda_sources=[SOURCE],
-        extra_include_paths=[str(ROOT / "kernels_src")],
-        build_directory=str(tmp_path_factory.mktemp("elementwise")),
-        is_python_module=False,
-        no_implicit_headers=True,
-    )
-    library = ctypes.CDLL(path)
+    library = build("tconv_elementwise", SOURCE, tmp_path_factory.mktemp("elementwise"))
 
     def run(name: str, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty_like(x)
@@ -138,3 +150,46 @@ def test_non_finite_as_pytorch(apply, name):
     y = apply(name, x)
     assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.fixture(scope="module")
+def every_case(tmp_path_factory):
+    """The cases of every element-wise operator as functions of tensors on the GPU."""
+    source = cuda_source([[case.step] for case in CASES])
+    library = build("tconv_operators", source, tmp_path_factory.mktemp("operators"))
+
+    def run(case, x: torch.Tensor) -> torch.Tensor:
+        y, operand = torch.empty_like(x), torch.full((1,), OPERAND, dtype=x.dtype, device="cuda")
+        entry = library.run_double if x.dtype == torch.float64 else library.run_float
+        x_at, y_at, operand_at = (ctypes.c_void_p(t.data_ptr()) for t in (x, y, operand))
+        torch.cuda.synchronize()
+        assert entry(CASES.index(case), x_at, y_at, x.numel(), operand_at) == 0
+        torch.cuda.synchronize()
+        return y
+
+    return run
+
+
+# Approximations of our own, held above to what PyTorch's errors are in each interval.
+OWN = ("gelu", "tanh", "mish")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.name.startswith(OWN)], ids=str)
+def test_every_operator(every_case, case):
+    """fp32: 2 units in the last place from PyTorch's or from the exact result. fp64: 8 from
+    PyTorch's. NaN and Inf as PyTorch has them.
+    """
+    x = dense_sample().cuda()
+    operand = torch.tensor(OPERAND, device="cuda")
+    pytorch, ours = case.function(x, operand), every_case(case, x)
+    right = case.function(x.double(), operand.double())
+    off = torch.minimum(units(ours, pytorch.double()), units(ours, right))
+    worst = int(off.argmax())
+    assert off[worst] <= 2, (x[worst], ours[worst], pytorch[worst], right[worst])
+    assert torch.equal(ours.isnan(), pytorch.isnan())
+    assert torch.equal(ours.isinf(), pytorch.isinf())
+    wide = every_case(case, x.double())
+    wanted = case.function(x.double(), torch.tensor(OPERAND, dtype=torch.float64, device="cuda"))
+    good = (wide - wanted).abs() <= 8 * 2.0**-52 * wanted.abs() + 1e-300
+    good |= (wide == wanted) | (wide.isnan() & wanted.isnan())
+    assert good.all(), (x[~good][0], wide[~good][0], wanted[~good][0])
