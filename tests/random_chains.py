@@ -5,13 +5,13 @@ import random
 SPELLINGS = """
 y + 0.37 | 1.5 + y | y + self.a | self.b + y | y - 0.25 | 2 - y | y - self.a | self.a - y
 y * 0.75 | -2 * y | y * self.a | self.b * y | y / 3 | y / self.a | self.a / y | 2 / y
-torch.minimum(y, self.a) | torch.max(self.b, y) | -y | y.neg_() | y.abs() | abs(y) | y ** 2
+torch.minimum(y, self.a) | torch.max(self.b, y) | -y | y.neg() | y.abs() | abs(y) | y ** 2
 torch.square(y) | y.abs().sqrt() | torch.rsqrt(y) | y.reciprocal() | torch.exp(-y) | y.exp()
 torch.log(y.abs()) | y.pow(3) | torch.pow(y.abs(), 1.5) | y ** -1 | y.abs() ** 0.5
-y.clamp(-0.5, 1.25) | y.clamp_(min=0.1) | torch.clip(y, max=1) | y.clamp_min(-0.3)
-torch.clamp_max(y, 0.8) | F.relu(y) | y.relu_() | F.relu6(4 * y) | F.hardtanh(y, -0.75, 0.6)
+y.clamp(-0.5, 1.25) | y.clamp(min=0.1) | torch.clip(y, max=1) | y.clamp_min(-0.3)
+torch.clamp_max(y, 0.8) | F.relu(y) | y.relu() | F.relu6(4 * y) | F.hardtanh(y, -0.75, 0.6)
 F.threshold(y, 0.2, -0.1) | F.leaky_relu(y, 0.2) | F.leaky_relu(y) | F.elu(y, 0.7) | F.selu(y)
-torch.selu_(y) | F.celu(y, alpha=1.5) | F.silu(y, inplace=True) | F.mish(y) | F.hardswish(y)
+torch.selu(y) | F.celu(y, alpha=1.5) | F.silu(y) | F.mish(y) | F.hardswish(y)
 F.hardsigmoid(y) | F.softplus(y) | F.softplus(y, 2, 5) | F.softsign(y) | torch.sigmoid(y)
 y.sigmoid() | torch.tanh(y) | F.gelu(y) | F.gelu(y, approximate='tanh') | self.act(y)
 """

@@ -83,7 +83,7 @@ def test_generation_does_not_depend_on_the_working_directory_or_the_spelling_of_
 
 REFUSED = {
     "softmax": ("return torch.softmax(self.conv(x), 1)", "softmax is not an operation"),
-    "method": ("return self.conv(x).exp()", "Tensor.exp is not an operation"),
+    "method": ("return self.conv(x).sinh()", "Tensor.sinh is not an operation"),
     "dropout": ("return F.dropout(self.conv(x), 0.5)", "dropout is not an operation"),
     "training": ("y = self.conv(x)\nreturn F.relu(y) if self.training else y", "in eval mode"),
     "value branch": ("y = self.conv(x)\nreturn y if y.sum() > 0 else -y", "raised TraceError"),
@@ -108,7 +108,7 @@ REFUSED = {
     ),
     "another falling activation": (
         "y = F.silu(self.norm(self.conv(x)))\nreturn self.group(F.max_pool2d(y, 2))",
-        "silu is not an operation",
+        "silu cannot follow here",
     ),
     "pool before activation": (
         "y = torch.tanh(F.max_pool2d(self.norm(self.conv(x)), 2))\nreturn self.group(y)",
@@ -121,7 +121,6 @@ REFUSED = {
     ),
     "output_size": ("return self.conv(x, output_size=(10, 10))", "no output_size"),
     "operand shape": ("return self.conv(x) + self.wide", r"of shape \(8,\); allowed are"),
-    "divided number": ("return 1.0 / self.conv(x)", "with the tensor as divisor"),
     "alpha": ("return torch.add(self.conv(x), 1.0, alpha=2)", "with alpha"),
     "clamp by tensor": ("return torch.clamp(self.conv(x), min=self.weight)", "needs a number"),
     "nan": ("return self.conv(x) * float('nan')", "needs a number"),
@@ -152,8 +151,8 @@ def test_refusals_name_the_operation_and_the_line_and_write_nothing(name, tmp_pa
 
 OTHER_REFUSALS = {
     "module": (
-        {"body": "return self.soft(self.conv(x))", "init": "self.soft = nn.Softplus()"},
-        r"reference\.py:19: Softplus is not an operation",
+        {"body": "return self.soft(self.conv(x))", "init": "self.soft = nn.Softshrink()"},
+        r"reference\.py:19: Softshrink is not an operation",
     ),
     "two inputs": ({"body": "return self.conv(x)", "extra": ", y"}, "exactly one tensor"),
     "keyword": ({"body": "return self.conv(x)", "extra": ", size=None"}, "exactly one tensor"),

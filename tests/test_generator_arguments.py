@@ -9,9 +9,11 @@ from generator.chain import read_chain
 from generator.emit import generate
 from generator.errors import Refusal
 from generator.reference import load_reference, trace
-from generator.runtime import step_gradients as step_classes
+from generator.runtime import activation_gradients, step_gradients
 from tests.solution_tools import load_text
 from tests.test_generator import write_reference
+
+CLASSES = {**vars(step_gradients), **vars(activation_gradients)}
 
 # Wide enough that every bound cuts some values off.
 _INIT = """self.low, self.high = -0.75, 0.5
@@ -25,7 +27,7 @@ def computed(path, x: torch.Tensor) -> torch.Tensor:
     reference = load_reference(path)
     chain = read_chain(reference, trace(reference))
     model = reference.model.double()
-    names = {"self": model, "_pair": torch.nn.modules.utils._pair, **vars(step_gradients)}
+    names = {"self": model, "_pair": torch.nn.modules.utils._pair, **CLASSES}
     vectors = [eval(text, dict(names)) for text in chain.vectors]
     for operation in chain.operations:
         if "module" in operation.values:
@@ -102,6 +104,33 @@ SPELLINGS = [
     "self.group(F.max_pool2d(torch.tanh(self.norm(y)), (2, 1), (1, 2), (1, 0), (2, 1), True))",
     "self.group(torch.max_pool2d(torch.tanh(self.norm(y)), 2, [1, 2], 1, 1, True))",
     "F.relu(F.hardtanh_(y, -3, 2).clamp(-0.5, 1.75).add_(0.25))",
+    "2 / y",
+    "self.weight / y",
+    "y ** 2",
+    "torch.pow(y, 3)",
+    "torch.pow(input=y, exponent=-1)",
+    "y.abs().pow_(1.5)",
+    "abs(y).sqrt_().square_() - 0.25",
+    "torch.exp(y).log_().exp_()",
+    "torch.rsqrt(torch.abs(y) + 1).reciprocal_()",
+    "torch.min(y, self.weight)",
+    "torch.maximum(self.weight, other=y)",
+    "F.leaky_relu(y, 0.2)",
+    "F.leaky_relu(y, inplace=True)",
+    "F.leaky_relu_(y, 0.3)",
+    "F.elu(y, 0.5, True)",
+    "F.elu_(y, 0.5)",
+    "torch.selu_(F.selu(y, True))",
+    "F.celu(y, 2.0, inplace=True)",
+    "torch.celu(y, 0.5)",
+    "F.silu(y, True)",
+    "F.mish(y, inplace=True)",
+    "F.hardswish(F.hardsigmoid(y, True), True)",
+    "F.softplus(y, 2)",
+    "F.softplus(y, beta=0.5, threshold=1)",
+    "F.softsign(y)",
+    "F.threshold(y, 0.1, -0.2)",
+    "torch.threshold(y, threshold=0.1, value=0)",
 ]
 
 
@@ -152,7 +181,14 @@ def test_arguments_of_the_convolution_mean_what_pytorch_takes_them_for(arguments
         ("torch.sub(y, 2, alpha=3)", "with alpha"),
         ("y.add(2, alpha=0)", "with alpha"),
         ("torch.div(y, 2, rounding_mode='floor')", "rounding_mode"),
-        ("F.leaky_relu(y, 0.2)", "leaky_relu is not an operation"),
+        ("F.leaky_relu(y, 'a')", "needs a number for negative_slope"),
+        ("F.leaky_relu(y, None)", "needs a number for negative_slope"),
+        ("F.celu(y, 0)", "alpha other than 0"),
+        ("F.softplus(y, threshold=self.weight)", "needs a number for threshold"),
+        ("2 ** y", "flowing tensor as its first argument"),
+        ("y ** self.weight", "needs a number for exponent"),
+        ("torch.max(y, 1)", "needs a tensor for the other operand, got 1"),
+        ("F.softmin(y)", "softmin is not an operation"),
         ("F.max_pool2d(y, 1.5)", "int or a pair for kernel_size"),
         ("F.group_norm(y, 2.0)", "an int for num_groups"),
         ("y * 10**400", "needs a number"),
