@@ -11,7 +11,7 @@ from tests.solution_tools import relative_error
 pytestmark = pytest.mark.gpu
 
 # 65 has the kernels of 69, and one build less is half a minute less.
-PATTERNS = ["69", "19", "11", "every_step", "grouped_norm", "pooled"]
+PATTERNS = ["69", "19", "11", "every_step", "soft_activations", "grouped_norm", "pooled"]
 # Only BatchNorm knows training from evaluation.
 MODES = [(name, True) for name in PATTERNS] + [("11", False), ("pooled", False)]
 MODE_IDS = [f"{name}-{'train' if training else 'eval'}" for name, training in MODES]

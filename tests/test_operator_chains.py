@@ -124,3 +124,30 @@ def test_built_solutions(seed, tmp_path, for_the_cpu):
             assert got is None
         else:
             torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8, equal_nan=True)
+
+
+def test_built_solution_with_another_rising_activation(tmp_path, for_the_cpu):
+    """Pooled before it is activated, as with tanh."""
+    text = (REFERENCES / "pooled.py").read_text()
+    changed = text.replace("torch.relu(", "torch.nn.functional.elu(")
+    assert changed != text
+    path = tmp_path / "pooled.py"
+    path.write_text(changed)
+    solution = load_text(generate(path, tmp_path / "solution.py"), "pooled_elu")
+    reference = load_text(changed, "reference")
+    torch.manual_seed(0)
+    model = reference["Model"]()
+    model.bn.weight.data = torch.randn(8)  # of either sign
+    new = solution["ModelNew"]()
+    new.load_state_dict(model.state_dict())
+    x, exact = torch.randn(3, 4, 7, 6), copy.deepcopy(model).double()
+    with torch.no_grad():
+        assert relative_error(new(x), exact(x.double())) <= 2e-5
+    gradients = []
+    for candidate in (exact, new.double()):
+        y = candidate(x.double())
+        candidate.zero_grad()
+        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+        gradients.append([p.grad for p in candidate.parameters()])
+    for wanted, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)

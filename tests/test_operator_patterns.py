@@ -22,7 +22,7 @@ def exact_copy(model):
     return copy.deepcopy(model).double()
 
 
-NAMES = ["65", "69", "19", "11", "every_step", "grouped_norm", "pooled"]
+NAMES = ["65", "69", "19", "11", "every_step", "soft_activations", "grouped_norm", "pooled"]
 
 
 @pytest.mark.parametrize("name", NAMES)
