@@ -44,7 +44,7 @@ def _binary(name: str, operand: Operand, function: Callable, swapped: bool = Fal
     def compute(v, vector):
         other = operand.value if isinstance(operand, Number) else vector
         if isinstance(operand, Number) and name in ("min", "max"):
-            other = torch.tensor(operand.value)
+            other = torch.tensor(operand.value, device=v.device)
         return function(other, v) if swapped else function(v, other)
 
     shown = f"{by} {name} v" if swapped else f"v {name} {by}"
