@@ -20,7 +20,7 @@ SOURCES = {
     "platform": """#include "elementwise.h"
 namespace tconv { namespace cpu {
 inline int pick_isa(int64_t) { return 0; }
-template <typename Body>
+template <typename T, typename Body>
 void vectorised(int, const Body& body) { body(); }
 } }
 """,
@@ -29,7 +29,7 @@ _RUN = """
 template <int kCase, typename T>
 void apply(int64_t vectors, const T* in, T* out, int64_t count, const T* operands) {
   const auto isa = tconv::cpu::pick_isa(vectors);
-  tconv::cpu::vectorised(isa, [=]() __attribute__((always_inline)) {
+  tconv::cpu::vectorised<T>(isa, [=]() __attribute__((always_inline)) {
     const struct { const T* channel_vectors[4]; } args{
         {operands, operands + 1, operands + 2, operands + 3}};
 #pragma omp simd

@@ -1,5 +1,6 @@
-// exp, log and their neighbours within a functor, before its one rounding to T. For float on a CPU they take and give doubles, good to
-// 1e-11: no branches, no calls, no tables, so that a compiler can vectorise them. Elsewhere they are the platform's, in T.
+// exp, log and their neighbours within a functor, before its one rounding to T. For float on a CPU they take and give
+// doubles, good to 1e-11: no branches, no calls, no tables, so that a compiler can vectorise them. Elsewhere they are
+// the platform's, in T.
 #pragma once
 
 #include <cmath>

@@ -5,7 +5,8 @@
 namespace tconv {
 namespace elementwise {
 
-// v tanh(log(1 + e^v)) = v h / (h + 1), h = e^v + e^2v / 2. No difference, so no digits are lost; NaN at -Inf, as in PyTorch.
+// v tanh(log(1 + e^v)) = v h / (h + 1), h = e^v + e^2v / 2. No difference, so no digits are lost; NaN at -Inf, as in
+// PyTorch.
 template <typename T>
 TCONV_HD T mish(T v) {
   const T bounded = v > T(40) ? T(40) : v;  // where h / (h + 1) is 1
