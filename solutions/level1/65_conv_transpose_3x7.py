@@ -7502,7 +7502,7 @@ _SLUG = '65_conv_transpose_3x7'
 _NUM_VECTORS = 0
 _COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
 _COMPILED_IN = ('zeros',)
-_DIGEST = '4d8f57d5ed26f68fc9f0033caeddc68863522b2773f215059e61c7ea76b82e5f'
+_DIGEST = 'fdd45f2322fb5fb29a4c428230c146fddedf7fa110e461b30d7f0982941a531d'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:

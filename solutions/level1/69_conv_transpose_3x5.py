@@ -7502,7 +7502,7 @@ _SLUG = '69_conv_transpose_3x5'
 _NUM_VECTORS = 0
 _COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
 _COMPILED_IN = ('zeros',)
-_DIGEST = '754a66282c05cbec6bf6b6bc2c9466c1720f58475f7b45ae9a36e8806a88f516'
+_DIGEST = '8e6c1f16a7d2282f808eb72723323fd42fe6e5c2311b8377e724cd7b2b9ba505'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:

@@ -9454,7 +9454,7 @@ TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _COMPILED_NAMES = ('conv_transpose.padding_mode', 'max_pool.return_indices',)
 _COMPILED_IN = ('zeros', False,)
-_DIGEST = 'c353d497fee23ad07d363d96c5729ddf9b8c8c883588ee6188c430d6d4ad52fb'
+_DIGEST = 'f75de0f51df809780d843839359c6782184e5ceb6de4d15c9d147b29d2a69a4c'
 
 
 class _Tanh:

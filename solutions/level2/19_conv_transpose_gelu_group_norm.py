@@ -10321,7 +10321,7 @@ _SLUG = '19_conv_transpose_gelu_group_norm'
 _NUM_VECTORS = 0
 _COMPILED_NAMES = ('conv_transpose.padding_mode',)
 _COMPILED_IN = ('zeros',)
-_DIGEST = '16ee1b54c600a64c05b21e451b4235d2c0e53c08ee19c019b7216cb61dfd98e5'
+_DIGEST = '647ff4a42474f57cab020942b4d82e432382ddaaa15d59bdb1eeb57635adad61'
 
 
 class _Gelu:
