@@ -68,17 +68,20 @@ def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
         references = [reference for reference, _ in jobs]
         for _, output in jobs:
             require_file(output, "-o", references)
-    try:
-        texts = [(generate(reference, output), output) for reference, output in jobs]
-    except Refusal as refusal:
-        print(f"refused: {refusal}", file=sys.stderr)
-        return 2
+    texts, refused = [], 0
+    for reference, output in jobs:
+        try:
+            texts.append((generate(reference, output), output))
+        except Refusal as refusal:  # which is no reason to leave the others
+            refused += 1
+            print(f"refused: {refusal}", file=sys.stderr)
+    status = 0
     if arguments.check:
-        return _check(texts, all_files=arguments.reference is None)
-    for text, output in texts:
+        status = _check(texts, all_files=arguments.reference is None and not refused)
+    for text, output in () if arguments.check else texts:
         write(text, output)
         print(f"wrote {output}")
-    return 0
+    return 2 if refused else status
 
 
 def _check(texts: list[tuple[str, Path]], all_files: bool) -> int:

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from harness import timing
 from harness.catalog import ROOT
+from harness.names import BASELINES, DTYPES, SHORT_DTYPES
 
 _EXAMPLES = """examples:
   python run_eval.py --problem 65                 check and time the solution of problem 1/65
@@ -21,7 +21,6 @@ _EXAMPLES = """examples:
 exit status: 0 accepted (all of them), 1 rejected (one at least), 2 wrong usage, a missing file or a
 place that cannot be written, 3 the environment cannot, 4 an internal error of the harness, told in
 one line (TCONV_TRACEBACK=1 shows where)"""
-_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = parser.add_argument_group("what to evaluate")
-    what.add_argument("--problem", metavar="N", help="65, 1/65, or part of a name")
+    what.add_argument("--problem", metavar="N", help="65, 1/65, level1/65, or part of a name")
     what.add_argument("--all", action="store_true", help="every problem of the catalogue")
     what.add_argument("--list", action="store_true", help="list the problems and stop")
     what.add_argument("--solution", type=Path, metavar="FILE", help="file with ModelNew")
@@ -64,7 +63,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     how = parser.add_argument_group("how")
     how.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
-    how.add_argument("--dtype", choices=_DTYPES, default="float32")
+    how.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        type=lambda text: SHORT_DTYPES.get(text, text),
+        default="float32",
+        help="or fp16, bf16, fp32, fp64; default %(default)s",
+    )
     how.add_argument(
         "--tf32", choices=("allow", "forbid"), help="default: allow on CUDA, as PyTorch does"
     )
@@ -79,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     how.add_argument(
         "--baselines",
-        default=",".join(timing.BASELINES),
+        default=",".join(BASELINES),
         metavar="LIST",
         help="comma-separated, of %(default)s; or none",
     )
@@ -128,6 +133,12 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="folder of --suite's records (default: results/suites/NAME) or of the export",
+    )
+    out.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="write the solution here that is generated for --reference",
     )
     out.add_argument("--json", metavar="FILE", help="write the record here; - for standard output")
     out.add_argument(

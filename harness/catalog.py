@@ -31,8 +31,13 @@ class Problem:
 
 
 def list_problems(root: Path = PROBLEMS) -> list[Problem]:
-    """Every problem `level<L>/<N>_<name>.py` below `root`, ordered by level and number."""
+    """Every problem `level<L>/<N>_<name>.py` below `root`, ordered by level and number.
+
+    A checkout of KernelBench has these folders one further down.
+    """
     found = []
+    if not any(root.glob("level*")):
+        root = root / "KernelBench"
     for path in root.glob("level*/*.py"):
         match = _FILE.fullmatch(path.name)
         level = path.parent.name.removeprefix("level")
@@ -44,14 +49,14 @@ def list_problems(root: Path = PROBLEMS) -> list[Problem]:
 
 
 def find_problem(text: str) -> Problem:
-    """The one problem meant by "65", "1/65" or a part of a name.
+    """The one problem meant by "65", "1/65", "level1/65" or a part of a name.
 
     Raises UsageError when none or more than one matches.
     """
     problems = list_problems()
     known = ", ".join(f"{problem.id} {problem.name}" for problem in problems)
-    if re.fullmatch(r"\d+/\d+", text):
-        matches = [problem for problem in problems if problem.id == text]
+    if re.fullmatch(r"(level)?\d+/\d+", text):
+        matches = [problem for problem in problems if problem.id == text.removeprefix("level")]
     elif text.isdigit():
         matches = [problem for problem in problems if problem.id.split("/")[1] == text]
     else:

@@ -3,12 +3,12 @@
 import argparse
 import contextlib
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,17 +20,18 @@ from harness import (
     compare,
     devices,
     kernelbench_export,
+    listing,
     ray_cluster,
     records,
     tables,
-    timing,
 )
 from harness.arguments import make_parser
 from harness.catalog import ROOT, Problem
 from harness.ending import status_of
-from harness.errors import UsageError
+from harness.errors import EnvironmentUnfit, UsageError
 from harness.evaluate import Evaluation
 from harness.files import require_file, require_folder
+from harness.names import BASELINES, KERNELS
 from harness.outcome import Options
 from harness.progress import Progress
 from harness.suite_files import find_items
@@ -46,9 +47,21 @@ def main(arguments: list[str] | None = None) -> int:
         given = make_parser().parse_args(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else UsageError.exit_status
-    # So that the solution's process and its files go, too, when the harness is told to stop.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return status_of("run_eval.py", lambda: _clean_run(given, arguments))
+    with _ended_by_sigterm():
+        return status_of("run_eval.py", lambda: _clean_run(given, arguments))
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm():
+    """The solution's process and its files go, too, when the harness is told to stop meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where no handler can be set
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _clean_run(given: argparse.Namespace, arguments: list[str]) -> int:
@@ -102,11 +115,22 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
         problems = _problems(given, Path(folder))
         for problem in problems if given.record else ():
             require_file(_record_path(given, problem, options), "--record")
-        done = [_evaluate(problem, options, command, given, console) for problem in problems]
+        done, unfit = [], 0
+        for problem in problems:
+            try:
+                _require_solution(problem, given.solution)
+                done.append(_evaluate(problem, options, command, given, console))
+            except UsageError as error:  # one problem's, which is no reason to leave the others
+                if not given.all:
+                    raise
+                unfit += 1
+                print(f"run_eval.py: error: {problem.id}: {error}", file=sys.stderr)
     if len(done) > 1:
         tables.print_summary(console, done)
     _write(given, done if given.all else done[0], stdout)
-    return ACCEPTED if all(r["verdict"] == "accepted" for r in done) else REJECTED
+    if any(record["verdict"] != "accepted" for record in done):
+        return REJECTED
+    return UsageError.exit_status if unfit else ACCEPTED
 
 
 def _suite(given: argparse.Namespace, command: str, console: Console) -> tuple[dict, int]:
@@ -136,6 +160,8 @@ def _require_one_task(given: argparse.Namespace) -> None:
         raise UsageError(f"{' and '.join(tasks)} exclude each other")
     if given.solution and not (given.problem or given.reference or given.export_kernelbench):
         raise UsageError(f"--solution does not go with {tasks[0]}")
+    if given.keep and (given.solution or given.suite or not given.reference):
+        raise UsageError("--keep goes with --reference, where a solution is generated for it")
     if given.record and not (given.problem or given.all):
         raise UsageError("--record goes with --problem and --all; use --json FILE here")
     if given.compare and len(given.compare) < 2:
@@ -151,6 +177,8 @@ def _require_places(given: argparse.Namespace) -> None:
         require_file(Path(given.json), "--json", inputs)
     if given.output:
         require_folder(given.output, "--output")
+    if given.keep:
+        require_file(given.keep, "--keep", [given.reference])
     if given.build_dir:
         require_folder(given.build_dir, "--build-dir", filled_is_enough=True)
 
@@ -172,9 +200,9 @@ def _require_suite_options(given: argparse.Namespace) -> None:
 
 def _options(given: argparse.Namespace, device: torch.device) -> Options:
     names = [] if given.baselines in ("none", "") else given.baselines.split(",")
-    unknown = [name for name in names if name not in timing.BASELINES]
+    unknown = [name for name in names if name not in BASELINES]
     if unknown or len(set(names)) != len(names):
-        allowed = ", ".join(timing.BASELINES)
+        allowed = ", ".join(BASELINES)
         raise UsageError(f"--baselines {given.baselines!r}: allowed, each once, are {allowed}")
     return Options(
         device=device,
@@ -196,8 +224,10 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
 def _forced_kernel() -> str:
     """What TCONV_KERNEL asks of solutions; it becomes part of a folder's name."""
     name = os.environ.get("TCONV_KERNEL", "auto")
-    if not re.fullmatch(r"[a-z][a-z0-9]*", name):
-        raise UsageError(f"TCONV_KERNEL is {name!r}: it must be the name of a kernel, or unset")
+    if name not in KERNELS:
+        raise EnvironmentUnfit(
+            f"TCONV_KERNEL is {name!r}: it must be one of {', '.join(KERNELS)}, or unset"
+        )
     return name
 
 
@@ -206,7 +236,7 @@ def _problems(given: argparse.Namespace, folder: Path) -> list[Problem]:
     if given.reference:
         if not given.reference.is_file():
             raise UsageError(f"--reference {given.reference}: no such file")
-        solution = given.solution or _generate(given.reference, folder)
+        solution = given.solution or _generate(given.reference, folder, given.keep)
         found = [catalog.problem_of_files(given.reference, solution)]
     elif given.all:
         found = catalog.list_problems()
@@ -214,14 +244,24 @@ def _problems(given: argparse.Namespace, folder: Path) -> list[Problem]:
         found = [catalog.find_problem(given.problem)]
         if given.solution:
             found = [replace(found[0], solution=given.solution)]
-    missing = [str(p.solution) for p in found if p.solution is None or not p.solution.is_file()]
-    if missing:
-        raise UsageError(f"no such solution file: {', '.join(missing)}")
+    if not given.all:  # of all, each in its turn
+        _require_solution(found[0], given.solution)
     return found
 
 
-def _generate(reference: Path, folder: Path) -> Path:
-    solution = folder / reference.name
+def _require_solution(problem: Problem, by_hand: Path | None) -> None:
+    """There is a file, or the command is told that makes the catalogue's."""
+    if problem.solution.is_file():
+        return
+    if by_hand:
+        raise UsageError(f"no such solution file: {by_hand}")
+    reference, solution = (os.path.relpath(p, ROOT) for p in (problem.reference, problem.solution))
+    made = f"python -m generator {reference} -o {solution}"
+    raise UsageError(f"no such solution file: {solution}; this makes it: {made}")
+
+
+def _generate(reference: Path, folder: Path, keep: Path | None) -> Path:
+    solution = keep.resolve() if keep else folder / reference.name
     done = subprocess.run(
         [sys.executable, "-m", "generator", str(reference.resolve()), "-o", str(solution)],
         cwd=ROOT,
@@ -263,22 +303,9 @@ def _write(given: argparse.Namespace, value, stdout) -> None:
 
 
 def _list(given: argparse.Namespace, stdout, console: Console) -> int:
-    problems = catalog.list_problems()
-    rows = [
-        {
-            "problem": problem.id,
-            "name": problem.name,
-            "reference": str(problem.reference.relative_to(ROOT)),
-            "solution": str(problem.solution.relative_to(ROOT)),
-            "solution_exists": problem.solution.is_file(),
-        }
-        for problem in problems
-    ]
-    if given.json != "-":
-        for row in rows:
-            there = row["solution"] if row["solution_exists"] else "no solution yet"
-            console.print(f"{row['problem']:6} {row['name']:60} {there}", soft_wrap=True)
-    _write(given, rows, stdout)
+    for line in listing.lines() if given.json != "-" else ():
+        console.print(line, soft_wrap=True)
+    _write(given, listing.rows(), stdout)
     return 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from harness import timing
+from harness.names import BASELINES
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Options:
     backward: bool = False
     eval: bool = False
     kernel: str = "auto"  # what TCONV_KERNEL forces, which solutions read themselves
-    baselines: tuple[str, ...] = timing.BASELINES
+    baselines: tuple[str, ...] = BASELINES
     timeout: float = 600.0
     check_only: bool = False
     build_dir: Path | None = None

@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from harness import devices, records, shapes_report, timing, wire
+from harness import devices, records, shapes_report, wire
 from harness.catalog import ROOT, find_problem
 from harness.ending import status_of
 from harness.errors import UsageError
 from harness.files import require_file, require_folder, write_files
+from harness.names import BASELINES as KNOWN_BASELINES
 from harness.progress import Progress
 from harness.shapes_cases import SHAPES, select
 from harness.shapes_run import (
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--baselines",
         default=",".join(BASELINES),
         metavar="LIST",
-        help=f"of {', '.join(timing.BASELINES)}; default %(default)s",
+        help=f"of {', '.join(KNOWN_BASELINES)}; default %(default)s",
     )
     parser.add_argument("--solution", type=Path, metavar="FILE", help=f"a solution of {PROBLEM}")
     parser.add_argument(
@@ -113,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(given: argparse.Namespace) -> Options:
     names = tuple(given.baselines.split(","))
-    if not set(names) <= set(timing.BASELINES) or len(set(names)) != len(names):
-        allowed = ", ".join(timing.BASELINES)
+    if not set(names) <= set(KNOWN_BASELINES) or len(set(names)) != len(names):
+        allowed = ", ".join(KNOWN_BASELINES)
         raise UsageError(f"--baselines {given.baselines!r}: allowed, each once, are {allowed}")
     if given.batch is not None and given.batch < 1:
         raise UsageError(f"--batch {given.batch}: allowed are positive whole numbers")

@@ -15,7 +15,6 @@ from harness.candidate import Candidate
 from harness.errors import Rejected
 from harness.truth import loaded
 
-BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
 _WARMUP_CALLS = 3
 _MAX_CALLS = 20
 _BURST_MS = 60.0

@@ -1,6 +1,8 @@
 """run_eval.py's command line: exit statuses, pure JSON on standard output, records, messages."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import cli
+from harness import catalog, cli
+from harness.arguments import make_parser
+from harness.catalog import Problem, find_problem, list_problems
+from harness.names import KERNELS, SHORT_DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -83,16 +88,91 @@ def test_wrong_usage_is_status_2_with_one_clear_message(arguments, message, caps
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("name", ["", "../elsewhere", "Portable kernel"])
-def test_a_forced_kernel_that_cannot_name_a_folder_is_wrong_usage(name, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["", "../elsewhere", "portabel"])
+def test_a_mistyped_kernel_is_the_environments_fault(name, capsys, monkeypatch):
     monkeypatch.setenv("TCONV_KERNEL", name)
-    assert cli.main(["--reference", TINY, "--solution", HONEST, "--device", "cpu"]) == 2
-    assert f"TCONV_KERNEL is {name!r}" in capsys.readouterr().err
+    assert cli.main(["--reference", TINY, "--solution", HONEST, "--device", "cpu"]) == 3
+    assert f"TCONV_KERNEL is {name!r}: it must be one of auto, " in capsys.readouterr().err
 
 
-def test_a_forced_kernel_may_have_digits_in_its_name(monkeypatch):
-    monkeypatch.setenv("TCONV_KERNEL", "avx2")
-    assert cli._forced_kernel() == "avx2"
+def test_kernels_are_those_of_the_sources(monkeypatch):
+    places = [path for path in (ROOT / "kernels_src").rglob("*") if path.suffix in (".h", ".cpp")]
+    texts = "".join(path.read_text() for path in places)
+    assert set(re.findall(r'\{"([a-z0-9]+)", k[A-Z]\w+\}', texts)) == set(KERNELS)
+    for name in KERNELS:
+        monkeypatch.setenv("TCONV_KERNEL", name)
+        assert cli._forced_kernel() == name
+
+
+def test_other_spellings():
+    parse = make_parser().parse_args
+    for short, name in SHORT_DTYPES.items():
+        assert parse(["--dtype", short]).dtype == parse(["--dtype", name]).dtype == name
+    for text in ("65", "1/65", "level1/65"):
+        assert find_problem(text).id == "1/65"
+
+
+def test_a_checkout_of_kernelbench_has_its_problems_one_folder_down(tmp_path):
+    folder = tmp_path / "KernelBench" / "level3"
+    folder.mkdir(parents=True)
+    (folder / "7_a_model.py").write_text("")
+    assert [problem.id for problem in list_problems(tmp_path)] == ["3/7"]
+    assert [problem.id for problem in list_problems(tmp_path / "KernelBench")] == ["3/7"]
+
+
+def test_help_and_list_wait_for_no_pytorch():
+    code = (
+        "import sys; from harness.entry import main; status = main(sys.argv[1:]); "
+        "assert not {'torch', 'rich'} & set(sys.modules), 'slow imports'; sys.exit(status)"
+    )
+    for option, known in (("--list", "1/65   conv_transpose_3x7"), ("--help", "--keep FILE")):
+        command = [sys.executable, "-c", code, option]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert run.returncode == 0 and known in run.stdout, run.stderr
+
+
+def test_the_handlers_of_signals_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["--list"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def catalogue(monkeypatch, folder, **solutions):
+    """Problems 9/1, 9/2, ... of the tiny reference, with these solutions."""
+    problems = [
+        Problem(f"9/{index}", name, Path(TINY), Path(solution or folder / f"{index}_{name}.py"))
+        for index, (name, solution) in enumerate(solutions.items(), 1)
+    ]
+    monkeypatch.setattr(catalog, "list_problems", lambda root=None: problems)
+
+
+def test_a_missing_solution_names_the_command_that_makes_it(monkeypatch, tmp_path, capsys):
+    catalogue(monkeypatch, tmp_path, missing=None)
+    assert cli.main(["--problem", "1", "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert "this makes it: python -m generator tests/fixtures/tiny.py -o " in told
+    assert told.rstrip().endswith("1_missing.py")
+
+
+def test_one_problem_that_cannot_be_evaluated_does_not_stop_the_others(
+    monkeypatch, tmp_path, capsys
+):
+    catalogue(monkeypatch, tmp_path, missing=None, there=HONEST)
+    arguments = ["--all", "--device", "cpu", "--batch", "2", "--check-only", "--json"]
+    assert cli.main([*arguments, str(tmp_path / "all.json")]) == 2
+    assert "run_eval.py: error: 9/1: no such solution file" in capsys.readouterr().err
+    (record,) = json.loads((tmp_path / "all.json").read_text())
+    assert record["problem"] == "9/2" and record["verdict"] == "accepted"
+
+
+def test_a_generated_solution_can_be_kept(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli, "_evaluate", lambda *_: {"verdict": "accepted"})
+    kept = tmp_path / "kept.py"
+    assert cli.main(["--reference", TINY, "--device", "cpu", "--keep", str(kept)]) == 0
+    assert "class ModelNew" in kept.read_text()
+    for wrong in (["--problem", "65"], ["--reference", TINY, "--solution", HONEST]):
+        assert cli.main([*wrong, "--keep", str(kept)]) == 2
+        assert "--keep goes with --reference" in capsys.readouterr().err
 
 
 def test_missing_device_is_status_3(capsys):

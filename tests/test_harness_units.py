@@ -77,6 +77,15 @@ def test_rejection_names_the_first_bad_index_and_both_values():
     assert "first bad index (0, 2, 1): 99 instead of 10" in caught.value.message
 
 
+def test_lines_that_persist_are_reset_where_there_is_a_driver(monkeypatch):
+    called = []
+    monkeypatch.setattr(clock, "_reset_l2", lambda: called.append(True) or 801)
+    clock.reset_persisting_l2()
+    assert called == [True]
+    monkeypatch.setattr(clock, "_reset_l2", None)
+    clock.reset_persisting_l2()
+
+
 def test_nan_never_passes_a_bound():
     exact = torch.ones(4, dtype=torch.float64)
     size = check.measure(torch.tensor([1.0, math.nan, 1.0, 1.0]), exact)

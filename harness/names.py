@@ -1,0 +1,7 @@
+"""Names that options take. Nothing is imported, so that --help and --list are there at once."""
+
+BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+# What TCONV_KERNEL may hold: the names in kernels_src, of all solutions together.
+KERNELS = ("auto", "plain", "direct", "portable", "hopper", "held", "slices", "avx2")
