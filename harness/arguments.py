@@ -93,6 +93,11 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not also try inputs of another size, which a solution may refuse to take",
     )
+    how.add_argument(
+        "--kernelbench",
+        action="store_true",
+        help="reject what KernelBench would not take: other values from the same seed",
+    )
     how.add_argument("--check-only", action="store_true", help="no timing")
     how.add_argument(
         "--timeout",

@@ -48,6 +48,8 @@ class Candidate(CandidateProcess):
     ):
         super().__init__(device, build_dir, memory_bytes)
         self.busy_s = 0.0
+        self.names: dict[str, str] = {}  # the reference's, by the solution's
+        self.aliases: dict[str, str] = {}
         self.limit_time(600.0)
 
     def limit_time(self, seconds: float) -> None:
@@ -145,7 +147,20 @@ class Candidate(CandidateProcess):
             tf32=tf32,
         )
         require_unchanged(reply, "importing and constructing it")
-        return self.read_state(reply, 0)[0]
+        state, aliases = self.read_state(reply, 0)[0], reply.get("aliases")
+        pairs = aliases.items() if isinstance(aliases, dict) else ()
+        self.aliases = {name: first for name, first in pairs if {name, first} <= set(state)}
+        return state
+
+    def name_weights(self, names: dict[str, str], parameters: list[str]) -> None:
+        """From now on states have the reference's names: `names` has them by the solution's.
+
+        `parameters` are the reference's, in whose order gradients come.
+        """
+        self.names = names
+        own = {reference: name for name, reference in reversed(names.items())}
+        ordered = [own[name] for name in parameters]
+        self.request("order_parameters", "building", names=ordered)
 
     def load_weights(self, state: dict) -> None:
         """Copy a state_dict into the solution's model."""
@@ -154,7 +169,8 @@ class Candidate(CandidateProcess):
     def send_state(self, state: dict) -> list:
         """Write a state_dict into the inbox; returns its description for a request."""
         offset, entries = 0, []
-        for name, tensor in state.items():
+        for name, reference in (self.names or {name: name for name in state}).items():
+            tensor = state[reference]
             offset = wire.write_tensor(self.inbox, offset, tensor)
             entries.append({"name": name, **wire.spec_of(tensor)})
         return entries
@@ -216,7 +232,9 @@ class Candidate(CandidateProcess):
         """The state_dict that a reply announces, on the CPU, and the offset after it."""
         state = {}
         for entry in checked_specs(reply.get("state"), named=True):
-            state[entry["name"]] = self.read(offset, entry, torch.device("cpu"))
+            name = self.names.get(entry["name"], entry["name"])
+            value = self.read(offset, entry, torch.device("cpu"))
+            state.setdefault(name, value)  # a tensor of several names comes several times
             offset += wire.spec_bytes(entry)
         return state, offset
 

@@ -217,6 +217,7 @@ def _options(given: argparse.Namespace, device: torch.device) -> Options:
         check_only=given.check_only,
         build_dir=given.build_dir,
         one_size=given.one_size,
+        kernelbench=given.kernelbench,
         seed=given.seed,
     )
 

@@ -25,6 +25,7 @@ class Options:
     check_only: bool = False
     build_dir: Path | None = None
     one_size: bool = False
+    kernelbench: bool = False  # what KernelBench would not take rejects
     seed: int = 2026
 
 
@@ -45,6 +46,8 @@ class Outcome:
     other_size: dict | None = None
     non_finite: dict | None = None
     second_instance: dict | None = None
+    weights_copied: str = ""  # how entries of the state_dicts were matched
+    does_not_drop_in: str | None = None  # why KernelBench would not take an accepted solution
     other_arguments: dict | None = None
     build_s: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -102,6 +102,8 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "other_size": outcome.other_size,
         "non_finite": outcome.non_finite,
         "second_instance": outcome.second_instance,
+        "weights_copied": outcome.weights_copied,
+        "does_not_drop_in": outcome.does_not_drop_in,
         "other_arguments": outcome.other_arguments,
         "build_s": outcome.build_s,
         "seconds": {name: round(value, 2) for name, value in outcome.seconds.items()},

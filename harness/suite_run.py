@@ -82,6 +82,7 @@ def _plan(given, options: Options, command: str, output, cluster: Cluster | None
         "kernel": options.kernel,
         "baselines": list(options.baselines),
         "one_size": options.one_size,
+        "kernelbench": options.kernelbench,
         "check_only": options.check_only,
         "timeout": options.timeout,
         "seed": options.seed,
@@ -118,7 +119,7 @@ def _arguments(settings: dict) -> list[str]:
     words += ["--timeout", str(settings["timeout"]), "--seed", str(settings["seed"])]
     words += ["--baselines", ",".join(settings["baselines"]) or "none"]
     words += ["--batch", str(settings["batch"])] if settings["batch"] else []
-    flags = ("backward", "eval", "one_size", "check_only")
+    flags = ("backward", "eval", "one_size", "kernelbench", "check_only")
     return words + [f"--{name.replace('_', '-')}" for name in flags if settings[name]]
 
 

@@ -23,7 +23,8 @@ def print_record(console: Console, record: dict) -> None:
         + (f", {record['kernel']} kernel forced" if record.get("kernel", "auto") != "auto" else "")
     )
     if record["verdict"] == "accepted":
-        console.print("[green]accepted[/]")
+        aside = ", but does not drop into KernelBench (see below)"
+        console.print("[green]accepted[/]" + aside * bool(record.get("does_not_drop_in")))
     else:
         console.print("[red]rejected[/]")
         for reason in record["reasons"]:
@@ -99,6 +100,8 @@ def _print_notes(console: Console, record: dict) -> None:
         shape = "x".join(map(str, other["shape"]))
         told = f" ({other['told']})" if "told" in other else ""
         console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
+    if record.get("weights_copied", "by name") not in ("", "by name"):
+        console.print(f"weights copied {record['weights_copied']}", markup=False)
     second = record.get("second_instance") or {}
     if second.get("verdict") == "refused":
         console.print(f"a second instance: refused ({second['told']})", markup=False)
@@ -117,6 +120,9 @@ def _print_notes(console: Console, record: dict) -> None:
     if seconds:
         parts = ", ".join(f"{name} {seconds[name]:.1f} s" for name in seconds if name != "wall")
         console.print(f"{seconds['wall']:.1f} s in all: {parts}", markup=False)
+    if record.get("does_not_drop_in"):
+        told = f"does not drop into KernelBench: {record['does_not_drop_in']}"
+        console.print(told, markup=False, style="yellow")
 
 
 def print_summary(console: Console, records: list[dict]) -> None:
@@ -126,7 +132,7 @@ def print_summary(console: Console, records: list[dict]) -> None:
         fastest, error = record["fastest"], record["error"]["rel_l2"]
         table.add_row(
             f"{record['problem']} {record['name']}",
-            record["verdict"],
+            record["verdict"] + ", no drop-in" * bool(record.get("does_not_drop_in")),
             median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",

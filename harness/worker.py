@@ -32,6 +32,7 @@ class Worker(CallsAgain):
         self.device = torch.device("cpu")
         self.stopwatch = None
         self.kept: list[torch.Tensor] = []  # outputs, the oldest first
+        self.parameter_names: list[str] = []
         self.timed = None
         self.call = self.cold_call = self.prepare = None
 
@@ -78,6 +79,7 @@ class Worker(CallsAgain):
             self.model = self.constructor(*arguments)
             return {
                 "state": self._send_state(0)[0],
+                "aliases": _aliases(self.model.state_dict()),
                 "changed_flags": ambient.changed(flags, ambient.flags(self.device)),
                 "changed_random_states": [],  # a constructor draws its weights
             }
@@ -85,6 +87,11 @@ class Worker(CallsAgain):
     def weights(self, state: list) -> dict:
         """Copy the given state, strictly, into the model, which lives on the device afterwards."""
         self._copy_state(self.model, state)
+        return {}
+
+    def order_parameters(self, names: list) -> dict:
+        """The names of the parameters in the order in which their gradients are sent."""
+        self.parameter_names = names
         return {}
 
     def forward(
@@ -275,7 +282,9 @@ class Worker(CallsAgain):
 
     def _send_gradients(self, arguments: list, offset: int) -> tuple[dict, int]:
         """The gradients of inputs, then of parameters; only which are missing, where some are."""
-        gradients = [holder.grad for holder in (*floating(arguments), *self.model.parameters())]
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        holders = [*floating(arguments), *map(parameters.get, self.parameter_names)]
+        gradients = [None if holder is None else holder.grad for holder in holders]
         missing = [index for index, grad in enumerate(gradients) if grad is None]
         if missing:
             return {"missing_gradients": missing}, offset
@@ -298,6 +307,18 @@ class Worker(CallsAgain):
             offset = wire.write_tensor(self.outbox, offset, tensor)
             entries.append({"name": name, **wire.spec_of(tensor)})
         return entries, offset
+
+
+def _aliases(state: dict) -> dict[str, str]:
+    """For every further name of a tensor its first name."""
+    first: dict[tuple, str] = {}
+    found = {}
+    for name, tensor in state.items():
+        if tensor.numel():
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if first.setdefault(place, name) != name:
+                found[name] = first[place]
+    return found
 
 
 def _tensors(values: list) -> list:

@@ -229,7 +229,7 @@ def test_json_on_stdout_is_alone_there_and_complete():
     assert set(record["speedup"]) == {"eager", "channels_last"}
     assert all(set(entry) == {"median", "iqr"} for entry in record["ms"].values())
     assert all(set(entry) == {"median", "iqr"} for entry in record["cold_call_ms"].values())
-    assert set(record["error"]["cases"]) == {"own", "normal", "wide", "after_timing"}
+    assert set(record["error"]["cases"]) == {"own", "normal", "wide", "after_timing", "end"}
     assert record["dtype"] == "float32" and record["tf32"] == "forbid" and record["batch"] == 2
     assert record["other_size"]["verdict"] == "right"
     seconds = record["seconds"]

@@ -12,6 +12,7 @@ import torch
 
 from harness import keeper
 from harness.candidate import Candidate
+from harness.weight_names import ALIASES_APART, BY_NAME, BY_VALUES
 from tests.fixture_judge import FIXTURES, evaluate, names, running, short_of_memory
 from tests.forked_candidate import ForkedCandidate
 
@@ -48,6 +49,7 @@ SHORT = {
     "stops_itself",
 }
 SHORT_SECONDS = 3.0
+COPIED = {"aliased_weights": ALIASES_APART, "other_names": BY_VALUES, "other_order": BY_VALUES}
 SPECIALISED = dict.fromkeys(("crash_with_other_arguments", "specialised"), "specialised")
 LITTLE_MEMORY = {"children_fill_memory", "fills_memory"}
 MEMORY_BYTES = 2 << 30
@@ -136,8 +138,6 @@ WRONG = {
     "no_graph": "missing_gradient",
     "no_model_new": "no_model_new",
     "one_pixel": "inaccurate",
-    "other_names": "state_dict_mismatch",
-    "other_seeding": "seeding_mismatch",
     "out_of_memory": "out_of_memory",
     "output_reused": "output_reused",
     "overlapping_output": "inaccurate",
@@ -261,6 +261,8 @@ def test_honest_solution_is_accepted(case, verdicts):
     assert (outcome.non_finite["lost"] > 0) == lost and outcome.non_finite["spread"] == 0
     refused = case[1] == "one_size"
     assert outcome.other_size["verdict"] == ("refused" if refused else "right")
+    assert outcome.weights_copied == COPIED.get(case[1], BY_NAME)
+    assert (outcome.does_not_drop_in is None) == (case[1] != "other_seeding")
     alone = case[1] == "one_instance"
     assert outcome.second_instance["verdict"] == ("refused" if alone else "right")
     special = "not tried" if alone else SPECIALISED.get(case[1], "right")
@@ -307,6 +309,19 @@ def test_every_fixture_has_its_expected_reason():
     assert names("wrong_norm") == sorted(WRONG_NORM)
     assert len(WRONG) + len(WRONG_NORM) >= 60
     assert len(names("honest")) + len(names("honest_norm")) >= 12
+
+
+def test_with_kernelbench_other_values_from_the_same_seed_reject():
+    for name, reasons in (("other_seeding", ["seeding_mismatch"]), ("aliased_weights", [])):
+        outcome = evaluate("tiny", FIXTURES / "honest" / f"{name}.py", batch=2, kernelbench=True)
+        assert [reason.partition(":")[0] for reason in outcome.reasons] == reasons
+
+
+@pytest.mark.parametrize("name", ["aliased_weights", "other_names"])
+def test_gradients_of_other_names_are_found(name):
+    outcome = evaluate("tiny", FIXTURES / "honest" / f"{name}.py", batch=2, backward=True)
+    assert outcome.reasons == []
+    assert list(outcome.errors["own"]["gradients"]) == ["input 0", "conv.weight", "conv.bias"]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ PARSED = {
     "TCONV_KERNEL=portable python run_eval.py --all --check-only --dtype bfloat16 --record": GPU,
     "python run_eval.py --reference REF.py --solution SOL.py": "the session is one",
     "python run_eval.py --reference REF.py": "the session does it in two steps",
+    "python run_eval.py --reference REF.py --keep SOL.py": "tests/test_harness_cli.py keeps one",
     "python run_eval.py --suite DIR": "tests/test_harness_suite.py runs suites",
     "python run_eval.py --suite DIR --ray": "tests/test_harness_ray.py runs suites over Ray",
     "python -m generator --all": "writes into the checkout; tests/test_solution_files.py compares",
