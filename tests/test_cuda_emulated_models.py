@@ -191,7 +191,7 @@ def test_batch_norm_options_over_several_calls(shelf, emulated_solutions, option
 
 
 # The portable kernel's moments, and the strict one's behind it, are merged by one more kernel.
-@pytest.mark.parametrize(("kernel", "fewer"), [("hopper", 1), ("portable", 2)])
+@pytest.mark.parametrize(("kernel", "fewer"), swept([("hopper", 1), ("portable", 2)], names=2))
 def test_running_statistics_cost_no_kernel(shelf, emulated_solutions, kernel, fewer):
     """What applies them makes the affine maps itself; batch statistics are worked out before."""
     emulated = emulated_solutions["11"]

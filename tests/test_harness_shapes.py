@@ -13,6 +13,7 @@ from harness import shapes, shapes_report, timing
 from harness.errors import UsageError
 from harness.shapes_cases import SHAPES, WHY, Shape, select, why
 from harness.shapes_run import Layer, Options, batch_for, kernels_of, measure
+from tests import record_tools
 from tests.record_tools import require_standing
 from tests.solution_tools import ROOT
 
@@ -232,8 +233,9 @@ def test_record_names():
 # Committed records ------------------------------------------------------------------------------
 
 
+@record_tools.how
 @pytest.mark.parametrize("path", RECORDS, ids=relative)
-def test_record_is_of_the_committed_solution(path):
+def test_record_is_of_the_committed_solution(path, how):
     record = json.loads(path.read_text())
     assert record["device"] == path.parent.name
     setting = record["dtype"], record["tf32"], record["device"]
@@ -242,7 +244,7 @@ def test_record_is_of_the_committed_solution(path):
     for entry, shape in zip(record["shapes"], SHAPES, strict=True):
         assert entry["verdict"] == "accepted" and entry["reasons"] == []
         assert entry["arguments"] == json.loads(json.dumps(shape.arguments))
-    require_standing(record)
+    require_standing(record, how)
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=relative)

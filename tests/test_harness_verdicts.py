@@ -49,6 +49,7 @@ SHORT = {
     "stops_itself",
 }
 SHORT_SECONDS = 3.0
+COMPILED_SECONDS = {"torch_compiled": 300.0}  # three times, for two instances and other arguments
 COPIED = {"aliased_weights": ALIASES_APART, "other_names": BY_VALUES, "other_order": BY_VALUES}
 SPECIALISED = dict.fromkeys(("crash_with_other_arguments", "specialised"), "specialised")
 LITTLE_MEMORY = {"children_fill_memory", "fills_memory"}
@@ -216,7 +217,7 @@ def judge(folder: str, name: str, backward: bool = False):
         start=start_for(name),
         backward=backward or name in BACKWARD,
         check_only=name not in TIMED,
-        timeout=SHORT_SECONDS if name in SHORT else 60.0,
+        timeout=SHORT_SECONDS if name in SHORT else COMPILED_SECONDS.get(name, 60.0),
     )
     return outcome, running(LEFT_BEHIND.get(name))
 

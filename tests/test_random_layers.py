@@ -14,6 +14,7 @@ from tests import fuzz_operator
 from tests.layer_errors import errors_of, exact_conv
 from tests.random_layers import SIZES, random_layer, random_layers
 from tests.solution_tools import CPU_KERNELS, assert_within, conv_bound, environment
+from tests.sweeps import swept
 
 
 def options(**changed):
@@ -159,7 +160,7 @@ def test_a_wrong_shape_or_dtype_fails():
 # The operator on the CPU -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", swept(range(3)))
 def test_random_layers_on_the_cpu(shelf, seed):
     operator = shelf["69"].solution["_operator"]
     summary = fuzz_operator.Summary()

@@ -169,6 +169,7 @@ def test_cold_build_takes_at_most_ten_seconds_on_two_cores(path, tmp_path):
     assert 0 < min(elapsed, spent) <= 10, (elapsed, spent)
 
 
+@pytest.mark.sweep
 def test_processes_building_at_the_same_time(tmp_path):
     environment_ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
     command = [sys.executable, "-c", LOAD, str(by_number("65"))]
