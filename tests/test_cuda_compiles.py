@@ -80,6 +80,7 @@ def test_blocks_are_counted():
     assert blocks_with_stores_and_chain(f"MUFU STG {ends} STG {ends} STG MUFU {ends} STG MUFU") == 2
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
 def test_every_functor_compiles_without_spills(tmp_path):
     """A kernel for each case of every element-wise operator, in fp32 and fp64."""
