@@ -67,7 +67,8 @@ namespace["ModelNew"](*namespace["get_init_inputs"]())(x)
 """
 
 
-@pytest.mark.parametrize("number", swept(["11", "65"]))
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", ["11", "65"])
 def test_the_same_text_is_one_operator(number, tmp_path):
     """Loaded again in a process, under whatever build folder, it is the operator of the first time;
     in another process it has the same name.
@@ -183,6 +184,7 @@ def test_processes_building_at_the_same_time(tmp_path):
     assert len(list(tmp_path.glob("tconv_*/*.so"))) == 1
 
 
+@pytest.mark.sweep
 def test_a_killed_build_does_not_block_the_next(built):
     """A build that dies leaves PyTorch's lock file behind, for which PyTorch itself would wait for
     ever.
