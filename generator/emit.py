@@ -1,6 +1,7 @@
 """Writes the text of a solution file."""
 
 import ast
+import dataclasses
 import hashlib
 import re
 import textwrap
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from generator import static_rules
 from generator.calls import METHODS, Modules, modules_of, summary
-from generator.checks import at_call, at_construction, constants_text, same_modes
+from generator.checks import Checks, at_call, at_construction, constants_text, same_modes
 from generator.errors import Refusal
 from generator.explain import explained, shortcuts
 from generator.expressions import module_path
@@ -51,33 +52,46 @@ the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32."""
 
 
-def generate(reference_path: Path, output_path: Path) -> str:
+def generate(reference_path: Path, output_path: Path, built: bool = False) -> str:
     """The solution's text. Raises Refusal where there is none that computes what the reference
-    does: it is proved with PyTorch in the kernels' place (prove.py).
+    does: it is proved (prove.py) with its C++ half, which is built for that (`built`), or with
+    PyTorch's functions in the place of kernels.
     """
     with ambient_kept():
         program = read_program(reference_path)
         text = solution_text(program, output_path)
-        prove(program, text)
+        prove(program, text, built)
     return text
 
 
 def solution_text(program: Program, output_path: Path) -> str:
-    """The text of what was decided."""
+    """The text of what was decided. Raises Refusal where the reference's own text cannot be carried
+    over.
+    """
+    text = ""
+    for without_forwards in (False, True):
+        text = _solution_text(program, output_path, without_forwards)
+        if not _broken_rules(program, text):
+            break
+    _check(program, text)
+    return text
+
+
+def _solution_text(program: Program, output_path: Path, without_forwards: bool) -> str:
     reference = program.reference
     kernels = sources(program)
     constants = kernels.constants
     if kernels.all:
         constants = {"_SLUG": repr(_slug(reference.path))} | constants
-    forward, checked = _forward(program, kernels)
-    late = constants_text(program.checks)
+    made, forward, checked = _forward(program, kernels)
+    late = constants_text(made)
     written = "\n".join([*constants.values(), *late.values(), forward, checked])
     own = runtime_statements(kernels, f"{written}\n{_CHECKED if checked else ''}")
     if kernels.all:
         constants["_DIGEST"] = repr(_digest(own, constants | late))
-    theirs = solution_statements(reference, signature(reference), forward)
+    theirs = solution_statements(reference, signature(reference), forward, without_forwards)
     _refuse_clashes(reference, own, theirs)
-    text = "\n".join(
+    return "\n".join(
         [
             _docstring(program, output_path, kernels),
             _imports(own, theirs),
@@ -89,8 +103,6 @@ def solution_text(program: Program, output_path: Path) -> str:
             "",
         ]
     )
-    _check(program, text)
-    return text
 
 
 def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[Statement]) -> list[str]:
@@ -113,8 +125,10 @@ def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[State
     return [*early, _join(ahead), "", "", *texts, _join(steps), "", "", *late, _join(rest), "", ""]
 
 
-def _forward(program: Program, kernels: Kernels) -> tuple[str, str]:
-    """(the body of ModelNew.forward, the function that checks a constructed model)"""
+def _forward(program: Program, kernels: Kernels) -> tuple[Checks, str, str]:
+    """(what is checked, the body of ModelNew.forward, the function that checks a constructed
+    model)
+    """
     reference = program.reference
     taken = set(reference.namespace) | set(reference.bound_arguments()) | {"self", "torch"}
     modules = Modules(taken)
@@ -125,7 +139,7 @@ def _forward(program: Program, kernels: Kernels) -> tuple[str, str]:
         body(reference, plan, kernels.suffixes, modules, taken) for plan in program.plans
     )
     lines = [f"{name} = {module_path(path)}" for path, name in modules.names.items()]
-    made = program.checks
+    made = dataclasses.replace(program.checks, constants=list(program.checks.constants))
     if training != evaluation:
         made.constants += same_modes(program.watch)
     lines += at_call(made, modules)
@@ -134,7 +148,7 @@ def _forward(program: Program, kernels: Kernels) -> tuple[str, str]:
     else:
         flag = f"{module_path(min(program.watch.modes, default=''))}.training"
         lines += [f"if {flag}:", textwrap.indent(training, "    "), evaluation]
-    return "\n".join(lines), at_construction(made)
+    return made, "\n".join(lines), at_construction(made)
 
 
 def write(text: str, path: Path) -> None:
@@ -260,9 +274,13 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
             )
 
 
+def _broken_rules(program: Program, text: str) -> list[str]:
+    return static_rules.violations(text, with_kernels=bool(program.kernels))
+
+
 def _check(program: Program, text: str) -> None:
     """Raises Refusal where a text checker of the benchmark would not take the solution."""
-    broken = static_rules.violations(text, with_kernels=bool(program.kernels))
+    broken = _broken_rules(program, text)
     if broken:
         raise Refusal(
             f"{program.reference.path}: its text holds what KernelBench's checker takes for "

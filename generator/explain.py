@@ -30,6 +30,16 @@ def explained(program: Program) -> list[Line]:
     return lines
 
 
+def report(program: Program) -> str:
+    """All of it, for a reader at a terminal."""
+    lines = [line.text for line in explained(program)]
+    count = len(program.kernels)
+    kernels = {0: "no kernel of ours", 1: "one kernel"}.get(count, f"{count} kernels")
+    calls = sum(isinstance(item, Fused) for item in program.training.items)
+    head = f"{program.reference.path}: {calls} fused calls, {kernels}"
+    return "\n".join([head, *(f"  {line}" for line in [*lines, *shortcuts(program)])])
+
+
 def _lines(program: Program, plan: Plan) -> list[Line]:
     lines = []
     for item in plan.items:

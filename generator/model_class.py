@@ -13,12 +13,15 @@ _NOT_LAYERS = {"Module", "Parameter", "ParameterList", "ParameterDict", "ModuleL
 _CLASS_DOC = '"""Model with forward as fused operators; same parameters and state_dict."""'
 
 
-def solution_statements(reference: Reference, signature: str, body: str) -> list[Statement]:
+def solution_statements(
+    reference: Reference, signature: str, body: str, without_forwards: bool = False
+) -> list[Statement]:
     """Imports, constants, helpers, ModelNew, get_inputs and get_init_inputs, in the reference's
     order, and every statement that does something when the file is executed.
 
     ModelNew has the reference's own __init__; its forward is `body`, whose indentation is steps of
-    four spaces. Raises Refusal where the text cannot be carried over.
+    four spaces. without_forwards: of the classes of inner modules, too, forward and what it alone
+    calls is left out. Raises Refusal where the text cannot be carried over.
     """
     statements = []
     for statement in split(reference.source, reference.tree):
@@ -27,6 +30,8 @@ def solution_statements(reference: Reference, signature: str, body: str) -> list
             continue
         if isinstance(node, ast.ClassDef) and node.name == "Model":
             text = _model_new(reference, node, signature, body)
+        elif without_forwards and _has_forward(node):
+            text = _without_forward(reference, node)
         else:
             text = _Edits(reference.source, node, statement.text).apply()
         statements += split(text)
@@ -70,6 +75,11 @@ class _Edits:
                 and owner.value.id == "torch"
             ):
                 self._replace(owner, "nn")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.nn."):
+            owner = node.module.removeprefix("torch.")
+            names = [(name.asname or name.name, name.name) for name in node.names]
+            if not node.level and all(name != "*" for _, name in names):
+                self._replace(node, "; ".join(f"{new} = {owner}.{old}" for new, old in names))
         elif isinstance(node, ast.Import) and len(node.names) == 1:
             name = node.names[0]
             if name.name == "torch.nn.functional" and name.asname:
@@ -105,6 +115,23 @@ def _model_new(reference: Reference, node: ast.ClassDef, signature: str, body: s
     pieces.append("\n".join(_indented(line, unit) for line in forward))
     pieces[0] = re.sub(r"\bclass\s+Model\b", "class ModelNew", pieces[0].rstrip(), count=1)
     return "\n\n".join([f"{pieces[0]}\n{pieces[1]}", *pieces[2:]])
+
+
+def _has_forward(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ClassDef) and "forward" in reachable_methods(node, "forward")
+
+
+def _without_forward(reference: Reference, node: ast.ClassDef) -> str:
+    start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    lines = reference.source.split("\n")
+    pieces = [_segment(reference, node, start, _header_end(node, lines)).rstrip()]
+    for item in _kept_members(node):
+        first = min([item.lineno, *(d.lineno for d in getattr(item, "decorator_list", []))])
+        pieces.append(_segment(reference, item, first, item.end_lineno))
+    if len(pieces) == 1:
+        first_line = lines[node.body[0].lineno - 1]
+        pieces.append(first_line[: len(first_line) - len(first_line.lstrip())] + '"""No members."""')
+    return "\n".join([f"{pieces[0]}\n{pieces[1]}", *(f"\n{piece}" for piece in pieces[2:])])
 
 
 def _header_end(node: ast.ClassDef, lines: list[str]) -> int:

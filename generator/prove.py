@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import copy
 import itertools
 import traceback
 from collections.abc import Callable, Iterator
@@ -172,8 +171,11 @@ def _tensors(nested: Any) -> list[torch.Tensor]:
 
 
 def _small_inputs(program: Program) -> Iterator[list]:
-    """Inputs that the reference takes, as small as they can be, of one or two sizes."""
+    """Inputs that the reference takes, as small as they can be; of two sizes where forward asks
+    for sizes.
+    """
     shapes = _shapes(program)
+    wanted = 2 if program.watch.sizes else 1
     for dtype in (torch.float64, torch.float32):
         found = 0
         for side in (*_SIDES, None):
@@ -182,8 +184,8 @@ def _small_inputs(program: Program) -> Iterator[list]:
                 continue
             yield inputs
             found += 1
-            if found == 1 + (dtype is torch.float64 and side == _SIDES[0]):
-                break
+            if found == wanted:
+                return
         if found:
             return
     raise Refusal(
@@ -245,7 +247,8 @@ def _made(program: Program, shapes: dict, side: int | None, dtype: torch.dtype) 
 
 
 def _runs(program: Program, inputs: list, dtype: torch.dtype) -> bool:
-    model = copy.deepcopy(program.reference.model).to(dtype).train()
+    reference = program.reference.namespace
+    model = reference["Model"](*reference["get_init_inputs"]()).to(dtype).train()
     with contextlib.suppress(Exception), torch.no_grad():
         model(*_pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs))
         return True

@@ -23,6 +23,10 @@ def export(reference: Reference, training: bool) -> tuple[ExportedProgram, Watch
     """
     model = reference.model
     modes = {module: module.training for module in model.modules()}
+    # The cumulative average of BatchNorm is computed from a tensor; its layer stays a call.
+    cumulative = [m for m in model.modules() if getattr(m, "momentum", 0) is None]
+    for module in cumulative:
+        module.momentum = 0.1
     model.train(training)
     try:
         with watching(reference) as watch:
@@ -34,6 +38,8 @@ def export(reference: Reference, training: bool) -> tuple[ExportedProgram, Watch
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for module in cumulative:
+            module.momentum = None
     refuse_side_effects(reference, watch)
     return program, watch
 
