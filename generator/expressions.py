@@ -80,6 +80,10 @@ class Expressions:
             return self.value(value)
         if isinstance(value, list | tuple):
             items = [self.argument(item) for item in value]
+            if type(value).__module__ == "torch.return_types":
+                return f"torch.return_types.{type(value).__name__}(({', '.join(items)}))"
+            if hasattr(value, "_fields"):
+                return f"{type(value).__name__}({', '.join(items)})"
             if isinstance(value, list):
                 return f"[{', '.join(items)}]"
             return f"({', '.join(items)}{',' if len(items) == 1 else ''})"

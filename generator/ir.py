@@ -104,6 +104,8 @@ def replaced(nested: Any, change: Callable[[Any], Any]) -> Any:
         return {key: replaced(item, change) for key, item in nested.items()}
     if isinstance(nested, tuple | list):
         items = [replaced(item, change) for item in nested]
+        if type(nested).__module__ == "torch.return_types":
+            return type(nested)(items)
         if hasattr(nested, "_fields"):
             return type(nested)(*items)
         return tuple(items) if isinstance(nested, tuple) else items

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from generator.checks import Checks, checks
+from generator.errors import Refusal
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
@@ -47,12 +48,26 @@ def program_of(reference: Reference) -> Program:
         require_transposed(reference, graph)
         plans.append(fuse(reference, graph, seen))
         watch.merge(seen)
+    _require_a_call(reference, plans)
     kernels: dict[tuple, Fused] = {}
     for plan in plans:
         for fused in plan.fused:
             kernels.setdefault(fused.headers, fused)
     made = checks(reference, plans, watch)
     return Program(reference, *plans, watch, made, kernels)
+
+
+def _require_a_call(reference: Reference, plans: list[Plan]) -> None:
+    """Refuses a file without any call of ours where a hook alone is the reason."""
+    if any(plan.fused for plan in plans):
+        return
+    for plan in plans:
+        for node, why in plan.why.items():
+            if node.layer == "ConvTranspose2d" and "which PyTorch must run" in why:
+                raise Refusal(
+                    f"{reference.path}:{node.line}: {node.path} ({node.layer}): {why}, so nothing "
+                    "is left to generate: remove it, or use torch.nn.utils.parametrizations"
+                )
 
 
 @contextlib.contextmanager

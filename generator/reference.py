@@ -64,7 +64,9 @@ def load_reference(path: Path) -> Reference:
     def execute() -> ast.Module:
         tree = ast.parse(source, filename=str(path))
         sys.modules[module.__name__] = module  # where dataclasses look for their annotations
-        exec(compile(tree, str(path), "exec"), module.__dict__)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            exec(compile(tree, str(path), "exec"), module.__dict__)
         return tree
 
     tree = attempt("executing the file", path, execute)

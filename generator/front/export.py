@@ -1,12 +1,11 @@
 """torch.export of a reference's forward, in training and in eval mode."""
 
 import contextlib
-import copy
+import inspect
 import io
 import logging
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
@@ -54,11 +53,12 @@ def _export(model: torch.nn.Module, inputs: list) -> ExportedProgram:
 
 
 def _exported(model: torch.nn.Module, inputs: list) -> ExportedProgram:
+    bound = inspect.signature(model.forward).bind(*inputs).arguments
     sizes = _pytree.tree_map(
         lambda leaf: dict.fromkeys(range(leaf.dim()), Dim.AUTO)
         if isinstance(leaf, torch.Tensor)
         else None,
-        tuple(inputs),
+        dict(bound),
     )
     return torch.export.export(model, tuple(inputs), dynamic_shapes=sizes, strict=False)
 
@@ -104,15 +104,10 @@ def _explained(message: str) -> str:
             f"{message.split(': tracing')[0]}: tracing forward met a condition on the values of a "
             "tensor; a solution has one order of operators for all values"
         )
+    if "found a fake tensor" in message:
+        return (
+            f"{message.split(': tracing')[0]}: tracing forward met a tensor that PyTorch cannot "
+            "follow (.data, numpy()); detach() can be traced"
+        )
     return message
 
-
-def doubled(reference: Reference) -> Any:
-    """The same model and inputs in float64."""
-    model = copy.deepcopy(reference.model).double()
-    inputs = _pytree.tree_map_only(
-        torch.Tensor,
-        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
-        reference.inputs,
-    )
-    return model, inputs

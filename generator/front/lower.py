@@ -66,7 +66,11 @@ class _Lowering:
     def _require_writable(self, outputs: Any) -> None:
         if isinstance(outputs, ir.Value) or outputs is None:
             return
-        if type(outputs) in (tuple, list):
+        named = hasattr(outputs, "_fields") or type(outputs).__module__ == "torch.return_types"
+        home = self._reference.namespace.get(type(outputs).__name__)
+        if type(outputs) in (tuple, list) or (
+            named and (home is type(outputs) or type(outputs).__module__ == "torch.return_types")
+        ):
             for item in outputs:
                 self._require_writable(item)
         elif type(outputs) is dict and all(isinstance(key, str | int) for key in outputs):

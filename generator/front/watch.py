@@ -1,6 +1,7 @@
 """Notes what forward does while it is traced that leaves no trace in the graph."""
 
 import contextlib
+import copy
 import dataclasses
 import sys
 from collections.abc import Iterator
@@ -91,20 +92,20 @@ def reference_line(reference: Reference, depth: int = 2) -> int | None:
 def _reads_noted(kind: type, reference: Reference, watch: Watch) -> Iterator[None]:
     had = kind.__dict__.get("__getattribute__")
     base = kind.__getattribute__
-    paths = {module: path for path, module in reference.model.named_modules()}
+    paths = {id(vars(module)): path for path, module in reference.model.named_modules()}
 
     def read(self, name):
         if name in _PRIVATE or name.startswith("__"):
             value = base(self, name)
             if name == "training" and sys._getframe(1).f_code.co_filename == str(reference.path):
-                watch.modes.add(paths.get(self, ""))
+                watch.modes.add(paths.get(_identity(self), ""))
             return value
         try:
             value = base(self, name)
         except AttributeError:
-            path = paths.get(self)
+            path = paths.get(_identity(self))
             registered = any(
-                name in vars(self).get(kept, ()) for kept in ("_parameters", "_buffers", "_modules")
+                name in base(self, "__dict__").get(kept, ()) for kept in ("_parameters", "_buffers", "_modules")
             )
             if path is not None and not registered and not isinstance(
                 getattr(type(self), name, None), property
@@ -113,11 +114,12 @@ def _reads_noted(kind: type, reference: Reference, watch: Watch) -> Iterator[Non
             elif path is not None and registered and self.__getattr__(name) is None:
                 watch.read.setdefault((path, name), None)
             raise
-        path = paths.get(self)
+        path = paths.get(_identity(self))
         known = getattr(type(self), name, None)
         if path is not None and not isinstance(known, property) and not _is_method(value, self):
             if not isinstance(value, torch.Tensor | nn.Module):
-                watch.read.setdefault((path, name), value)
+                if (path, name) not in watch.read:
+                    watch.read[path, name] = _kept(value)
         return value
 
     kind.__getattribute__ = read
@@ -130,14 +132,29 @@ def _reads_noted(kind: type, reference: Reference, watch: Watch) -> Iterator[Non
             kind.__getattribute__ = had
 
 
+def _identity(module: nn.Module) -> int:
+    """The same for a module and for what torch.export puts in its place, which shares its
+    attributes.
+    """
+    return id(object.__getattribute__(module, "__dict__"))
+
+
+def _kept(value: Any) -> Any:
+    """A value as it is now, whatever becomes of it."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - what cannot be copied is compared by its description
+        return value
+
+
 def _is_method(value: Any, owner: Any) -> bool:
     return callable(value) and getattr(value, "__self__", None) is owner
 
 
-def plain_state(model: nn.Module) -> dict[str, Any]:
+def plain_state(model: nn.Module) -> dict[str, str]:
     """What modules keep beside tensors and modules, described."""
     return {
-        f"{path}.{name}" if path else name: described(value)
+        f"{path}.{name}" if path else name: repr(described(value))
         for path, module in model.named_modules()
         for name, value in vars(module).items()
         if name not in _PRIVATE and not isinstance(value, torch.Tensor)
@@ -147,8 +164,10 @@ def plain_state(model: nn.Module) -> dict[str, Any]:
 @contextlib.contextmanager
 def _calls_noted(reference: Reference, watch: Watch) -> Iterator[None]:
     before = plain_state(reference.model)
+    originals = {_identity(module): module for module in reference.model.modules()}
 
     def note(module, args, kwargs, output):
+        module = originals.get(_identity(module), module)
         simple = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
         watch.calls.setdefault(module, []).append(
             Call(simple and isinstance(output, torch.Tensor))

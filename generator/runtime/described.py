@@ -1,6 +1,7 @@
 """What an attribute of a model is made of, as something that can be compared and written down."""
 
 import enum as _enum
+import hashlib as _hashlib
 
 import torch
 from torch import nn as _nn
@@ -35,10 +36,14 @@ def _described(value, depth: int = 0):
         return f"{kind.__name__} {[_described(item, depth + 1) for item in items]}"
     if isinstance(value, _enum.Enum):
         return f"{kind.__qualname__}.{value.name}"
-    name = getattr(value, "__qualname__", None)
-    if name is not None:
-        home = value.__module__ or ""
-        return f"{home} {name}" if home.startswith("torch") else name
+    code = getattr(value, "__code__", None)
+    if code is not None:  # another lambda has the same name
+        kept = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        constants = [item for item in code.co_consts if _is_plain(item)]
+        text = repr((code.co_code, constants, code.co_names, [_described(k, depth + 1) for k in kept]))
+        return f"{value.__name__} {_hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if hasattr(value, "__qualname__"):
+        return value.__qualname__
     attributes = getattr(value, "__dict__", None)
     if attributes and depth < 6:
         return f"{kind.__qualname__} {_described(dict(attributes), depth + 1)}"
