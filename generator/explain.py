@@ -47,7 +47,9 @@ def _lines(program: Program, plan: Plan) -> list[Line]:
             index = list(program.kernels).index(item.headers)
             where = f"kernel {index}" if len(program.kernels) > 1 else "the kernel"
             for node in item.nodes:
-                lines.append(Line(f"{_place(node)}{label(node)}: in {where} of {summary(item)}", False))
+                lines.append(
+                    Line(f"{_place(node)}{label(node)}: in {where} of {summary(item)}", False)
+                )
         elif not item.op.startswith(("python.", "aten.sym_")):
             lines.append(Line(f"{_place(item)}{label(item)}: left, {plan.why[item]}", True))
     return lines
@@ -63,11 +65,13 @@ def shortcuts(program: Program) -> list[str]:
     found = []
     for plan in program.plans[:1]:
         for fused in plan.fused:
-            readers = [n for n in plan.items if isinstance(n, Node) and fused.result in n.operands()]
+            readers = [
+                n for n in plan.items if isinstance(n, Node) and fused.result in n.operands()
+            ]
             linear = all(step.kind in ("add", "sub", "mul", "div", "neg") for step in fused.steps)
             if fused.entry == "conv" and linear and readers and readers[0].op in _MEANS:
                 found.append(
-                    f"{label(readers[0])} of {summary(fused)} could be had without the convolution, "
-                    "from sums of its input: it is computed all the same, as the benchmark means it"
+                    f"{label(readers[0])} of {summary(fused)} could be had from sums of the input, "
+                    "without the convolution: it is computed, as the benchmark means it"
                 )
     return found

@@ -22,6 +22,7 @@ TRANSPOSED = {
     "aten.conv_transpose3d.input": "conv_transpose3d",
 }
 _ANCHOR = "aten.conv_transpose2d.input"
+_RECORDS = {record.module: record for record in ops.UNARY if record.module is not None}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -40,6 +41,7 @@ class Fused:
     steps: list[Step]
     vectors: list[Value]
     rest: list[Node]
+    activation: Step | None = None  # in `rest`, where that begins with BatchNorm
 
     @property
     def nodes(self) -> list[Node]:
@@ -55,11 +57,6 @@ class Fused:
         steps = tuple((step.device, step.python) for step in self.steps)
         activation = self.activation
         return self.entry, steps, len(self.vectors), activation and activation.python
-
-    @property
-    def activation(self) -> Step | None:
-        """Of conv_batch_norm_pool_group_norm."""
-        return _step(self.rest[1], None).step if len(self.rest) == 4 else None
 
 
 @dataclasses.dataclass
@@ -178,11 +175,20 @@ class _Fusion:
         fused = Fused("conv", conv, [], [], [], [])
         self._members = {conv}
         last = conv
-        while (node := self._next(last.result, last, conv)) is not None:
+        while True:
+            if (joined := self._softsign(last.result, conv)) is not None:
+                fused.elementwise += joined
+                fused.steps.append(_RECORDS[nn.Softsign].make())
+                self._members |= set(joined)
+                last = joined[-1]
+                continue
+            node = self._next(last.result, last, conv)
+            if node is None:
+                break
             if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
                 self._why[node] = "it has hooks, which PyTorch must run"
                 break
-            read = _step(node, last.result, fused)
+            read = self._step(node, last.result, fused)
             if read.step is None:
                 if self._take_norms(fused, node):
                     break
@@ -198,6 +204,36 @@ class _Fusion:
             self._members.add(node)
             last = node
         return fused
+
+    def _step(self, node: Node, value: Value | None, fused: Fused | None = None) -> "_Read":
+        module = self._reference.model.get_submodule(node.path) if node.op == "layer" else None
+        record = _RECORDS.get(layer_class(module)) if module is not None else None
+        if record is None:
+            return _step(node, value, fused)
+        try:
+            return _Read(record.step_of_module(module))
+        except ValueError as error:
+            return _Read(why=f"it {error}")
+
+    def _softsign(self, value: Value, anchor: Node) -> list[Node] | None:
+        """v / (abs(v) + 1), which is what PyTorch's function softsign is."""
+        users = self._users.get(value, [])
+        ops_of = [user.op if user is not None else "" for user in users]
+        if sorted(ops_of) != ["aten.abs.default", "aten.div.Tensor"]:
+            return None
+        absolute, divided = sorted(users, key=lambda user: user.op)
+        (added,) = (
+            self._users.get(absolute.result, [])
+            if len(self._users.get(absolute.result, [])) == 1
+            else (None,)
+        )
+        if added is None or added.op != "aten.add.Tensor" or added.args[1:] != (1,):
+            return None
+        found = [absolute, added, divided]
+        if divided.args != (value, added.result) or self._users[added.result] != [divided]:
+            return None
+        same = all(node.regions == anchor.regions and not node.kwargs for node in found)
+        return found if same else None
 
     def _take_norms(self, fused: Fused, node: Node) -> bool:
         """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""
@@ -215,6 +251,7 @@ class _Fusion:
                 return False
             nodes.append(following)
         fused.entry, fused.rest = "conv_batch_norm_pool_group_norm", nodes
+        fused.activation = self._step(nodes[1], None).step
         return True
 
     def _layer(self, node: Node) -> type[nn.Module] | None:
@@ -237,7 +274,7 @@ class _Fusion:
     def _is_rising(self, node: Node) -> bool:
         if node.op == "layer" and self._layer(node) is None:
             return False
-        read = _step(node, None)
+        read = self._step(node, None)
         return read.step is not None and read.step.monotone and read.vector is None
 
 

@@ -36,7 +36,9 @@ def solution_statements(
             text = _Edits(reference.source, node, statement.text).apply()
         statements += split(text)
     if not any("ModelNew" in statement.defines for statement in statements):
-        raise Refusal(f"{reference.path}: class Model must be defined in the file, at its top level")
+        raise Refusal(
+            f"{reference.path}: class Model must be defined in the file, at its top level"
+        )
     roots = {"ModelNew", "get_inputs", "get_init_inputs"}
     for statement in statements:
         if statement.has_effect:
@@ -130,7 +132,9 @@ def _without_forward(reference: Reference, node: ast.ClassDef) -> str:
         pieces.append(_segment(reference, item, first, item.end_lineno))
     if len(pieces) == 1:
         first_line = lines[node.body[0].lineno - 1]
-        pieces.append(first_line[: len(first_line) - len(first_line.lstrip())] + '"""No members."""')
+        pieces.append(
+            first_line[: len(first_line) - len(first_line.lstrip())] + '"""No members."""'
+        )
     return "\n".join([f"{pieces[0]}\n{pieces[1]}", *(f"\n{piece}" for piece in pieces[2:])])
 
 

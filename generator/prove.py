@@ -192,8 +192,8 @@ def _small_inputs(program: Program) -> Iterator[list]:
         if found:
             return
     raise Refusal(
-        f"{program.reference.path}: the reference itself runs on no input small enough to prove its "
-        "solution with"
+        f"{program.reference.path}: the reference itself runs on no input small enough to prove "
+        "its solution with"
     )
 
 

@@ -74,9 +74,7 @@ def operator_source(entries: list[str], replacements: dict[str, str]) -> str:
     return _resolved(paths, {}, shared)
 
 
-def _resolved(
-    paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...] = ()
-) -> str:
+def _resolved(paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...] = ()) -> str:
     if len(paths) == 1:
         return resolve(paths[0], replacements, given)
     # Headers first: each is there once, whichever of the entries is built.

@@ -55,9 +55,9 @@ def _export(model: torch.nn.Module, inputs: list) -> ExportedProgram:
 def _exported(model: torch.nn.Module, inputs: list) -> ExportedProgram:
     bound = inspect.signature(model.forward).bind(*inputs).arguments
     sizes = _pytree.tree_map(
-        lambda leaf: dict.fromkeys(range(leaf.dim()), Dim.AUTO)
-        if isinstance(leaf, torch.Tensor)
-        else None,
+        lambda leaf: (
+            dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
+        ),
         dict(bound),
     )
     return torch.export.export(model, tuple(inputs), dynamic_shapes=sizes, strict=False)
@@ -110,4 +110,3 @@ def _explained(message: str) -> str:
             "follow (.data, numpy()); detach() can be traced"
         )
     return message
-

@@ -147,9 +147,7 @@ class _Lowering:
         raise AssertionError("a graph without output")
 
     def _call(self, module: fx.GraphModule, node: fx.Node, known: dict, regions: tuple) -> Any:
-        args, kwargs = ir.replaced(
-            (node.args, dict(node.kwargs)), lambda leaf: _known(leaf, known)
-        )
+        args, kwargs = ir.replaced((node.args, dict(node.kwargs)), lambda leaf: _known(leaf, known))
         name = str(node.target)
         if name == "wrap_with_set_grad_enabled":
             enabled, inner, *rest = args
@@ -237,7 +235,7 @@ def _lift_layers(
         if key is not None:
             groups.setdefault(key, []).append(node)
     users = graph.users()
-    for (path, keys), nodes in groups.items():
+    for (path, _), nodes in groups.items():
         module = reference.model.get_submodule(path)
         calls = watch.calls.get(module, [])
         if not calls or not all(call.is_simple for call in calls):
@@ -289,8 +287,7 @@ def _drop_unused(graph: ir.Graph) -> None:
         kept = [
             node
             for node in graph.nodes
-            if node.result in used
-            or not (node.op.startswith(("python.", "aten.sym_")))
+            if node.result in used or not (node.op.startswith(("python.", "aten.sym_")))
         ]
         if len(kept) == len(graph.nodes):
             return

@@ -105,10 +105,13 @@ def _reads_noted(kind: type, reference: Reference, watch: Watch) -> Iterator[Non
         except AttributeError:
             path = paths.get(_identity(self))
             registered = any(
-                name in base(self, "__dict__").get(kept, ()) for kept in ("_parameters", "_buffers", "_modules")
+                name in base(self, "__dict__").get(kept, ())
+                for kept in ("_parameters", "_buffers", "_modules")
             )
-            if path is not None and not registered and not isinstance(
-                getattr(type(self), name, None), property
+            if (
+                path is not None
+                and not registered
+                and not isinstance(getattr(type(self), name, None), property)
             ):
                 watch.read.setdefault((path, name), MISSING)
             elif path is not None and registered and self.__getattr__(name) is None:
@@ -169,9 +172,7 @@ def _calls_noted(reference: Reference, watch: Watch) -> Iterator[None]:
     def note(module, args, kwargs, output):
         module = originals.get(_identity(module), module)
         simple = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
-        watch.calls.setdefault(module, []).append(
-            Call(simple and isinstance(output, torch.Tensor))
-        )
+        watch.calls.setdefault(module, []).append(Call(simple and isinstance(output, torch.Tensor)))
         if module is reference.model:
             after = plain_state(module)
             watch.changed += [

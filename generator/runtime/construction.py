@@ -44,4 +44,3 @@ def _require_sizes(model, sizes: dict) -> None:
                 f"this solution was generated for {name} of {size!r}, the model has {value!r}, and "
                 "forward computes with sizes: generate it again from a reference that sets it"
             )
-

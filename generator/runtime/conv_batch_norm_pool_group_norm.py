@@ -30,8 +30,8 @@ from generator.runtime.registration import _register
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
 _SCHEMA = (
-    f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] "
-    "stride, int[] padding, "
+    f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
+    "int[] stride, int[] padding, "
     "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? "
     "batch_norm_bias, "
     "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] "

@@ -20,8 +20,8 @@ from generator.runtime.registration import _register, _vector_arguments
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
 # is GroupNorm's (num_groups, weight, bias, eps).
 _SCHEMA = (
-    f"conv_transpose2d_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
-    "padding, "
+    f"conv_transpose2d_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, "
+    "int[] padding, "
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )

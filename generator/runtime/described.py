@@ -40,7 +40,9 @@ def _described(value, depth: int = 0):
     if code is not None:  # another lambda has the same name
         kept = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
         constants = [item for item in code.co_consts if _is_plain(item)]
-        text = repr((code.co_code, constants, code.co_names, [_described(k, depth + 1) for k in kept]))
+        text = repr(
+            (code.co_code, constants, code.co_names, [_described(k, depth + 1) for k in kept])
+        )
         return f"{value.__name__} {_hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if hasattr(value, "__qualname__"):
         return value.__qualname__

@@ -137,8 +137,8 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                      \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR

@@ -14,7 +14,8 @@ TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call)
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
-  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv)) return tconv::kWorkspaceTooSmall;
+  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
+    return tconv::kWorkspaceTooSmall;
   return tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
 }
 

@@ -1,10 +1,9 @@
 """weight_norm by a hook on one layer, which stays a call of that layer."""
 
+import warnings
+
 import torch
 import torch.nn as nn
-
-
-import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -33,7 +33,7 @@ class Model(nn.Module):
             skips.append(x)
             x = self.pool(x)
         x = self.middle(x)
-        for up, block, skip in zip(self.ups, self.up_blocks, reversed(skips)):
+        for up, block, skip in zip(self.ups, self.up_blocks, reversed(skips), strict=True):
             x = block(torch.cat([skip, up(x)], dim=1))
         return self.head(x)
 

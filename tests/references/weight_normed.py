@@ -3,8 +3,6 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-
 from torch.nn.utils import parametrizations
 
 
