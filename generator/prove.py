@@ -31,7 +31,7 @@ def prove(program: Program, text: str, built: bool = False) -> None:
 
     built: with the C++ half, which is compiled for it; else with PyTorch's functions in its place.
     """
-    namespace = _executed(text) if built else _with_formulas(program, text)
+    namespace = _executed(text) if built else with_formulas(program, text)
     for inputs in _small_inputs(program):
         _Proof(program, namespace, inputs).run()
 
@@ -265,7 +265,7 @@ def _executed(text: str) -> dict:
     return namespace
 
 
-def _with_formulas(program: Program, text: str) -> dict:
+def with_formulas(program: Program, text: str) -> dict:
     """The solution's namespace with PyTorch's functions in the place of its operators, so that
     nothing is compiled.
     """

@@ -124,7 +124,7 @@ LEFT = {
         ["norm BatchNorm2d: left", "max_pool2d_with_indices: left"],
     ),
     "operand shape": (
-        "return self.conv(x) + self.wide[:9]",
+        "return self.conv(x) + self.row[:9]",
         ["add: left, its operand is no parameter"],
     ),
     "wide operand": (

@@ -18,6 +18,14 @@ from generator.runtime.described import _described as described
 
 _PRIVATE = frozenset(vars(nn.Module())) | frozenset(vars(nn.Module))
 _SIZES = {"size", "shape", "numel", "dim", "ndim", "ndimension", "__len__", "nelement", "stride"}
+# Files of PyTorch that stand between a traced file and what it calls.
+_TRACERS = (
+    "/torch/fx/",
+    "/torch/_export/",
+    "/torch/export/",
+    "/torch/overrides.py",
+    "/_compile.py",
+)
 MISSING = object()
 
 
@@ -82,7 +90,7 @@ def reference_line(reference: Reference, depth: int = 2) -> int | None:
         name = frame.f_code.co_filename
         if name == str(reference.path):
             return frame.f_lineno
-        if not name.endswith(("non_strict_utils.py", "watch.py", "_compile.py", "overrides.py")):
+        if name != __file__ and not any(part in name for part in _TRACERS):
             return None
         frame = frame.f_back
     return None
