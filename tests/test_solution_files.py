@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator import emit
+from generator import emit, operator_layer
 from tests.solution_tools import PROBLEMS, ROOT, load_text
 from tests.sweeps import swept
 
@@ -104,7 +104,7 @@ def test_another_text_is_another_operator(shelf):
 def test_the_digest_is_of_the_python_half(tmp_path, monkeypatch):
     """Another formula of a gradient gives another digest."""
     runtime = tmp_path / "runtime"
-    shutil.copytree(emit.RUNTIME, runtime)
+    shutil.copytree(operator_layer.RUNTIME, runtime)
     gradients = runtime / "gradients.py"
     changed = gradients.read_text().replace(
         "return grad, vector_grads", "return grad * 2, vector_grads"
@@ -115,7 +115,7 @@ def test_the_digest_is_of_the_python_half(tmp_path, monkeypatch):
     for _ in range(2):
         text = emit.generate(reference, tmp_path / "solution.py")
         digests.append(re.search(r"^_DIGEST = '(\w+)'", text, re.MULTILINE)[1])
-        monkeypatch.setattr(emit, "RUNTIME", runtime)
+        monkeypatch.setattr(operator_layer, "RUNTIME", runtime)
         gradients.write_text(changed)
     assert digests[0] != digests[1]
 

@@ -22,13 +22,14 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     1605c6b3b2b0b368f368d6ad8e98446cfc7bded2d139727c258c7bdd4fe168db
-sha256 of CPU_SOURCE:      a1efec03a7fa4e92ec89e5d0764a9f66aaea426631b2c2fba3ed754e085cd24d
-sha256 of OPERATOR_SOURCE: 5fe5047822a60fcdd6c00e946438c79cc2cf20496342f7f22ea12fede29a6df5
+sha256 of CUDA_SOURCE:     f54bc82c1d9344ada792c1256efe547947a9a55ca0e781899e5eb38f3826cd71
+sha256 of CPU_SOURCE:      fe6dfb280182ec4962c46d2decf9454660f8ce57804a80309a43c03ff6620eca
+sha256 of OPERATOR_SOURCE: 049ede3b8d0d0d4cb8684cef355869e1abb9e8838d2a3457f0c635beff112639
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
+import functools as _functools
 import hashlib as _hashlib
 import math as _math
 import os as _os
@@ -5347,16 +5348,21 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 }  // namespace cuda
 }  // namespace tconv
 
-constexpr auto kOutputs = tconv::cuda::Outputs::kAlone;
+namespace tconv {
+namespace cuda {
+constexpr auto kOutputs = Outputs::kAlone;
+}  // namespace cuda
+}  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
-  return tconv::cuda::conv_workspace_bytes<kOutputs>(call->conv);
+  return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
-  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<kOutputs>(conv)) return tconv::kWorkspaceTooSmall;
-  return tconv::cuda::launch_conv_transpose<kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
+  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
+    return tconv::kWorkspaceTooSmall;
+  return tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
@@ -7326,17 +7332,25 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace tconv
 
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
 #if defined(__GNUC__) && !defined(__clang__)
 #define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                      \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); } \
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR
 // ---- kernels_src/binding/stack.h
 // The operator's arguments as PyTorch hands them over, and its result.
@@ -7495,14 +7509,13 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
+TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 """
 
 _SLUG = '65_conv_transpose_3x7'
+_CALL = ''
 _NUM_VECTORS = 0
-_COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
-_COMPILED_IN = ('zeros',)
-_DIGEST = 'fdd45f2322fb5fb29a4c428230c146fddedf7fa110e461b30d7f0982941a531d'
+_DIGEST = '510b169e54f86e765b8c29ba662ce6240deebc10e9786f844782e30358705da8'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -7516,6 +7529,19 @@ def _require_constants(names: tuple, compiled: tuple, *given) -> None:
                     f"this solution was generated for {name} = {constant!r}, the model has "
                     f"{value!r}: generate it again from a reference that sets it"
                 )
+
+
+def _checked_at_construction(model_class, require) -> None:
+    """Has every construction of `model_class` end with require(model)."""
+    construct = model_class.__init__
+
+    @_functools.wraps(construct)
+    def __init__(self, *args, **kwargs):
+        construct(self, *args, **kwargs)
+        if type(self) is model_class:
+            require(self)
+
+    model_class.__init__ = __init__
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -8029,39 +8055,44 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
 
 
-def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+def _register(
+    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
 
+    call: what tells this operator's names from those of others in the same text.
     run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
     compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
     shapes, setup_context and backward those of torch.library.register_autograd.
     """
     namespace = getattr(torch.ops, _NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
+    if "_tconv_loaded" not in vars(namespace):
         _load_library()
+        namespace._tconv_loaded = True
+    run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
+    if f"_tconv_registry{call}" not in vars(namespace):
         registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
-        name = schema.partition("(")[0]
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
+        implementation = _refusing_forward_mode(make_traced(make_run(run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
         torch.library.register_fake(qualified, fake, lib=registry)
-        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run{call}", make_fake_run(fake), lib=registry)
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
-        namespace._tconv_registry = registry  # keeps them alive
-    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
+    return make_run(run.default), getattr(namespace, name).default
 
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each.
 _SCHEMA = (
-    "conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
+    f"conv_transpose2d{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
     f"int[] output_padding, int[] dilation, int groups{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
 
@@ -8151,7 +8182,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
 
 
 _run, _traced = _register(
-    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
@@ -8160,10 +8191,12 @@ _CHAIN = ()
 _INNER = (
     ('conv_transpose2d', _nn.ConvTranspose2d),
 )
+_COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
+_COMPILED_IN = ('zeros',)
 
 
 class ModelNew(nn.Module):
-    """Model with forward as one fused operator; same parameters and state_dict."""
+    """Model with forward as fused operators; same parameters and state_dict."""
 
     def __init__(
         self,
@@ -8225,3 +8258,18 @@ def get_inputs():
 
 def get_init_inputs():
     return [in_channels, out_channels, kernel_size]
+
+
+def _require_compiled_in(self) -> None:
+    _require_inner_modules(
+        _INNER,
+        self._modules.get("conv_transpose2d"),
+    )
+    _require_constants(
+        _COMPILED_NAMES,
+        _COMPILED_IN,
+        self._modules.get("conv_transpose2d").padding_mode,
+    )
+
+
+_checked_at_construction(ModelNew, _require_compiled_in)

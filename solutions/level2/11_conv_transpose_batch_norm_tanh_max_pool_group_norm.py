@@ -23,13 +23,14 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     d46fe7997ea9d6aa4fd1304d271db53b423d6c6063778b2b9411a9a4bc91fe1c
-sha256 of CPU_SOURCE:      4536287131ca72175151d490096b064fb0be37ae60d557b7628c0aeebf8fadc1
-sha256 of OPERATOR_SOURCE: 8a450adf57bb6e8a181ab603cc7aea96b07e23c66daeab796a5e955335c6699e
+sha256 of CUDA_SOURCE:     552dd6a141886f419e88730d08b277a256291031151630a431b8be765051abac
+sha256 of CPU_SOURCE:      e482a54ae0bdeed83afc2f0126f815064e86c92b85b2423e25da82cf9c800fbc
+sha256 of OPERATOR_SOURCE: 89440f0583953c8cb5e01eabe1d109cc1b4bd4d08fc75d1645baa599f62857c6
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
+import functools as _functools
 import hashlib as _hashlib
 import math as _math
 import os as _os
@@ -9069,17 +9070,25 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace tconv
 
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
 #if defined(__GNUC__) && !defined(__clang__)
 #define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                      \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); } \
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR
 // ---- kernels_src/binding/stack.h
 // The operator's arguments as PyTorch hands them over, and its result.
@@ -9447,14 +9456,13 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA
-               ") -> Tensor")
+TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA
+                         ", " TCONV_GROUP_NORM_SCHEMA ") -> Tensor")
 """
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
-_COMPILED_NAMES = ('conv_transpose.padding_mode', 'max_pool.return_indices',)
-_COMPILED_IN = ('zeros', False,)
-_DIGEST = 'f75de0f51df809780d843839359c6782184e5ceb6de4d15c9d147b29d2a69a4c'
+_CALL = ''
+_DIGEST = '65ab50462afd2803a5820faa36000b508a1cc85135a0616936554178f74da2fb'
 
 
 class _Tanh:
@@ -9478,6 +9486,19 @@ def _require_constants(names: tuple, compiled: tuple, *given) -> None:
                     f"this solution was generated for {name} = {constant!r}, the model has "
                     f"{value!r}: generate it again from a reference that sets it"
                 )
+
+
+def _checked_at_construction(model_class, require) -> None:
+    """Has every construction of `model_class` end with require(model)."""
+    construct = model_class.__init__
+
+    @_functools.wraps(construct)
+    def __init__(self, *args, **kwargs):
+        construct(self, *args, **kwargs)
+        if type(self) is model_class:
+            require(self)
+
+    model_class.__init__ = __init__
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -10046,42 +10067,47 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
 
 
-def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+def _register(
+    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
 
+    call: what tells this operator's names from those of others in the same text.
     run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
     compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
     shapes, setup_context and backward those of torch.library.register_autograd.
     """
     namespace = getattr(torch.ops, _NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
+    if "_tconv_loaded" not in vars(namespace):
         _load_library()
+        namespace._tconv_loaded = True
+    run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
+    if f"_tconv_registry{call}" not in vars(namespace):
         registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
-        name = schema.partition("(")[0]
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
+        implementation = _refusing_forward_mode(make_traced(make_run(run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
         torch.library.register_fake(qualified, fake, lib=registry)
-        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run{call}", make_fake_run(fake), lib=registry)
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
-        namespace._tconv_registry = registry  # keeps them alive
-    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
+    return make_run(run.default), getattr(namespace, name).default
 
 
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
 _SCHEMA = (
-    "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] "
-    "stride, int[] padding, "
+    f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
+    "int[] stride, int[] padding, "
     "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? "
     "batch_norm_bias, "
     "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] "
@@ -10320,7 +10346,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 
 
 _run, _traced = _register(
-    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(
     _flat_run, _save_eager, _backward_eager, _flat_traced
@@ -10335,10 +10361,12 @@ _INNER = (
     ('max_pool', _nn.MaxPool2d),
     ('group_norm', _nn.GroupNorm),
 )
+_COMPILED_NAMES = ('conv_transpose.padding_mode', 'max_pool.return_indices',)
+_COMPILED_IN = ('zeros', False,)
 
 
 class ModelNew(nn.Module):
-    """Model with forward as one fused operator; same parameters and state_dict."""
+    """Model with forward as fused operators; same parameters and state_dict."""
 
     def __init__(self, in_channels, out_channels, kernel_size, stride, padding, groups, num_groups):
         super().__init__()
@@ -10398,3 +10426,23 @@ def get_inputs():
 
 def get_init_inputs():
     return [in_channels, out_channels, kernel_size, stride, padding, groups, num_groups]
+
+
+def _require_compiled_in(self) -> None:
+    _require_inner_modules(
+        _INNER,
+        self._modules.get("conv_transpose"),
+        self._modules.get("batch_norm"),
+        self._modules.get("tanh"),
+        self._modules.get("max_pool"),
+        self._modules.get("group_norm"),
+    )
+    _require_constants(
+        _COMPILED_NAMES,
+        _COMPILED_IN,
+        self._modules.get("conv_transpose").padding_mode,
+        self._modules.get("max_pool").return_indices,
+    )
+
+
+_checked_at_construction(ModelNew, _require_compiled_in)

@@ -23,13 +23,14 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     360978b080cad0635661a4e6a2f96cc455d11cbcdc87ea1a54333a7a0a2cf005
-sha256 of CPU_SOURCE:      a902c903c68a5122bac1832fb56f8e9f66e399f1725967e8c4ab49cf3c74cff1
-sha256 of OPERATOR_SOURCE: c6c506bacf8e22ed5121c1d7a70704f9855c1120b391d3b29fbc8f9ff5ef4cb0
+sha256 of CUDA_SOURCE:     5d5e37e126895bc9aeda9de0d0f6f1e011674a81f380ef549a5040b1b0772252
+sha256 of CPU_SOURCE:      62fbee32c7ac9a96fbbfffe67d9bf0a69e5506d6246f727f083d1e1114d458ff
+sha256 of OPERATOR_SOURCE: 40cbd2e474ef7fe41a419fbc4d9efbca7d0fb35ec4bc0e806b075cb625fa4db6
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
+import functools as _functools
 import hashlib as _hashlib
 import math as _math
 import os as _os
@@ -10097,17 +10098,25 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace tconv
 
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
 #if defined(__GNUC__) && !defined(__clang__)
 #define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                      \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); } \
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR
 // ---- kernels_src/binding/stack.h
 // The operator's arguments as PyTorch hands them over, and its result.
@@ -10314,14 +10323,13 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
+TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 """
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
+_CALL = ''
 _NUM_VECTORS = 0
-_COMPILED_NAMES = ('conv_transpose.padding_mode',)
-_COMPILED_IN = ('zeros',)
-_DIGEST = '647ff4a42474f57cab020942b4d82e432382ddaaa15d59bdb1eeb57635adad61'
+_DIGEST = '45a307048666339d8fd492cc75eadaef566907abb7bfee34938ea9023f3d157c'
 
 
 class _Gelu:
@@ -10348,6 +10356,19 @@ def _require_constants(names: tuple, compiled: tuple, *given) -> None:
                     f"this solution was generated for {name} = {constant!r}, the model has "
                     f"{value!r}: generate it again from a reference that sets it"
                 )
+
+
+def _checked_at_construction(model_class, require) -> None:
+    """Has every construction of `model_class` end with require(model)."""
+    construct = model_class.__init__
+
+    @_functools.wraps(construct)
+    def __init__(self, *args, **kwargs):
+        construct(self, *args, **kwargs)
+        if type(self) is model_class:
+            require(self)
+
+    model_class.__init__ = __init__
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -10889,41 +10910,46 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
 
 
-def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+def _register(
+    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
 
+    call: what tells this operator's names from those of others in the same text.
     run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
     compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
     shapes, setup_context and backward those of torch.library.register_autograd.
     """
     namespace = getattr(torch.ops, _NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
+    if "_tconv_loaded" not in vars(namespace):
         _load_library()
+        namespace._tconv_loaded = True
+    run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
+    if f"_tconv_registry{call}" not in vars(namespace):
         registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
-        name = schema.partition("(")[0]
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
+        implementation = _refusing_forward_mode(make_traced(make_run(run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
         torch.library.register_fake(qualified, fake, lib=registry)
-        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run{call}", make_fake_run(fake), lib=registry)
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
-        namespace._tconv_registry = registry  # keeps them alive
-    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
+    return make_run(run.default), getattr(namespace, name).default
 
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
 # is GroupNorm's (num_groups, weight, bias, eps).
 _SCHEMA = (
-    "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
-    "padding, "
+    f"conv_transpose2d_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, "
+    "int[] padding, "
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
@@ -11020,7 +11046,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
 
 
 _run, _traced = _register(
-    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
@@ -11030,10 +11056,12 @@ _INNER = (
     ('conv_transpose', _nn.ConvTranspose2d),
     ('group_norm', _nn.GroupNorm),
 )
+_COMPILED_NAMES = ('conv_transpose.padding_mode',)
+_COMPILED_IN = ('zeros',)
 
 
 class ModelNew(nn.Module):
-    """Model with forward as one fused operator; same parameters and state_dict."""
+    """Model with forward as fused operators; same parameters and state_dict."""
 
     def __init__(self, in_channels, out_channels, kernel_size, stride, groups, num_groups):
         super().__init__()
@@ -11088,3 +11116,19 @@ def get_inputs():
 
 def get_init_inputs():
     return [in_channels, out_channels, kernel_size, stride, groups, num_groups]
+
+
+def _require_compiled_in(self) -> None:
+    _require_inner_modules(
+        _INNER,
+        self._modules.get("conv_transpose"),
+        self._modules.get("group_norm"),
+    )
+    _require_constants(
+        _COMPILED_NAMES,
+        _COMPILED_IN,
+        self._modules.get("conv_transpose").padding_mode,
+    )
+
+
+_checked_at_construction(ModelNew, _require_compiled_in)
