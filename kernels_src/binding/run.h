@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "explain.h"
 #include "kernel_names.h"
 
 namespace tconv {
@@ -25,10 +26,11 @@ inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool t
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
+// `why`: of a forced kernel that cannot run, or empty; `error`: of a status that is CUDA's.
+[[noreturn]] inline void raise_failure(int64_t status, const std::string& why, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
-    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer", why);
     case kWorkspaceTooSmall: refuse("the workspace is too small");
     default: break;
   }
@@ -44,11 +46,23 @@ struct Half {
   const char* (*error_string)(int64_t);
 };
 
+// Behind an error's text, why a forced kernel cannot run the call: asked once more, as that runs nothing.
+template <typename Call>
+std::string why_not(int64_t status, Call call, const Half<Call>& half) {
+  if (status != kUnsupportedKernel) return "";
+  Explanation told;
+  call.conv.explanation = &told;
+  half.run(&call);
+  return told.failure == nullptr ? "" : joined(": ", told.failure);
+}
+
 // call: filled but for workspace, threads and stream.
 template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  Explanation told;
+  if (explains()) call.conv.explanation = &told;
   const int64_t needed = half.workspace_bytes(&call);
-  if (needed < 0) raise_failure(needed, "");
+  if (needed < 0) raise_failure(needed, why_not(needed, call, half), "");
   OptionalTensor block;
   std::vector<char> small;
   if (needed > 0) {
@@ -66,7 +80,8 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
     call.conv.workspace_bytes = needed;
   }
   const int64_t status = half.run(&call);
-  if (status != kOk) raise_failure(status, half.error_string(status));
+  if (status != kOk) raise_failure(status, why_not(status, call, half), half.error_string(status));
+  if (call.conv.explanation != nullptr) tell(call.conv, device, told);
 }
 
 #if defined(TCONV_WITH_CUDA)

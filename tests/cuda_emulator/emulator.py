@@ -21,7 +21,7 @@ import torch.utils.cpp_extension as cpp_extension
 from generator.sources import KERNELS, resolve
 from tests.cuda_emulator.translate import HERE, translate
 
-HOPPER, AMPERE, FULL_HOPPER = 0, 1, 2  # runtime.h's devices
+HOPPER, AMPERE, FULL_HOPPER, TURING = range(4)  # runtime.h's devices
 # Device code, CUDA's headers too, reads words as other types.
 _FLAGS = "-std=c++17 -w -fPIC -march=native -fno-strict-aliasing".split()
 # What the operator calls, in place of the CPU half: the emulated CUDA half (translate.py).
@@ -99,6 +99,7 @@ class Emulated:
             mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=folder),
         ):
             exec(compile(text, "<emulated>", "exec"), namespace)
+        self.kernels = kernels  # the object file
         self._library = _loaded[namespace["_NAMESPACE"]]
         self._library.emulator_races.restype = ctypes.c_int64
         self._library.emulator_launches.restype = ctypes.c_int64
