@@ -7,7 +7,7 @@ from pathlib import Path
 
 from generator.emit import generate, write
 from generator.errors import Refusal
-from generator.explain import report
+from generator.explain import report, table
 from generator.program import ambient_kept, read_program
 from generator.sources import ROOT
 from harness.ending import status_of
@@ -19,6 +19,7 @@ SOLUTIONS = ROOT / "solutions"
 _EXAMPLES = """examples:
   python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solution.py
   python -m generator REFERENCE.py --explain    what becomes of each of its operators
+  python -m generator FOLDER --explain          a table of its references
   python -m generator --all       write solutions/ anew
   python -m generator --check     exit 1 where solutions/ differs from what would be written
 
@@ -44,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="print every operator of the reference: fused where, or left, and why",
+        help="print every operator of the reference: fused where, or left, and why; of a folder "
+        "a table of its references",
     )
     return parser
 
@@ -78,7 +80,8 @@ def main(argv: list[str] | None = None) -> int:
 def _explain(reference: Path) -> int:
     try:
         with ambient_kept():
-            print(report(read_program(reference)))
+            is_folder = reference.is_dir()
+            print(table(reference) if is_folder else report(read_program(reference)))
     except Refusal as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         return 2

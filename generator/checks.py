@@ -70,8 +70,7 @@ def checks(reference: Reference, plans: list[Plan], watch: Watch) -> Checks:
     ]
     unique = {constant.expression: constant for constant in constants}
     sizes = _sizes(reference) if watch.sizes else {}
-    if watch.sizes:
-        unique |= {c.expression: c for c in _fixed_sizes(plans)}
+    unique |= {c.expression: c for c in _fixed_sizes(plans, all_of_them=bool(watch.sizes))}
     return Checks(list(unique.values()), inner, sorted(called), sizes)
 
 
@@ -193,17 +192,20 @@ def _inputs(plans: list[Plan]) -> list:
     return list(found.values())
 
 
-def _fixed_sizes(plans: list[Plan]) -> list[Constant]:
-    """Sizes of inputs that the trace took for constants, and their numbers of dimensions."""
+def _fixed_sizes(plans: list[Plan], all_of_them: bool) -> list[Constant]:
+    """Sizes of inputs that the trace took for constants: the batch and images, which nothing but
+    forward itself can have fixed, and else all, with the number of dimensions.
+    """
     found = []
     for value in _inputs(plans):
         name = place_text(value.source.argument, value.source.keys)
         dimensions = len(value.shape)
-        found.append(Constant(f"{name}.dim()", f"{name}.dim()", dimensions, at_call=True))
+        if all_of_them:
+            found.append(Constant(f"{name}.dim()", f"{name}.dim()", dimensions, at_call=True))
         found += [
             Constant(f"{name}.size({axis})", f"{name}.size({axis})", size, at_call=True)
             for axis, size in enumerate(value.shape)
-            if isinstance(size, int)
+            if isinstance(size, int) and (all_of_them or axis != 1)
         ]
     return found
 

@@ -1,11 +1,16 @@
 """What becomes of every operator of a reference, in words."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 from generator.calls import summary
+from generator.errors import Refusal
 from generator.fuse import Fused, Plan, label
 from generator.ir import Node
-from generator.program import Program
+from generator.program import Program, read_program
+
+_TRANSPOSED = re.compile(r"ConvTranspose|conv_transpose")
 
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
@@ -38,6 +43,42 @@ def report(program: Program) -> str:
     calls = sum(isinstance(item, Fused) for item in program.training.items)
     head = f"{program.reference.path}: {calls} fused calls, {kernels}"
     return "\n".join([head, *(f"  {line}" for line in [*lines, *shortcuts(program)])])
+
+
+def table(folder: Path) -> str:
+    """A row for each reference below a folder whose text names a transposed convolution: what runs
+    in kernels of ours and what is left, in Markdown.
+    """
+    rows = ["| reference | in kernels of ours | left to PyTorch |", "| --- | --- | --- |"]
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "class Model" not in text or not _TRANSPOSED.search(text):
+            continue
+        name = path.relative_to(folder).as_posix()
+        try:
+            rows.append(f"| {name} | {' | '.join(_cells(read_program(path)))} |")
+        except Refusal as refusal:
+            rows.append(f"| {name} | refused | {str(refusal).replace('|', '/')} |")
+    return "\n".join(rows)
+
+
+def _cells(program: Program) -> tuple[str, str]:
+    plan = program.training
+    fused = [summary(item) for item in plan.items if isinstance(item, Fused)]
+    left = [
+        label(item)
+        for item in plan.items
+        if isinstance(item, Node) and not item.op.startswith(("python.", "aten.sym_"))
+    ]
+    return _counted(fused), _counted(left)
+
+
+def _counted(names: list[str]) -> str:
+    counts = {name: names.count(name) for name in names}
+    return (
+        ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
+        or "–"
+    )
 
 
 def _lines(program: Program, plan: Plan) -> list[Line]:

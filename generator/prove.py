@@ -102,7 +102,7 @@ class _Proof:
             "gradients of inputs": [leaf.grad for leaf in leaves],
             "gradients of parameters": {n: p.grad for n, p in model.named_parameters()},
         }
-        return ({} if training in self._without_backward else gradients) | {
+        kept = {
             "the result": _pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out),
             "requires_grad of the result": [tensor.requires_grad for tensor in outputs],
             "the inputs after forward": [leaf.detach() for leaf in leaves],
@@ -113,6 +113,7 @@ class _Proof:
                 name: value for name, value in plain_state(model).items() if name != "training"
             },
         }
+        return kept if training in self._without_backward else kept | gradients
 
     def _refusal(self, where: str, error: Exception) -> Refusal:
         told = (str(error).strip().splitlines() or ["no message"])[0]
@@ -133,7 +134,7 @@ class _Proof:
             name = f"{what}{_pytree.keystr(keys)}"
             if not isinstance(expected, torch.Tensor) or not isinstance(given, torch.Tensor):
                 if expected is not given and expected != given:
-                    self._differs(name, f"{given!r} instead of {expected!r}")
+                    self._differs(name, f"{_shown(given)} instead of {_shown(expected)}")
                 continue
             if (expected.shape, expected.dtype) != (given.shape, given.dtype):
                 self._differs(
@@ -163,6 +164,10 @@ class _Proof:
 
     def _differs(self, what: str, how: str) -> None:
         raise Refusal(f"{self._path}: the solution would differ from the reference: {what}: {how}")
+
+
+def _shown(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -247,3 +247,20 @@ def test_without_two_dimensions_the_file_says_that_no_kernel_is_ours(tmp_path):
     assert "no kernel of ours, everything is left to PyTorch" in text.partition("\n")[0]
     assert "CUDA_SOURCE" not in text and "self.up(" in text
     assert "the kernels are for two dimensions" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return self.conv(x) * len(x)", r"x.size\(0\) = 2, the model has 3"),
+        ("return sum(self.conv(row) for row in x)", r"x.size\(0\) = 2, the model has 3"),
+        ("y = self.conv(x)\nreturn y * 2 if x.shape[0] < 3 else -y", r"size\(0\) < 3 = True"),
+    ],
+)
+def test_a_batch_that_was_compiled_in_is_compared(body, message, tmp_path):
+    program = read_program(write_reference(tmp_path, body))
+    solution = with_formulas(program, solution_text(program, tmp_path / "solution.py"))
+    model = solution["ModelNew"]()
+    model(torch.rand(2, 4, 5, 5))
+    with pytest.raises(ValueError, match=message):
+        model(torch.rand(3, 4, 5, 5))

@@ -17,7 +17,9 @@ from generator.reference import Reference
 from generator.runtime.described import _described as described
 
 _PRIVATE = frozenset(vars(nn.Module())) | frozenset(vars(nn.Module))
+# What tells a size, or gives as many results as there are rows.
 _SIZES = {"size", "shape", "numel", "dim", "ndim", "ndimension", "__len__", "nelement", "stride"}
+_SIZES |= {"__iter__", "unbind", "split", "chunk", "tensor_split", "unflatten"}
 # Files of PyTorch that stand between a traced file and what it calls.
 _TRACERS = (
     "/torch/fx/",
@@ -92,6 +94,8 @@ def reference_line(reference: Reference, depth: int = 2) -> int | None:
             return frame.f_lineno
         if name != __file__ and not any(part in name for part in _TRACERS):
             return None
+        if "_export/" in name and frame.f_code.co_name != "__torch_function__":
+            return None  # what PyTorch asks for on its own, where forward takes an item
         frame = frame.f_back
     return None
 
