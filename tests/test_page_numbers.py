@@ -47,11 +47,11 @@ def shares(folder: str) -> tuple[str, str]:
 
 
 def constant(name: str) -> str:
-    """A constant of the kernels' sources, as its text."""
+    """A number of the kernels' sources, as its text."""
     found = {
         match
         for path in (ROOT / "kernels_src").rglob("*.*h")
-        for match in re.findall(rf"\b{name} = ([^;,]+)[;,]", path.read_text())
+        for match in re.findall(rf"\b{name} = ([^;,\"]+)[;,]", path.read_text())
     }
     assert len(found) == 1, (name, found)
     return found.pop()
