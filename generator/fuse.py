@@ -305,6 +305,8 @@ def _binary(record: ops.Binary, call: Node, value: Value | None, fused: Fused | 
         if not record.takes_numbers:
             return _Read(why="it takes no number")
         return _Read(record.step(Number(other), swapped))
+    if other.kind == "literal" and other.source.dim() == 0:  # it promotes no tensor of floats
+        return _Read(record.step(Number(other.source.item()), swapped))
     if why := _why_no_vector(other, value):
         return _Read(why=why)
     index = len(fused.vectors) if fused is not None else 0

@@ -254,7 +254,7 @@ def test_without_two_dimensions_the_file_says_that_no_kernel_is_ours(tmp_path):
     [
         ("return self.conv(x) * len(x)", r"x.size\(0\) = 2, the model has 3"),
         ("return sum(self.conv(row) for row in x)", r"x.size\(0\) = 2, the model has 3"),
-        ("y = self.conv(x)\nreturn y * 2 if x.shape[0] < 3 else -y", r"size\(0\) < 3 = True"),
+        ("y = self.conv(x)\nreturn y * 2 if x.shape[0] < 3 else -y", r"x.size\(0\)"),
     ],
 )
 def test_a_batch_that_was_compiled_in_is_compared(body, message, tmp_path):

@@ -107,7 +107,7 @@ class _Lowering:
         value = ir.Value(kind, source)
         made = node.meta.get("val")
         if isinstance(made, torch.Tensor):
-            value.shape = tuple(s if isinstance(s, int) else str(s) for s in made.shape)
+            value.shape = tuple(map(_size, made.shape))
             value.dtype = made.dtype
         return value
 
@@ -188,6 +188,12 @@ class _Lowering:
         if any(given is None for _, given, _ in asked):
             dtype = None
         return device, dtype, enabled, caches
+
+
+def _size(size: Any) -> int | str:
+    """A size of a traced tensor: an int where forward fixes it."""
+    text = str(size)
+    return int(text) if text.isdigit() else text
 
 
 def _known(leaf: Any, known: dict) -> Any:
