@@ -12,7 +12,14 @@ from generator.errors import Refusal
 from generator.model_class import solution_statements
 from generator.patterns import Match, match
 from generator.reference import Reference, load_reference, trace
-from generator.sources import ROOT, cpu_source, cuda_source, operator_source
+from generator.sources import (
+    ROOT,
+    cpu_source,
+    cuda_source,
+    gradient_cuda_source,
+    gradient_operator_source,
+    operator_source,
+)
 from generator.statements import Statement, needed, split
 from harness.files import write_files
 
@@ -55,6 +62,10 @@ def generate(reference_path: Path, output_path: Path) -> str:
             f'CPU_SOURCE = r"""\n{_raw(cpu)}"""',
             "",
             f'OPERATOR_SOURCE = r"""\n{_raw(operator)}"""',
+            "",
+            f'GRADIENT_CUDA_SOURCE = r"""\n{_raw(gradient_cuda_source())}"""',
+            "",
+            f'GRADIENT_OPERATOR_SOURCE = r"""\n{_raw(gradient_operator_source())}"""',
             "",
             *(f"{name} = {value}" for name, value in constants.items() if name not in _LATE),
             _join([statement for statement in own if not statement.is_import]),
@@ -188,6 +199,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "CUDA_SOURCE",
         "CPU_SOURCE",
         "OPERATOR_SOURCE",
+        "GRADIENT_CUDA_SOURCE",
+        "GRADIENT_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",

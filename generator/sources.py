@@ -69,3 +69,17 @@ def operator_source(entry: str) -> str:
     """What stands behind cpu_source(entry) in one file, whose headers it shares."""
     shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
     return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", given=shared)
+
+
+def gradient_cuda_source() -> str:
+    """Of the gradients' library, the same for every pattern: its convolutions have no epilogue."""
+    return resolve(KERNELS / "cuda" / "entry_gradients.cu")
+
+
+def gradient_operator_source() -> str:
+    """The library's C++: what there is for a CPU, then the operator."""
+    cpu = resolve(KERNELS / "cpu" / "entry_gradients.cpp")
+    shared = tuple(
+        KERNELS / name for name in ("common.h", "problem.h", "call.h", "gradient_call.h")
+    )
+    return cpu + resolve(KERNELS / "binding" / "operator_gradients.cpp", given=shared)

@@ -7,6 +7,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.build import _NAMESPACE, _load_library
+from generator.runtime.problem import CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
 
 def _vector_arguments(count: int) -> str:
@@ -50,7 +51,7 @@ def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_con
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_registry" not in vars(namespace):
-        _load_library()
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
         registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
         name = schema.partition("(")[0]
         # flexible_layout: any strides of the input are read in place, so a compiler need not
