@@ -3,7 +3,7 @@
 
 #include "bias_gradient.cuh"
 #include "input_gradient.cuh"
-#include "weight_gradient_plain.cuh"
+#include "weight_gradient.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -23,8 +23,9 @@ inline int64_t gradients_workspace_bytes(const GradientCall& call) {
     raise(plan.total_bytes);
   }
   if (call.grad_weight != nullptr) {
-    const WeightGradientPlainPlan plan(p, device.sm_count);
-    raise(plan.num_parts * plan.count * acc_bytes);
+    const WeightGradientPlan plan(call, device);
+    if (plan.status < 0) return plan.status;
+    raise(plan.total_bytes);
   }
   if (call.grad_bias != nullptr) raise(BiasGradientPlan(p, device.sm_count).num_parts * p.out_channels * acc_bytes);
   return most;
@@ -40,9 +41,11 @@ int64_t launch_gradients(const GradientCall& call) {
     TCONV_RETURN_IF_ERROR(plan.status);
     TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, plan, call.conv.workspace));
   }
-  if (call.grad_weight != nullptr)
-    TCONV_RETURN_IF_ERROR(
-        launch_weight_gradient_plain<Storage>(call, WeightGradientPlainPlan(p, device.sm_count), call.conv.workspace));
+  if (call.grad_weight != nullptr) {
+    const WeightGradientPlan plan(call, device);
+    TCONV_RETURN_IF_ERROR(plan.status);
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, plan, call.conv.workspace));
+  }
   if (call.grad_bias != nullptr)
     TCONV_RETURN_IF_ERROR(launch_bias_gradient<Storage>(call, BiasGradientPlan(p, device.sm_count), call.conv.workspace));
   return kOk;

@@ -223,6 +223,19 @@ inline void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uin
   });
 }
 
+// A lane has of each matrix values (2 (lane % 4), lane / 4) and the one a row below.
+inline void ldmatrix_transposed(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uint32_t at) {
+  uint32_t* const results[4] = {&r0, &r1, &r2, &r3};
+  at_shared(at, 16, "ldmatrix");  // the row that this lane names
+  exchange(at, [&](auto given) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t values[2];
+      for (int i = 0; i < 2; ++i) load_shared(&values[i], given(8 * matrix + 2 * (lane() % 4) + i) + 2 * (lane() / 4), 2, "ldmatrix");
+      *results[matrix] = values[0] | static_cast<uint32_t>(values[1]) << 16;
+    }
+  });
+}
+
 // A lane has rows 2 (lane % 4) and the next of column lane / 4, and stores the row whose place it gives.
 inline void stmatrix_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   struct Words {
