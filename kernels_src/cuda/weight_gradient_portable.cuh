@@ -9,6 +9,7 @@
 
 #include "mma_operands.cuh"
 #include "weight_gradient_layout.h"
+#include "weight_gradient_rows.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -98,77 +99,43 @@ __device__ __forceinline__ void multiply_step(float (&acc)[WeightGradientPortabl
                                               uint32_t x, int x_piece, int at, uint32_t planes, int planes_piece, int shifted) {
   constexpr int kRowTiles = WeightGradientPortableConfig::kRowTiles, kColumnTiles = WeightGradientPortableConfig::kColumnTiles;
   const int lane = threadIdx.x % 32, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
-  uint32_t a[kPieces][kRowTiles][4];
+  // Of three pieces there are registers for half the rows at a time.
+  constexpr int kRowsAtOnce = kPieces == 1 ? kRowTiles : kRowTiles / 2;
 #pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece)
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-      ldmatrix_x4_transposed(a[piece][m], pixel_address(x + piece * x_piece, at + high * 8 + row, 2 * m + low));
-#pragma unroll
-  for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
-    uint32_t b[kPieces][4];
+  for (int m0 = 0; m0 < kRowTiles; m0 += kRowsAtOnce) {
+    uint32_t a[kPieces][kRowsAtOnce][4];
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece)
-      ldmatrix_x4_transposed(b[piece], pixel_address(planes + piece * planes_piece, shifted + low * 8 + row, 2 * pair + high));
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+      for (int m = 0; m < kRowsAtOnce; ++m)
+        ldmatrix_x4_transposed(a[piece][m], pixel_address(x + piece * x_piece, at + high * 8 + row, 2 * (m0 + m) + low));
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        float(&sum)[4] = acc[m][2 * pair + n];
-        if constexpr (kPieces == 1) {
-          multiply_pixels<kBFloat16>(sum, a[0][m], b[0][2 * n], b[0][2 * n + 1]);
-        } else {
-          // The tensor core truncates what it adds up, so a sum stays in it for one step only, small products first.
-          float part[4] = {};
-          constexpr int kOfX[] = {2, 0, 1, 1, 0, 0}, kOfPlanes[] = {0, 2, 1, 0, 1, 0};
+    for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
+      uint32_t b[kPieces][4];
 #pragma unroll
-          for (int i = 0; i < 6; ++i)
-            multiply_pixels<kBFloat16>(part, a[kOfX[i]][m], b[kOfPlanes[i]][2 * n], b[kOfPlanes[i]][2 * n + 1]);
+      for (int piece = 0; piece < kPieces; ++piece)
+        ldmatrix_x4_transposed(b[piece], pixel_address(planes + piece * planes_piece, shifted + low * 8 + row, 2 * pair + high));
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sum[i] += part[i];
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int m = 0; m < kRowsAtOnce; ++m) {
+          float(&sum)[4] = acc[m0 + m][2 * pair + n];
+          if constexpr (kPieces == 1) {
+            multiply_pixels<kBFloat16>(sum, a[0][m], b[0][2 * n], b[0][2 * n + 1]);
+          } else {
+            // The tensor core truncates what it adds up, so a sum stays in it for one step only, small products first.
+            float part[4] = {};
+            constexpr int kOfX[] = {2, 0, 1, 1, 0, 0}, kOfPlanes[] = {0, 2, 1, 0, 1, 0};
+#pragma unroll
+            for (int i = 0; i < 6; ++i)
+              multiply_pixels<kBFloat16>(part, a[kOfX[i]][m], b[kOfPlanes[i]][2 * n], b[kOfPlanes[i]][2 * n + 1]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[i] += part[i];
+          }
         }
-      }
+    }
   }
 }
-
-// A block's walk over rows: strips of samples one after the other, row by row.
-struct RowCursor {
-  int row, strip, sample, left;
-
-  __device__ __forceinline__ RowCursor(const WeightGradientLayout& layout, int first, int count) : left(count) {
-    const int line = first / layout.x.rows;
-    row = first - line * layout.x.rows;
-    sample = line / layout.strips;
-    strip = line - sample * layout.strips;
-  }
-
-  __device__ __forceinline__ void next(const WeightGradientLayout& layout) {
-    --left;
-    if (++row < layout.x.rows) return;
-    row = 0;
-    if (++strip < layout.strips) return;
-    strip = 0;
-    ++sample;
-  }
-};
-
-// Which segments of a pair of channel blocks.
-struct SegmentPlace {
-  int group, x_block, planes_block;
-
-  __device__ __forceinline__ int64_t x(const WeightGradientLayout& layout, const RowCursor& at) const {
-    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.x.blocks + x_block) * layout.strips + at.strip) *
-               layout.x.rows +
-           at.row;
-  }
-  // Of the plane row that tap row 0 reads.
-  __device__ __forceinline__ int64_t planes(const WeightGradientLayout& layout, const RowCursor& at) const {
-    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.planes.blocks + planes_block) * layout.strips +
-            at.strip) *
-               layout.planes.rows +
-           at.row;
-  }
-};
 
 template <int kPieces, bool kBFloat16>
 __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
@@ -181,15 +148,11 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   const int pairs = layout.pairs();
   const int pair = blockIdx.x % pairs, group_index = blockIdx.x / pairs % args.num_groups, split = blockIdx.x / pairs / args.num_groups;
   const TapGroup taps(group_index, layout.taps(), args.most_taps);
-  SegmentPlace place;
-  place.planes_block = pair % layout.planes.blocks;
-  place.x_block = pair / layout.planes.blocks % layout.x.blocks;
-  place.group = pair / layout.planes.blocks / layout.x.blocks;
+  const SegmentPlace place(layout, pair);
   const int tap_row0 = taps.first / layout.taps_w, tap_rows = (taps.first + taps.count - 1) / layout.taps_w - tap_row0 + 1;
 
-  const int first_row = static_cast<int>(static_cast<int64_t>(args.num_rows) * split / args.num_splits);
-  const int end_row = static_cast<int>(static_cast<int64_t>(args.num_rows) * (split + 1) / args.num_splits);
-  RowCursor loading(layout, first_row, end_row - first_row);
+  RowCursor loading(layout, args.num_rows, split, args.num_splits);
+  const int num_rows = loading.left;
   const uint32_t ring = smem_address(dynamic_smem());
   const int x_bytes = static_cast<int>(layout.x.segment_bytes), planes_bytes = static_cast<int>(layout.planes.segment_bytes);
   int write_stage = 0, read_stage = 0;
@@ -202,7 +165,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
       for (int tap_row = 0; tap_row < tap_rows; ++tap_row, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
         for (int i = threadIdx.x * 16; i < planes_bytes; i += 16 * Config::kNumThreads)
           cp_async_16(stage + x_bytes + tap_row * planes_bytes + i, planes + i);
-      loading.next(layout);
+      loading.skip(layout, 1);
       write_stage = write_stage + 1 == args.num_stages ? 0 : write_stage + 1;
     }
     cp_async_commit();  // also when empty: groups are counted
@@ -247,7 +210,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   const int rows_between = max(1, WeightGradientConfig::kPromoteSteps / ((products + share.ways - 1) / share.ways));
   int until_promotion = rows_between;
 #pragma unroll 1
-  for (int left = end_row - first_row; left > 0; --left) {
+  for (int left = num_rows; left > 0; --left) {
     if (args.num_stages == 4)
       cp_async_wait<2>();
     else if (args.num_stages == 3)

@@ -76,6 +76,8 @@ inline PortableGradientPlan portable_gradient_plan(const ConvTransposeProblem& p
 struct PortablePlaces {
   int taps, most_taps, num_pairs, num_splits, products;
 
+  __device__ __forceinline__ static int in_tile(int row, int column) { return row * WeightGradientConfig::kBlockChannels + column; }
+
   __device__ __forceinline__ TapParts operator()(int pair, int tap) const {
     int index = tap / most_taps;
     TapGroup group(index, taps, most_taps);

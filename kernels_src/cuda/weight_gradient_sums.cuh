@@ -16,6 +16,7 @@ struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
+  static_assert(kRows == 4, "the kernel's order of rows");
 };
 
 // Where the parts of a tap lie: `first` tiles from the beginning, then `outer` x `inner` of them at these distances, in tiles.
@@ -27,7 +28,7 @@ struct TapParts {
 template <typename Storage, typename Places>
 struct WeightGradientSumsArgs {
   WeightGradientLayout layout;
-  Places places;  // places(pair of channel blocks, tap) -> TapParts
+  Places places;  // places(pair of channel blocks, tap) -> TapParts; places.in_tile(row, column): a value's place in a tile
   const float* parts;
   Storage* grad_weight;
   int kernel_h, kernel_w, kernel_step_h, kernel_step_w, classes_w, ic_per_group, oc_per_group;
@@ -42,7 +43,9 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
   if (args.only_if != nullptr && *args.only_if == 0) return;
   const WeightGradientLayout& layout = args.layout;
   const int tile = blockIdx.x / Config::kBlocksPerTile;
-  const int row = blockIdx.x % Config::kBlocksPerTile * Config::kRows + threadIdx.x / WeightGradientConfig::kBlockChannels;
+  // Rows that lie side by side where fragments were stored: two neighbours, and those 8 below.
+  const int block = blockIdx.x % Config::kBlocksPerTile, nth = threadIdx.x / WeightGradientConfig::kBlockChannels;
+  const int row = block / 4 * 16 + block % 4 * 2 + nth % 2 + nth / 2 * 8;
   const int column = threadIdx.x % WeightGradientConfig::kBlockChannels;
   const int tap = tile % layout.taps(), pair = tile / layout.taps();
   const int planes_block = pair % layout.planes.blocks, x_block = pair / layout.planes.blocks % layout.x.blocks;
@@ -56,7 +59,7 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
   if (kh >= args.kernel_h || kw >= args.kernel_w) return;
 
   const TapParts at = args.places(pair, tap);
-  const float* const from = args.parts + at.first * WeightGradientConfig::kTileValues + row * WeightGradientConfig::kBlockChannels + column;
+  const float* const from = args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
   double sum = 0.0;
   for (int inner = 0; inner < at.inner; ++inner) {
 #pragma unroll 8

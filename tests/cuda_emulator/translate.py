@@ -95,6 +95,12 @@ def translate(source: str) -> str:
         flags=re.DOTALL,
     )
     source = re.sub(
+        r"template <int N>\nstruct PixelWgmma;\n.*?(?=\n}  // namespace pixels)",
+        _WGMMA.replace("Wgmma", "PixelWgmma").replace("emu::wgmma<", "emu::wgmma_pixels<"),
+        source,
+        flags=re.DOTALL,
+    )
+    source = re.sub(
         r"#define TCONV_NAMES_176 .*?\n}\n(?=\n}  // namespace held)",
         _WGMMA_ONTO,
         source,
