@@ -26,7 +26,7 @@ struct WeightGradientHopperArgs {
   const unsigned char* x;
   const unsigned char* planes;
   float* parts;  // [block][warpgroup][tap of the quad], a tile each
-  int num_rows;  // of all strips of the samples that are packed
+  int num_samples;  // that are packed
   int num_groups;
   int first_split[WeightGradientHopperConfig::kMaxGroups + 1];  // of each group, among all groups'
   int x_slots, planes_slots;
@@ -82,12 +82,12 @@ __device__ __forceinline__ void copy_next(const Ring& ring, Place& at, const uns
 }
 
 __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, const Rings& rings, const SegmentPlace& place,
-                                          const QuadGroup& group, RowCursor at) {
+                                          const QuadGroup& group, RowCursor at, int splits) {
   const WeightGradientLayout& layout = args.layout;
   const int span = group.row_span * layout.step_h;
   Place x_at, planes_at;
-  while (at.left > 0) {
-    const int length = at.rows_of_strip(layout);
+  for (; !at.done(layout, args.num_samples); at.next_run(layout, splits)) {
+    const int length = at.end_row - at.row;
     const unsigned char* x = args.x + place.x(layout, at) * rings.x.slot_bytes;
     const unsigned char* planes =
         args.planes + (place.planes(layout, at) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
@@ -97,7 +97,6 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
       copy_next(rings.x, x_at, x);
       x += rings.x.slot_bytes;
     }
-    at.skip(layout, length);
   }
 }
 
@@ -115,7 +114,7 @@ __device__ __forceinline__ void multiply_product(float (&acc)[kTaps * 32], uint3
 // What a warpgroup does: the sums of one quad over every ways-th row, from row `way` on.
 template <int kTaps, bool kBFloat16>
 __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, const Rings& rings, const QuadGroup& group, const Quad& quad,
-                                         int way, RowCursor at, float* part) {
+                                         int way, RowCursor at, int splits, float* part) {
   const WeightGradientLayout& layout = args.layout;
   const bool elected = threadIdx.x % 32 == 0;
   const int products = layout.segment / WeightGradientConfig::kStepPixels;
@@ -151,13 +150,13 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     }
   };
 
-  int left_of_strip = 0, until_promotion = rows_between, turn = way;
+  int left_of_run = 0, until_promotion = rows_between, turn = way;
   bool add = args.accumulate != 0;
 #pragma unroll 1
   for (;;) {
-    if (at.left > 0) {
-      if (left_of_strip == 0) {
-        left_of_strip = at.rows_of_strip(layout);
+    if (!at.done(layout, args.num_samples)) {
+      if (left_of_run == 0) {
+        left_of_run = at.end_row - at.row;
         skip_planes(lag);
       }
       mbarrier_wait(rings.x.full + 8 * x_at.slot, x_at.parity);
@@ -183,14 +182,15 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
       turn = turn == 0 ? group.ways - 1 : turn - 1;
       x_at.next(rings.x);
       planes_at.next(rings.planes);
-      at.skip(layout, 1);
       --until_promotion;
-      if (--left_of_strip == 0) {
+      if (--left_of_run == 0) {
+        at.next_run(layout, splits);
         finish_products();
         skip_planes(span - lag);
       }
     }
-    if (until_promotion == 0 || at.left == 0) {
+    const bool done = at.done(layout, args.num_samples);
+    if (until_promotion == 0 || done) {
       finish_products();
       sm90::pin_registers(acc);
 #pragma unroll
@@ -205,7 +205,7 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
       }
       add = true;
       until_promotion = rows_between;
-      if (at.left == 0) return;
+      if (done) return;
     }
   }
 }
@@ -224,11 +224,11 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
   int group_index = 0;
   while (nth >= args.first_split[group_index + 1]) ++group_index;
   const int split = nth - args.first_split[group_index];
-  const int num_splits = args.first_split[group_index + 1] - args.first_split[group_index];
+  const int splits = args.first_split[group_index + 1] - args.first_split[group_index];
   const QuadTable table(layout.taps_h, layout.taps_w);
   const QuadGroup group(table, group_index);
   const SegmentPlace place(layout, pair);
-  const RowCursor rows(layout, args.num_rows, split, num_splits);
+  const RowCursor rows(layout, split);
   if (threadIdx.x == 0) {
     const int readers = 4 * group.count * group.ways;  // warps
     init_barriers(rings.x, readers);
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup == Config::kConsumers) {
     sm90::set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
-    if (threadIdx.x % 128 == 0) copy_rows(args, rings, place, group, rows);
+    if (threadIdx.x % 128 == 0) copy_rows(args, rings, place, group, rows, splits);
   } else {
     sm90::set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
     if (warpgroup >= group.count * group.ways) return;
@@ -249,10 +249,10 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
     float* const part = args.parts + (static_cast<int64_t>(blockIdx.x) * Config::kConsumers + warpgroup) *
                                          (Config::kMaxTaps * WeightGradientConfig::kTileValues);
     switch (quad.taps) {
-      case 1: return sum_quad<1, kBFloat16>(args, rings, group, quad, way, rows, part);
-      case 2: return sum_quad<2, kBFloat16>(args, rings, group, quad, way, rows, part);
-      case 3: return sum_quad<3, kBFloat16>(args, rings, group, quad, way, rows, part);
-      default: return sum_quad<4, kBFloat16>(args, rings, group, quad, way, rows, part);
+      case 1: return sum_quad<1, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+      case 2: return sum_quad<2, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+      case 3: return sum_quad<3, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+      default: return sum_quad<4, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
     }
   }
 #endif

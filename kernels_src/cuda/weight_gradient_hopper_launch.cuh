@@ -16,7 +16,7 @@ struct HopperGradientPlan {
   int64_t smem_bytes, total_bytes;
 };
 
-// Splits of rows for each group of quads, as many as its share of the products, so that all blocks together fill the device.
+// Splits of the runs of rows for each group of quads, as many as its share of the products, so that all blocks together fill the device.
 inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64_t most_splits, int sm_count) {
   const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps();
   const int blocks = std::max(sm_count / pairs, plan.num_groups);  // for each pair of channel blocks
@@ -54,7 +54,7 @@ inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeProblem& p, co
     plan.usable = false;
     return plan;
   }
-  share_splits(plan, table, int64_t{layout.strips} * layout.x.rows * plan.goes.samples, device.sm_count);
+  share_splits(plan, table, int64_t{layout.strips} * layout.runs * plan.goes.samples, device.sm_count);
   plan.total_bytes = plan.goes.total_bytes + int64_t{plan.first_split[plan.num_groups]} * layout.pairs() * Config::kConsumers *
                                                  Config::kMaxTaps * WeightGradientConfig::kTileValues * static_cast<int64_t>(sizeof(float));
   return plan;
@@ -103,7 +103,7 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
     WeightGradientHopperArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
-    args.num_rows = count * goes.layout.strips * goes.layout.x.rows;
+    args.num_samples = count;
     args.num_groups = plan.num_groups;
     std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
     args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;

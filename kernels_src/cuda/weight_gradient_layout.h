@@ -28,6 +28,7 @@ struct WeightGradientConfig {
   static constexpr int kStepPixels = 16;                 // of a tensor-core product
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
   static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
+  static constexpr int kRunRows = 32;                    // of a strip, that one block takes at once
   static constexpr int kPromoteSteps = 512;              // products after which tensor cores' sums join fp32 sums in memory
 };
 
@@ -40,7 +41,8 @@ struct PackedOperand {
 };
 
 struct WeightGradientLayout {
-  int groups, strips, segment;    // pixels of x's segment
+  int groups, strips, segment;    // segment: pixels of x's
+  int runs;                       // of rows, in a strip
   int pieces;
   int taps_h, taps_w, step_h, step_w;
   PackedOperand x, planes;
@@ -64,6 +66,7 @@ inline WeightGradientLayout weight_gradient_layout(const ConvTransposeProblem& p
   layout.groups = static_cast<int>(p.groups);
   layout.segment = choose_segment(p.in_w);
   layout.strips = static_cast<int>(ceil_div(p.in_w, layout.segment));
+  layout.runs = static_cast<int>(ceil_div(p.in_h, Config::kRunRows));
   layout.pieces = pieces;
   layout.taps_h = static_cast<int>(sliding.h.taps), layout.taps_w = static_cast<int>(sliding.w.taps);
   layout.step_h = static_cast<int>(sliding.h.step), layout.step_w = static_cast<int>(sliding.w.step);

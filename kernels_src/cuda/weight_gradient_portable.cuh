@@ -55,8 +55,8 @@ struct WeightGradientPortableArgs {
   const unsigned char* x;
   const unsigned char* planes;
   float* parts;  // [tap group][pair of channel blocks][split][warp][64][64]
-  int most_taps, num_groups, num_splits;  // of taps; of rows
-  int num_rows;    // of all strips of the samples that are packed
+  int most_taps, num_groups, num_splits;  // of taps; of pixels
+  int num_samples;  // that are packed
   int num_stages, stage_bytes;
   int accumulate;  // parts hold sums of earlier samples
   const int* only_if;
@@ -151,13 +151,12 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   const SegmentPlace place(layout, pair);
   const int tap_row0 = taps.first / layout.taps_w, tap_rows = (taps.first + taps.count - 1) / layout.taps_w - tap_row0 + 1;
 
-  RowCursor loading(layout, args.num_rows, split, args.num_splits);
-  const int num_rows = loading.left;
+  RowCursor loading(layout, split);
   const uint32_t ring = smem_address(dynamic_smem());
   const int x_bytes = static_cast<int>(layout.x.segment_bytes), planes_bytes = static_cast<int>(layout.planes.segment_bytes);
   int write_stage = 0, read_stage = 0;
   const auto load_next = [&] {
-    if (loading.left > 0) {
+    if (!loading.done(layout, args.num_samples)) {
       const uint32_t stage = ring + write_stage * args.stage_bytes;
       const unsigned char* const x = args.x + place.x(layout, loading) * x_bytes;
       for (int i = threadIdx.x * 16; i < x_bytes; i += 16 * Config::kNumThreads) cp_async_16(stage + i, x + i);
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
       for (int tap_row = 0; tap_row < tap_rows; ++tap_row, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
         for (int i = threadIdx.x * 16; i < planes_bytes; i += 16 * Config::kNumThreads)
           cp_async_16(stage + x_bytes + tap_row * planes_bytes + i, planes + i);
-      loading.skip(layout, 1);
+      loading.next(layout, args.num_splits);
       write_stage = write_stage + 1 == args.num_stages ? 0 : write_stage + 1;
     }
     cp_async_commit();  // also when empty: groups are counted
@@ -201,6 +200,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
             }
             *to = sum;
             acc[m][n][2 * half] = acc[m][n][2 * half + 1] = 0.0f;
+            if (half == 1 && n % 2 == 1) asm volatile("" ::: "memory");  // few loads at a time, for the sake of registers
           }
     }
     add = true;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   const int rows_between = max(1, WeightGradientConfig::kPromoteSteps / ((products + share.ways - 1) / share.ways));
   int until_promotion = rows_between;
 #pragma unroll 1
-  for (int left = num_rows; left > 0; --left) {
+  for (RowCursor at(layout, split); !at.done(layout, args.num_samples); at.next(layout, args.num_splits)) {
     if (args.num_stages == 4)
       cp_async_wait<2>();
     else if (args.num_stages == 3)
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
         multiply_step<kPieces, kBFloat16>(acc, stage, x_bytes / kPieces, at, stage + planes_at, planes_bytes / kPieces, at + tap_column);
       }
     }
-    if (--until_promotion == 0 && left > 1) {
+    if (--until_promotion == 0) {
       promote();
       until_promotion = rows_between;
     }

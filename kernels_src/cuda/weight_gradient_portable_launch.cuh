@@ -64,8 +64,8 @@ inline PortableGradientPlan portable_gradient_plan(const ConvTransposeProblem& p
   plan.num_groups = num_tap_groups(layout.taps(), plan.most_taps);
   // Twice as many blocks as run at once: those with few taps are done early.
   const int64_t others = int64_t{layout.pairs()} * plan.num_groups;
-  const int64_t rows = int64_t{layout.strips} * layout.x.rows * plan.goes.samples;
-  plan.num_splits = static_cast<int>(std::min<int64_t>(rows, std::max<int64_t>(1, 2 * device.sm_count / others)));
+  const int64_t runs = int64_t{layout.strips} * layout.runs * plan.goes.samples;
+  plan.num_splits = static_cast<int>(std::min<int64_t>(runs, std::max<int64_t>(1, 2 * device.sm_count / others)));
   plan.total_bytes = plan.goes.total_bytes + others * plan.num_splits * Config::kNumWarps * WeightGradientConfig::kTileValues *
                                                  static_cast<int64_t>(sizeof(float));
   plan.usable = true;
@@ -191,7 +191,7 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
     args.most_taps = plan.most_taps, args.num_groups = plan.num_groups, args.num_splits = plan.num_splits;
-    args.num_rows = count * goes.layout.strips * goes.layout.x.rows;
+    args.num_samples = count;
     args.num_stages = plan.num_stages, args.stage_bytes = plan.stage_bytes;
     args.accumulate = first > 0;
     args.only_if = only_if;

@@ -8,11 +8,12 @@ namespace tconv {
 namespace cuda {
 
 struct WeightGradientHopperConfig {
-  static constexpr int kConsumers = 3;  // warpgroups that multiply
+  // Warpgroups that multiply. Of three, a thread would have too few registers at launch for one product's accumulators.
+  static constexpr int kConsumers = 2;
   static constexpr int kMaxTaps = 4;    // of a quad
   static constexpr int kThreads = 128 * (kConsumers + 1);  // a warpgroup for the one thread that copies: registers go by warpgroups
-  static constexpr int kLaunchRegisters = 65536 / kThreads;
-  static constexpr int kConsumerRegisters = 160, kProducerRegisters = 32;  // of a thread; kMaxTaps * 32 are accumulators
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 40;  // of a thread; kMaxTaps * 32 are accumulators
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
   static constexpr int kMaxGroups = 32;   // of quads

@@ -6,31 +6,30 @@
 namespace tconv {
 namespace cuda {
 
-// Strips of samples one after the other, row by row: part `split` of `num_splits` of all rows.
+// Strips are cut into runs of rows, and a block takes one in as many as there are splits: blocks that have other taps or channels of
+// the same pixels, and perhaps another number of splits, then pass over memory side by side.
 struct RowCursor {
-  int row, strip, sample, left;
+  int run, row, end_row, strip, sample;
 
-  __device__ __forceinline__ RowCursor(const WeightGradientLayout& layout, int num_rows, int split, int num_splits) {
-    const int first = static_cast<int>(static_cast<int64_t>(num_rows) * split / num_splits);
-    left = static_cast<int>(static_cast<int64_t>(num_rows) * (split + 1) / num_splits) - first;
-    const int line = first / layout.x.rows;
-    row = first - line * layout.x.rows;
+  __device__ __forceinline__ RowCursor(const WeightGradientLayout& layout, int split) : run(split) { enter(layout); }
+
+  __device__ __forceinline__ void enter(const WeightGradientLayout& layout) {
+    const int line = run / layout.runs, nth = run - line * layout.runs;
     sample = line / layout.strips;
     strip = line - sample * layout.strips;
+    row = nth * WeightGradientConfig::kRunRows;
+    end_row = min(row + WeightGradientConfig::kRunRows, layout.x.rows);
   }
 
-  // Of those that are left, the rows in the strip that the cursor is in.
-  __device__ __forceinline__ int rows_of_strip(const WeightGradientLayout& layout) const { return min(left, layout.x.rows - row); }
-
-  // `count`: at most so many.
-  __device__ __forceinline__ void skip(const WeightGradientLayout& layout, int count) {
-    left -= count;
-    row += count;
-    if (row < layout.x.rows) return;
-    row = 0;
-    if (++strip < layout.strips) return;
-    strip = 0;
-    ++sample;
+  __device__ __forceinline__ bool done(const WeightGradientLayout& layout, int samples) const {
+    return run >= samples * layout.strips * layout.runs;
+  }
+  __device__ __forceinline__ void next_run(const WeightGradientLayout& layout, int splits) {
+    run += splits;
+    enter(layout);
+  }
+  __device__ __forceinline__ void next(const WeightGradientLayout& layout, int splits) {
+    if (++row == end_row) next_run(layout, splits);
   }
 };
 
