@@ -79,7 +79,5 @@ def gradient_cuda_source() -> str:
 def gradient_operator_source() -> str:
     """The library's C++: what there is for a CPU, then the operator."""
     cpu = resolve(KERNELS / "cpu" / "entry_gradients.cpp")
-    shared = tuple(
-        KERNELS / name for name in ("common.h", "problem.h", "call.h", "gradient_call.h")
-    )
+    shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h", "gradient_call.h"))
     return cpu + resolve(KERNELS / "binding" / "operator_gradients.cpp", given=shared)

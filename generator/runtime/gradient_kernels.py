@@ -1,5 +1,5 @@
-"""The library of the gradients' kernels: built and loaded when CUDA first asks for a gradient, so that
-whoever only runs models forward never builds it. One for all solutions with the same sources.
+"""The library of the gradients' kernels: built and loaded when CUDA first asks for a gradient, so
+that whoever only runs models forward never builds it. One for all solutions with the same sources.
 """
 
 import torch
@@ -7,8 +7,8 @@ import torch
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv
 from generator.runtime.build import _load_library, _short_digest
+from generator.runtime.generated import GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE
 from generator.runtime.precision import _tf32_allowed
-from generator.runtime.problem import GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE
 
 _GRADIENT_NAMESPACE = (
     f"tconv_gradients_{_short_digest(GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE)}"

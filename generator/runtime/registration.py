@@ -7,7 +7,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.build import _NAMESPACE, _load_library
-from generator.runtime.problem import CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
+from generator.runtime.generated import CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
 
 def _vector_arguments(count: int) -> str:

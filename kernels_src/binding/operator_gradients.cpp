@@ -16,12 +16,17 @@ struct GradientInputs {
   bool tf32, need_x, need_weight, need_bias;
 
   explicit GradientInputs(Stack& stack)
-      : grad(stack.tensor()), x(stack.tensor()), weight(stack.tensor()),
-        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()}, tf32(stack.boolean()),
-        need_x(stack.boolean()), need_weight(stack.boolean()), need_bias(stack.boolean()) {}
+      : grad(stack.tensor()),
+        x(stack.tensor()),
+        weight(stack.tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()},
+        tf32(stack.boolean()),
+        need_x(stack.boolean()),
+        need_weight(stack.boolean()),
+        need_bias(stack.boolean()) {}
 
   // grad: the shape of the output, [batch,] channels, h, w.
-  void check_grad(const ConvTransposeProblem& p) const {
+  void check_grad(const ConvTransposeLayer& p) const {
     check_same_kind("grad", grad, x);
     const auto sizes = grad.sizes();
     const bool batched = x.dim() == 4;
@@ -45,19 +50,19 @@ inline Tensor allocate_like(const Tensor& tensor, bool wanted, const Device& dev
 void backward(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   GradientInputs inputs(stack);
-  const ConvTransposeProblem problem = make_problem(inputs.x, inputs.weight, OptionalTensor(), inputs.geometry);
-  inputs.check_grad(problem);
+  const ConvTransposeLayer layer = make_layer(inputs.x, inputs.weight, OptionalTensor(), inputs.geometry);
+  inputs.check_grad(layer);
   const Device device = device_of(inputs.x);
   const int32_t dtype = torch_dtype_of(inputs.x);
 
   const Tensor weight = dense(inputs.weight);
   const Tensor grad_x = allocate_like(inputs.x, inputs.need_x, device);
   const Tensor grad_weight = allocate_like(weight, inputs.need_weight, device);
-  const int64_t channels[] = {inputs.need_bias ? problem.out_channels : 0};
+  const int64_t channels[] = {inputs.need_bias ? layer.out_channels : 0};
   const Tensor grad_bias = allocate(channels, 1, dtype, device);
 
   GradientCall call{};
-  call.conv = make_call(problem, kernel_dtype(dtype), inputs.tf32);
+  call.conv = make_call(layer, kernel_dtype(dtype), inputs.tf32);
   call.conv.x = pointer_of(inputs.x);
   call.conv.weight = pointer_of(weight);
   call.grad = pointer_of(inputs.grad);

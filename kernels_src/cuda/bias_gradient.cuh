@@ -1,4 +1,5 @@
-// Gradient of the bias: sums of g over samples and pixels, channel by channel, in two stages of fixed order; any strides.
+// Gradient of the bias: sums of g over samples and pixels, channel by channel, in two stages of fixed order; any
+// strides.
 #pragma once
 
 #include "../gradient_call.h"
@@ -10,16 +11,16 @@ namespace tconv {
 namespace cuda {
 
 struct BiasGradientConfig {
-  static constexpr int kThreads = kPlainPixels;  // block_sum's
-  static constexpr int kInner = 16;              // loads of a thread under way, and the inner sum's length
-  static constexpr int kPixelsPerPart = 1 << 14; // at least, where there are blocks enough
+  static constexpr int kThreads = kPlainPixels;   // block_sum's
+  static constexpr int kInner = 16;               // loads of a thread under way, and the inner sum's length
+  static constexpr int kPixelsPerPart = 1 << 14;  // at least, where there are blocks enough
   static constexpr int kBlocksPerSm = 8;
 };
 
 struct BiasGradientPlan {
   int64_t num_parts;
 
-  BiasGradientPlan(const ConvTransposeProblem& p, int sm_count) {
+  BiasGradientPlan(const ConvTransposeLayer& p, int sm_count) {
     using Config = BiasGradientConfig;
     const int64_t pixels = p.batch * p.out_h * p.out_w;
     const int64_t wanted = (int64_t{Config::kBlocksPerSm} * sm_count + p.out_channels - 1) / p.out_channels;
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(BiasGradientConfig::kThreads)
 template <typename Storage>
 int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& plan, void* workspace) {
   using Acc = typename StorageTraits<Storage>::Acc;
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   BiasGradientArgs<Storage> args;
   args.grad = static_cast<const Storage*>(call.grad);
   args.parts = static_cast<Acc*>(workspace);
@@ -83,10 +84,12 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
   args.by_out_h = FastDivisor64::make(p.out_h);
   args.by_channels = FastDivisor64::make(p.out_channels);
   if (args.num_blocks > 0)
-    TCONV_RETURN_IF_ERROR(launch_kernel(bias_gradient_kernel<Storage>,
-                                        dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
-                                        dim3(BiasGradientConfig::kThreads), 0, call.conv.stream, args));
-  return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_bias), plan.num_parts, p.out_channels, call.conv.stream);
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(bias_gradient_kernel<Storage>,
+                      dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
+                      dim3(BiasGradientConfig::kThreads), 0, call.conv.stream, args));
+  return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_bias), plan.num_parts, p.out_channels,
+                                   call.conv.stream);
 }
 
 }  // namespace cuda

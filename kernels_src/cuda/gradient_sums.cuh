@@ -13,7 +13,8 @@ struct GradientSumsConfig {
   static constexpr int kMaxBlocks = 4096;
 };
 
-// fp32 sums are added up in fp64: there are few of them, and the error of what is one long sum then lies in the parts alone.
+// fp32 sums are added up in fp64: there are few of them, and the error of what is one long sum then lies in the parts
+// alone.
 template <typename Acc, typename Storage>
 __global__ void __launch_bounds__(GradientSumsConfig::kThreads)
     sum_gradient_parts_kernel(const Acc* from, Storage* to, int64_t num_parts, int64_t count) {
@@ -28,9 +29,10 @@ __global__ void __launch_bounds__(GradientSumsConfig::kThreads)
 template <typename Acc, typename Storage>
 int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_parts, int64_t count, void* stream) {
   const int64_t blocks = (count + GradientSumsConfig::kThreads - 1) / GradientSumsConfig::kThreads;
-  return launch_kernel(sum_gradient_parts_kernel<Acc, Storage>,
-                       dim3(static_cast<unsigned>(blocks < GradientSumsConfig::kMaxBlocks ? blocks : GradientSumsConfig::kMaxBlocks)),
-                       dim3(GradientSumsConfig::kThreads), 0, stream, from, to, num_parts, count);
+  return launch_kernel(
+      sum_gradient_parts_kernel<Acc, Storage>,
+      dim3(static_cast<unsigned>(blocks < GradientSumsConfig::kMaxBlocks ? blocks : GradientSumsConfig::kMaxBlocks)),
+      dim3(GradientSumsConfig::kThreads), 0, stream, from, to, num_parts, count);
 }
 
 }  // namespace cuda

@@ -1,4 +1,5 @@
-// The one door to the gradients on CUDA: picks kernels and launches them, one gradient after the other in one workspace.
+// The one door to the gradients on CUDA: picks kernels and launches them, one gradient after the other in one
+// workspace.
 #pragma once
 
 #include "bias_gradient.cuh"
@@ -10,7 +11,7 @@ namespace cuda {
 
 // The kernels read each gradient's part of the workspace only while they run: all have the same place.
 inline int64_t gradients_workspace_bytes(const GradientCall& call) {
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
   DeviceLimits device;
   if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
@@ -33,7 +34,7 @@ inline int64_t gradients_workspace_bytes(const GradientCall& call) {
 
 template <typename Storage>
 int64_t launch_gradients(const GradientCall& call) {
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   if (call.grad_x != nullptr && p.batch > 0) {
@@ -47,7 +48,8 @@ int64_t launch_gradients(const GradientCall& call) {
     TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, plan, call.conv.workspace));
   }
   if (call.grad_bias != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_bias_gradient<Storage>(call, BiasGradientPlan(p, device.sm_count), call.conv.workspace));
+    TCONV_RETURN_IF_ERROR(
+        launch_bias_gradient<Storage>(call, BiasGradientPlan(p, device.sm_count), call.conv.workspace));
   return kOk;
 }
 

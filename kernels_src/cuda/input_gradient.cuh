@@ -1,5 +1,5 @@
-// The input gradient: a transposed convolution of stride one over g, or over the planes of g (sliding_layer.h), with swapped
-// channels and flipped taps, by the forward's kernels; or one thread per value.
+// The input gradient: a transposed convolution of stride one over g, or over the planes of g (sliding_layer.h), with
+// swapped channels and flipped taps, by the forward's kernels; or one thread per value.
 #pragma once
 
 #include "conv_transpose.cuh"
@@ -17,15 +17,15 @@ struct InputGradientPlan {
   int64_t status;
   bool plain;
   SlidingLayer sliding;
-  ConvCall walk;  // but for its pointers
-  int64_t pitch;  // of planes
+  ConvCall walk;                             // but for its pointers
+  int64_t pitch;                             // of planes
   int64_t weights_at, walk_at, total_bytes;  // in the workspace, planes first
 
-  explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.problem), walk{} {
-    const ConvTransposeProblem& p = call.conv.problem;
+  explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
+    const ConvTransposeLayer& p = call.conv.layer;
     const int64_t element = storage_bytes(call.conv.dtype);
     pitch = round_up(sliding.w.plane_size, 4);  // whole vectors of pixels
-    ConvTransposeProblem& to = walk.problem;
+    ConvTransposeLayer& to = walk.layer;
     to.batch = p.batch, to.groups = p.groups;
     to.in_channels = p.groups * sliding.channels_per_group, to.out_channels = p.in_channels;
     to.out_h = p.in_h, to.out_w = p.in_w;
@@ -56,7 +56,8 @@ struct InputGradientPlan {
       return;
     }
     weights_at = round_up(planes_bytes, 256);
-    walk_at = weights_at + round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
+    walk_at = weights_at +
+              round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
     total_bytes = walk_at + kernel.workspace_bytes;
   }
 };

@@ -2,7 +2,7 @@
 //
 //   dx[n, ci, ih, iw] = sum over co of ci's group, kh, kw of
 //                       g[n, co, ih*sh - ph + kh*dh, iw*sw - pw + kw*dw] * w[ci, co', kh, kw]
-//   for exactly those taps that read inside g  (problem.h, solved for x)
+//   for exactly those taps that read inside g  (layer.h, solved for x)
 #pragma once
 
 #include "../gradient_call.h"
@@ -16,7 +16,7 @@ namespace cuda {
 
 template <typename Storage>
 struct InputGradientPlainArgs {
-  ConvTransposeProblem layer;
+  ConvTransposeLayer layer;
   const Storage* grad;
   const Storage* weight;
   Storage* grad_x;
@@ -27,10 +27,10 @@ struct InputGradientPlainArgs {
 };
 
 template <typename Storage, bool kRound>
-__device__ __forceinline__ typename StorageTraits<Storage>::Acc input_gradient_value(const InputGradientPlainArgs<Storage>& args,
-                                                                                     int64_t n, int64_t ic, int64_t ih, int64_t iw) {
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc input_gradient_value(
+    const InputGradientPlainArgs<Storage>& args, int64_t n, int64_t ic, int64_t ih, int64_t iw) {
   using Acc = typename StorageTraits<Storage>::Acc;
-  const ConvTransposeProblem& p = args.layer;
+  const ConvTransposeLayer& p = args.layer;
   const int64_t group = args.by_ic_per_group.quotient(ic), taps = p.kernel_h * p.kernel_w;
   const Storage* const grad = args.grad + n * args.stride_n + group * args.oc_per_group * args.stride_c;
   const Storage* const weight = args.weight + ic * args.oc_per_group * taps;
@@ -53,7 +53,7 @@ __device__ __forceinline__ typename StorageTraits<Storage>::Acc input_gradient_v
 template <typename Storage>
 __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
     input_gradient_plain_kernel(const __grid_constant__ InputGradientPlainArgs<Storage> args) {
-  const ConvTransposeProblem& p = args.layer;
+  const ConvTransposeLayer& p = args.layer;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kPlainPixels + threadIdx.x; i < args.num_values;
        i += static_cast<int64_t>(gridDim.x) * kPlainPixels) {
     const int64_t line = args.by_in_w.quotient(i), iw = i - line * p.in_w;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
 
 template <typename Storage>
 int64_t launch_input_gradient_plain(const GradientCall& call) {
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   InputGradientPlainArgs<Storage> args;
   args.layer = p;
   args.grad = static_cast<const Storage*>(call.grad);
@@ -87,8 +87,9 @@ int64_t launch_input_gradient_plain(const GradientCall& call) {
   args.by_in_channels = FastDivisor64::make(p.in_channels);
   args.by_ic_per_group = FastDivisor64::make(args.ic_per_group);
   const int64_t blocks = (args.num_values + kPlainPixels - 1) / kPlainPixels;
-  return launch_kernel(input_gradient_plain_kernel<Storage>, dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)),
-                       dim3(kPlainPixels), 0, call.conv.stream, args);
+  return launch_kernel(input_gradient_plain_kernel<Storage>,
+                       dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)), dim3(kPlainPixels), 0,
+                       call.conv.stream, args);
 }
 
 }  // namespace cuda

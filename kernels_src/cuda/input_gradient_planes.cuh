@@ -1,5 +1,6 @@
 // g of a strided layer -> its planes (sliding_layer.h), zeros where a tap would read outside g:
-//   grad [batch, out_channels, out_h, out_w], any strides -> planes [batch][group][class h][class w][oc of group][plane_h][pitch]
+//   grad [batch, out_channels, out_h, out_w], any strides -> planes [batch][group][class h][class w][oc of
+//   group][plane_h][pitch]
 // A warp per row.
 #pragma once
 
@@ -17,7 +18,7 @@ struct GradientPlanesConfig {
 
 template <typename Storage>
 struct GradientPlanesArgs {
-  ConvTransposeProblem layer;
+  ConvTransposeLayer layer;
   const Storage* grad;
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   Storage* planes;
@@ -27,12 +28,13 @@ struct GradientPlanesArgs {
 template <typename Storage>
 __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
     gradient_planes_kernel(const __grid_constant__ GradientPlanesArgs<Storage> args) {
-  const ConvTransposeProblem& p = args.layer;
+  const ConvTransposeLayer& p = args.layer;
   const int64_t step = static_cast<int64_t>(gridDim.x) * GradientPlanesConfig::kRowsPerBlock;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * GradientPlanesConfig::kRowsPerBlock + threadIdx.x / 32; row < args.num_rows;
-       row += step) {
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * GradientPlanesConfig::kRowsPerBlock + threadIdx.x / 32;
+       row < args.num_rows; row += step) {
     const int64_t plane = row / args.plane_h, h = row - plane * args.plane_h;
-    const int64_t group_of_all = plane / args.channels_per_group, channel = plane - group_of_all * args.channels_per_group;
+    const int64_t group_of_all = plane / args.channels_per_group,
+                  channel = plane - group_of_all * args.channels_per_group;
     const int64_t n = group_of_all / p.groups, group = group_of_all - n * p.groups;
     const PlaneChannel from(channel, args.classes_w, args.oc_per_group);
     const int64_t oh = h * p.stride_h + from.class_h * p.dilation_h - p.padding_h;
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
 
 template <typename Storage>
 int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes) {
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   GradientPlanesArgs<Storage> args;
   args.layer = p;
   args.grad = static_cast<const Storage*>(call.grad);
@@ -62,8 +64,10 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.plane_h = sliding.h.plane_size;
   args.pitch = pitch;
   args.num_rows = p.batch * p.groups * sliding.channels_per_group * sliding.h.plane_size;
-  const int64_t blocks = (args.num_rows + GradientPlanesConfig::kRowsPerBlock - 1) / GradientPlanesConfig::kRowsPerBlock;
-  return launch_kernel(gradient_planes_kernel<Storage>, dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)),
+  const int64_t blocks =
+      (args.num_rows + GradientPlanesConfig::kRowsPerBlock - 1) / GradientPlanesConfig::kRowsPerBlock;
+  return launch_kernel(gradient_planes_kernel<Storage>,
+                       dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)),
                        dim3(GradientPlanesConfig::kThreads), 0, call.conv.stream, args);
 }
 

@@ -1,7 +1,8 @@
-// The weights as the forward's kernels read them for the input gradient: in and out channels swapped, classes of taps as channels
-// (sliding_layer.h), taps flipped.
+// The weights as the forward's kernels read them for the input gradient: in and out channels swapped, classes of taps
+// as channels (sliding_layer.h), taps flipped.
 //   weight [in_channels, out_channels/groups, kernel_h, kernel_w]
-//   -> [group][class h][class w][oc of group] x [ic of group] x [taps_h][taps_w], zeros for taps beyond the kernel's end
+//   -> [group][class h][class w][oc of group] x [ic of group] x [taps_h][taps_w], zeros for taps beyond the kernel's
+//   end
 #pragma once
 
 #include "../gradient_call.h"
@@ -40,14 +41,15 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
     const PlaneChannel from(channel, args.w.classes, args.oc_per_group);
     const int64_t kh = from.class_h + tap_h * args.h.kernel_step, kw = from.class_w + tap_w * args.w.kernel_step;
     const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + from.oc;
-    args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
-                                                              : static_cast<Storage>(0.0f);
+    args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w
+                          ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
+                          : static_cast<Storage>(0.0f);
   }
 }
 
 template <typename Storage>
 int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped) {
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   SwappedWeightsArgs<Storage> args;
   args.weight = static_cast<const Storage*>(call.conv.weight);
   args.swapped = static_cast<Storage*>(swapped);
@@ -57,10 +59,10 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
   args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.count = p.groups * sliding.channels_per_group * args.ic_per_group * sliding.h.taps * sliding.w.taps;
   const int64_t blocks = (args.count + SwappedWeightsConfig::kThreads - 1) / SwappedWeightsConfig::kThreads;
-  return launch_kernel(
-      swap_weights_kernel<Storage>,
-      dim3(static_cast<unsigned>(blocks < SwappedWeightsConfig::kMaxBlocks ? blocks : SwappedWeightsConfig::kMaxBlocks)),
-      dim3(SwappedWeightsConfig::kThreads), 0, call.conv.stream, args);
+  return launch_kernel(swap_weights_kernel<Storage>,
+                       dim3(static_cast<unsigned>(
+                           blocks < SwappedWeightsConfig::kMaxBlocks ? blocks : SwappedWeightsConfig::kMaxBlocks)),
+                       dim3(SwappedWeightsConfig::kThreads), 0, call.conv.stream, args);
 }
 
 }  // namespace cuda

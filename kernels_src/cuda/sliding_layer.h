@@ -1,24 +1,24 @@
 // A layer's gradients as sliding products of stride one. Plain C++.
 //
-// Tap k of one axis reads g at i*s - p + k*d for input i. With g' = gcd(s, d) the taps fall into classes c = k mod (s/g'), and
-// those of one class read one plane of g, every s-th row or column, at distances of d/g':
+// Tap k of one axis reads g at i*s - p + k*d for input i. With g' = gcd(s, d) the taps fall into classes c = k mod
+// (s/g'), and those of one class read one plane of g, every s-th row or column, at distances of d/g':
 //
 //   k = c + m * (s/g')      reads      plane_c[i + m * (d/g')],      plane_c[j] = g[j*s + c*d - p]
 //
-// Planes are further channels: [group][class h][class w][out channel of the group], and a tap is m alone. With stride one there is
-// one class, and its plane is g itself, shifted by the padding.
+// Planes are further channels: [group][class h][class w][out channel of the group], and a tap is m alone. With stride
+// one there is one class, and its plane is g itself, shifted by the padding.
 #pragma once
 
-#include "../problem.h"
+#include "../layer.h"
 
 namespace tconv {
 namespace cuda {
 
 struct SlidingAxis {
-  int64_t classes, taps;       // taps: of a class, the most; those beyond the kernel's end have no weights
-  int64_t step;                // of the plane, from one tap to the next
-  int64_t kernel_step;         // of the kernel, from one tap of a class to the next
-  int64_t plane_size;          // what the taps of all inputs read
+  int64_t classes, taps;  // taps: of a class, the most; those beyond the kernel's end have no weights
+  int64_t step;           // of the plane, from one tap to the next
+  int64_t kernel_step;    // of the kernel, from one tap of a class to the next
+  int64_t plane_size;     // what the taps of all inputs read
 };
 
 inline SlidingAxis sliding_axis(int64_t in, int64_t kernel, int64_t stride, int64_t dilation) {
@@ -37,7 +37,7 @@ struct SlidingLayer {
   int64_t channels_per_group;  // of all planes
   bool strided;                // planes are not g itself
 
-  explicit SlidingLayer(const ConvTransposeProblem& p)
+  explicit SlidingLayer(const ConvTransposeLayer& p)
       : h(sliding_axis(p.in_h, p.kernel_h, p.stride_h, p.dilation_h)),
         w(sliding_axis(p.in_w, p.kernel_w, p.stride_w, p.dilation_w)),
         channels_per_group(h.classes * w.classes * (p.out_channels / p.groups)),

@@ -19,7 +19,13 @@ struct WeightGradientPlan {
   int64_t total_bytes;
 
   WeightGradientPlan(const GradientCall& call, const DeviceLimits& device)
-      : status(kOk), kernel(kPlain), sliding(call.conv.problem), plain(call.conv.problem, device.sm_count), hopper{}, portable{}, strict{} {
+      : status(kOk),
+        kernel(kPlain),
+        sliding(call.conv.layer),
+        plain(call.conv.layer, device.sm_count),
+        hopper{},
+        portable{},
+        strict{} {
     const int64_t choice = call.conv.kernel_choice;
     if (choice != kPlain && choice != kDirect) choose_tensor_cores(call, device);
     if ((choice == kPortable || choice == kHopper) && kernel != choice) status = kUnsupportedKernel;
@@ -33,14 +39,17 @@ struct WeightGradientPlan {
  private:
   // Leaves kPlain where no tensor-core kernel can, or should, do the call.
   void choose_tensor_cores(const GradientCall& call, const DeviceLimits& device) {
-    const ConvTransposeProblem& p = call.conv.problem;
+    const ConvTransposeLayer& p = call.conv.layer;
     const int64_t choice = call.conv.kernel_choice;
-    if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 || !weight_gradient_can_index(p, sliding)) return;
+    if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
+        !weight_gradient_can_index(p, sliding))
+      return;
     // Products on padding are wasted; below this share a few real ones, one by one, are faster.
     constexpr double kMinUsefulFraction = 1.0 / 32;
     const WeightGradientLayout layout = weight_gradient_layout(p, sliding, 1);
-    const double useful = static_cast<double>(layout.x.channels_per_group) * layout.planes.channels_per_group /
-                          (static_cast<double>(layout.x.blocks) * layout.planes.blocks * WeightGradientConfig::kTileValues);
+    const double useful =
+        static_cast<double>(layout.x.channels_per_group) * layout.planes.channels_per_group /
+        (static_cast<double>(layout.x.blocks) * layout.planes.blocks * WeightGradientConfig::kTileValues);
     if (useful < kMinUsefulFraction && choice != kPortable && choice != kHopper) return;
     const bool fp32 = call.conv.dtype == kFloat32, tf32 = fp32 && call.conv.math == kMathTF32;
     if (fp32) {
@@ -64,10 +73,12 @@ struct WeightGradientPlan {
 
 // Operands in 16 bits, with `state` scaled containers.
 template <bool kBFloat16, typename Storage>
-int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace, GradientState* state) {
+int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                                      GradientState* state) {
   if (plan.kernel == kHopper)
     return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state);
-  return launch_weight_gradient_portable<1, kBFloat16, Storage>(call, plan.sliding, plan.portable, workspace, state, nullptr);
+  return launch_weight_gradient_portable<1, kBFloat16, Storage>(call, plan.sliding, plan.portable, workspace, state,
+                                                                nullptr);
 }
 
 template <typename Storage>
@@ -76,7 +87,8 @@ int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPla
   if constexpr (sizeof(Storage) == 8) {
     return kUnsupportedKernel;  // fp64 has the plain kernel alone
   } else if constexpr (sizeof(Storage) == 2) {
-    return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace, nullptr);
+    return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
+                                                                                          nullptr);
   } else {
     const int* only_if = nullptr;
     if (call.conv.math == kMathTF32) {
@@ -85,7 +97,8 @@ int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPla
       TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
       only_if = &state->guard.out_of_range;
     }
-    return launch_weight_gradient_portable<3, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr, only_if);
+    return launch_weight_gradient_portable<3, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
+                                                             only_if);
   }
 }
 

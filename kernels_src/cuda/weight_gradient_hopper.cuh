@@ -1,14 +1,14 @@
 // The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h).
 //
-// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of the planes] +=
-// x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all rows of pixels; one thread
-// copies segments of x and of the planes, row by row, into two rings. A row of the planes is read by the quads of one row of the
-// kernel after the other: it comes once for all of them. Sums go to memory (weight_gradient_sums.cuh adds them up) after every
-// kPromoteSteps products, because tensor cores truncate theirs.
+// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of
+// the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
+// rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
+// read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
+// (weight_gradient_sums.cuh adds them up) after every kPromoteSteps products, because tensor cores truncate theirs.
 #pragma once
 
 #include "mma_sync.cuh"
-#include "sm90_primitives.cuh"
+#include "hopper_primitives.cuh"
 #include "weight_gradient_layout.h"
 #include "weight_gradient_quads.h"
 #include "weight_gradient_rows.cuh"
@@ -18,14 +18,14 @@ namespace tconv {
 namespace cuda {
 namespace pixels {
 
-using sm90::mbarrier_arrive;
-using sm90::mbarrier_wait;
+using hopper::mbarrier_arrive;
+using hopper::mbarrier_wait;
 
 struct WeightGradientHopperArgs {
   WeightGradientLayout layout;
   const unsigned char* x;
   const unsigned char* planes;
-  float* parts;  // [block][warpgroup][tap of the quad], a tile each
+  float* parts;     // [block][warpgroup][tap of the quad], a tile each
   int num_samples;  // that are packed
   int num_groups;
   int first_split[WeightGradientHopperConfig::kMaxGroups + 1];  // of each group, among all groups'
@@ -44,7 +44,8 @@ struct Rings {
 
   __device__ __forceinline__ Rings(const WeightGradientHopperArgs& args, uint32_t base) {
     x = {base, 0, 0, args.x_slots, static_cast<int>(args.layout.x.segment_bytes)};
-    planes = {x.slots + x.size * x.slot_bytes, 0, 0, args.planes_slots, static_cast<int>(args.layout.planes.segment_bytes)};
+    planes = {x.slots + x.size * x.slot_bytes, 0, 0, args.planes_slots,
+              static_cast<int>(args.layout.planes.segment_bytes)};
     x.full = planes.slots + planes.size * planes.slot_bytes;
     x.empty = x.full + 8 * x.size;
     planes.full = x.empty + 8 * x.size;
@@ -54,8 +55,8 @@ struct Rings {
 
 __device__ __forceinline__ void init_barriers(const Ring& ring, int readers) {
   for (int i = 0; i < ring.size; ++i) {
-    sm90::mbarrier_init(ring.full + 8 * i, 1);
-    sm90::mbarrier_init(ring.empty + 8 * i, readers);
+    hopper::mbarrier_init(ring.full + 8 * i, 1);
+    hopper::mbarrier_init(ring.empty + 8 * i, readers);
   }
 }
 
@@ -75,14 +76,15 @@ struct Place {
 // The thread that copies.
 __device__ __forceinline__ void copy_next(const Ring& ring, Place& at, const unsigned char* from) {
   mbarrier_wait(ring.empty + 8 * at.slot, at.parity ^ 1);
-  mbarrier_wait(ring.full + 8 * at.slot, at.parity ^ 1);  // follows; asked for the sake of racecheck, which sees no order through others
-  sm90::mbarrier_arrive_expect_bytes(ring.full + 8 * at.slot, ring.slot_bytes);
-  sm90::bulk_load(ring.slots + at.slot * ring.slot_bytes, from, ring.slot_bytes, ring.full + 8 * at.slot);
+  mbarrier_wait(ring.full + 8 * at.slot,
+                at.parity ^ 1);  // follows; asked for the sake of racecheck, which sees no order through others
+  hopper::mbarrier_arrive_expect_bytes(ring.full + 8 * at.slot, ring.slot_bytes);
+  hopper::bulk_load(ring.slots + at.slot * ring.slot_bytes, from, ring.slot_bytes, ring.full + 8 * at.slot);
   at.next(ring);
 }
 
-__device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, const Rings& rings, const SegmentPlace& place,
-                                          const QuadGroup& group, RowCursor at, int splits) {
+__device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, const Rings& rings,
+                                          const SegmentPlace& place, const QuadGroup& group, RowCursor at, int splits) {
   const WeightGradientLayout& layout = args.layout;
   const int span = group.row_span * layout.step_h;
   Place x_at, planes_at;
@@ -90,7 +92,8 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
     const int length = at.end_row - at.row;
     const unsigned char* x = args.x + place.x(layout, at) * rings.x.slot_bytes;
     const unsigned char* planes =
-        args.planes + (place.planes(layout, at) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
+        args.planes +
+        (place.planes(layout, at) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
     for (int i = -span; i < length; ++i, planes += rings.planes.slot_bytes) {
       copy_next(rings.planes, planes_at, planes);
       if (i < 0) continue;
@@ -100,7 +103,8 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
   }
 }
 
-// Matrix descriptor of pixels as K: the low half holds the start in units of 16 bytes, and the distance of blocks of 64 columns.
+// Matrix descriptor of pixels as K: the low half holds the start in units of 16 bytes, and the distance of blocks of 64
+// columns.
 __device__ __forceinline__ uint32_t pixels_low(uint32_t shared, uint32_t block_bytes) {
   return (block_bytes >> 4) << 16 | (shared & 0x3FFFF) >> 4;
 }
@@ -108,21 +112,23 @@ constexpr uint32_t kProductStep = WeightGradientConfig::kStepPixels * WeightGrad
 
 template <int kTaps, bool kBFloat16>
 __device__ __forceinline__ void multiply_product(float (&acc)[kTaps * 32], uint32_t a, uint32_t b) {
-  PixelWgmma<kTaps * 64>::template multiply<kBFloat16>(acc, sm90::matrix_descriptor(a), sm90::matrix_descriptor(b));
+  PixelWgmma<kTaps * 64>::template multiply<kBFloat16>(acc, hopper::matrix_descriptor(a), hopper::matrix_descriptor(b));
 }
 
 // What a warpgroup does: the sums of one quad over every ways-th row, from row `way` on.
 template <int kTaps, bool kBFloat16>
-__device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, const Rings& rings, const QuadGroup& group, const Quad& quad,
-                                         int way, RowCursor at, int splits, float* part) {
+__device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, const Rings& rings,
+                                         const QuadGroup& group, const Quad& quad, int way, RowCursor at, int splits,
+                                         float* part) {
   const WeightGradientLayout& layout = args.layout;
   const bool elected = threadIdx.x % 32 == 0;
   const int products = layout.segment / WeightGradientConfig::kStepPixels;
   const int rows_between = max(1, WeightGradientConfig::kPromoteSteps / products) * group.ways;
   const int lag = (quad.tap_row - group.first_row) * layout.step_h, span = group.row_span * layout.step_h;
   const uint32_t x_low = pixels_low(rings.x.slots, 1024);  // one block of 64: no distance is read
-  const uint32_t planes_low = pixels_low(rings.planes.slots + quad.first_column * layout.step_w * WeightGradientConfig::kPixelBytes,
-                                         layout.step_w * WeightGradientConfig::kPixelBytes);
+  const uint32_t planes_low =
+      pixels_low(rings.planes.slots + quad.first_column * layout.step_w * WeightGradientConfig::kPixelBytes,
+                 layout.step_w * WeightGradientConfig::kPixelBytes);
   float4* const sums = reinterpret_cast<float4*>(part) + threadIdx.x % 128;
 
   float acc[kTaps * 32];
@@ -136,7 +142,7 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     mbarrier_arrive(rings.planes.empty + 8 * planes_slot);
   };
   const auto finish_products = [&] {
-    sm90::wgmma_wait<0>();
+    hopper::wgmma_wait<0>();
     if (previous_x >= 0) release(previous_x, previous_planes);
     previous_x = -1;
   };
@@ -162,18 +168,20 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
       mbarrier_wait(rings.x.full + 8 * x_at.slot, x_at.parity);
       mbarrier_wait(rings.planes.full + 8 * planes_at.slot, planes_at.parity);
       if (turn == 0) {
-        const uint32_t a = sm90::uniform(x_low + x_at.slot * (rings.x.slot_bytes >> 4));
-        const uint32_t b = sm90::uniform(planes_low + planes_at.slot * (rings.planes.slot_bytes >> 4));
-        sm90::wgmma_fence();
+        const uint32_t a = hopper::uniform(x_low + x_at.slot * (rings.x.slot_bytes >> 4));
+        const uint32_t b = hopper::uniform(planes_low + planes_at.slot * (rings.planes.slot_bytes >> 4));
+        hopper::wgmma_fence();
         if (products == 4) {
 #pragma unroll
-          for (uint32_t k = 0; k < 4; ++k) multiply_product<kTaps, kBFloat16>(acc, a + k * kProductStep, b + k * kProductStep);
+          for (uint32_t k = 0; k < 4; ++k)
+            multiply_product<kTaps, kBFloat16>(acc, a + k * kProductStep, b + k * kProductStep);
         } else {
 #pragma unroll 1
-          for (int k = 0; k < products; ++k) multiply_product<kTaps, kBFloat16>(acc, a + k * kProductStep, b + k * kProductStep);
+          for (int k = 0; k < products; ++k)
+            multiply_product<kTaps, kBFloat16>(acc, a + k * kProductStep, b + k * kProductStep);
         }
-        sm90::wgmma_commit();
-        sm90::wgmma_wait<1>();  // the row before this one is done with its slots
+        hopper::wgmma_commit();
+        hopper::wgmma_wait<1>();  // the row before this one is done with its slots
         if (previous_x >= 0) release(previous_x, previous_planes);
         previous_x = x_at.slot, previous_planes = planes_at.slot;
       } else {
@@ -192,7 +200,7 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     const bool done = at.done(layout, args.num_samples);
     if (until_promotion == 0 || done) {
       finish_products();
-      sm90::pin_registers(acc);
+      hopper::pin_registers(acc);
 #pragma unroll
       for (int i = 0; i < kTaps * 8; ++i) {
         float4 sum = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
@@ -233,16 +241,16 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
     const int readers = 4 * group.count * group.ways;  // warps
     init_barriers(rings.x, readers);
     init_barriers(rings.planes, readers);
-    sm90::fence_barrier_init();
+    hopper::fence_barrier_init();
   }
   __syncthreads();
 
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
   if (warpgroup == Config::kConsumers) {
-    sm90::set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
+    hopper::set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
     if (threadIdx.x % 128 == 0) copy_rows(args, rings, place, group, rows, splits);
   } else {
-    sm90::set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
+    hopper::set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
     if (warpgroup >= group.count * group.ways) return;
     const Quad quad = table[group.begin + warpgroup % group.count];
     const int way = warpgroup / group.count;

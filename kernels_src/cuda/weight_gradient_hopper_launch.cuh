@@ -16,7 +16,8 @@ struct HopperGradientPlan {
   int64_t smem_bytes, total_bytes;
 };
 
-// Splits of the runs of rows for each group of quads, as many as its share of the products, so that all blocks together fill the device.
+// Splits of the runs of rows for each group of quads, as many as its share of the products, so that all blocks together
+// fill the device.
 inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64_t most_splits, int sm_count) {
   const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps();
   const int blocks = std::max(sm_count / pairs, plan.num_groups);  // for each pair of channel blocks
@@ -32,7 +33,8 @@ inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64
   }
 }
 
-inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeProblem& p, const SlidingLayer& sliding, const DeviceLimits& device) {
+inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeLayer& p, const SlidingLayer& sliding,
+                                               const DeviceLimits& device) {
   using Config = WeightGradientHopperConfig;
   HopperGradientPlan plan{};
   if (device.compute_major != 9 || device.compute_minor != 0) return plan;
@@ -43,11 +45,13 @@ inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeProblem& p, co
   constexpr int kMostPixelsBetweenTaps = 0x3FFF * 16 / WeightGradientConfig::kPixelBytes;  // what a descriptor can say
   if (plan.num_groups > Config::kMaxGroups || layout.step_w > kMostPixelsBetweenTaps) return plan;
   int span = 0;  // rows of the planes between the first and the last that a row of pixels reads
-  for (int group = 0; group < plan.num_groups; ++group) span = std::max(span, QuadGroup(table, group).row_span * layout.step_h);
+  for (int group = 0; group < plan.num_groups; ++group)
+    span = std::max(span, QuadGroup(table, group).row_span * layout.step_h);
   // As many rows ahead as there is room for, up to what hides the copies' latency.
   for (int ahead = Config::kTargetSlots; ahead >= 2 && !plan.usable; --ahead) {
     plan.x_slots = ahead, plan.planes_slots = span + ahead;
-    plan.smem_bytes = plan.x_slots * (layout.x.segment_bytes + 16) + plan.planes_slots * (layout.planes.segment_bytes + 16);
+    plan.smem_bytes =
+        plan.x_slots * (layout.x.segment_bytes + 16) + plan.planes_slots * (layout.planes.segment_bytes + 16);
     plan.usable = plan.planes_slots <= Config::kMaxSlots && plan.smem_bytes <= device.smem_per_block;
   }
   if (!plan.usable || std::max(layout.x.segment_bytes, layout.planes.segment_bytes) > device.smem_per_block) {
@@ -55,8 +59,9 @@ inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeProblem& p, co
     return plan;
   }
   share_splits(plan, table, int64_t{layout.strips} * layout.runs * plan.goes.samples, device.sm_count);
-  plan.total_bytes = plan.goes.total_bytes + int64_t{plan.first_split[plan.num_groups]} * layout.pairs() * Config::kConsumers *
-                                                 Config::kMaxTaps * WeightGradientConfig::kTileValues * static_cast<int64_t>(sizeof(float));
+  plan.total_bytes = plan.goes.total_bytes +
+                     int64_t{plan.first_split[plan.num_groups]} * layout.pairs() * Config::kConsumers *
+                         Config::kMaxTaps * WeightGradientConfig::kTileValues * static_cast<int64_t>(sizeof(float));
   return plan;
 }
 
@@ -91,15 +96,16 @@ struct HopperPlaces {
 
 // Operands in 16 bits, with `state` scaled containers.
 template <bool kBFloat16, typename Storage>
-int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding, const HopperGradientPlan& plan,
-                                      void* workspace, GradientState* state) {
+int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding,
+                                      const HopperGradientPlan& plan, void* workspace, GradientState* state) {
   using Config = WeightGradientHopperConfig;
   const PackedGoes& goes = plan.goes;
-  const int64_t batch = call.conv.problem.batch;
+  const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.samples) {
     const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
     for (const bool planes : {false, true})
-      TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, planes, first, count, workspace, state, nullptr)));
+      TCONV_RETURN_IF_ERROR(
+          (launch_pack<1, Storage>(call, sliding, goes, planes, first, count, workspace, state, nullptr)));
     WeightGradientHopperArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
@@ -110,12 +116,14 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
     args.accumulate = first > 0;
     const auto kernel = weight_gradient_hopper_kernel<kBFloat16>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-    TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
-                                        dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
+                      dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
   }
   HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
   std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
-  return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace), state, nullptr);
+  return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace), state,
+                                              nullptr);
 }
 
 }  // namespace pixels

@@ -2,20 +2,21 @@
 //
 //   dw[tap][ci][co] = sum over pixels of  x[pixel][ci] * plane[pixel shifted by the tap][co]      (sliding_layer.h)
 //
-// Both are read with pixels as the reduction. They are packed once a call, as the images that lie in shared memory later: a *segment*
-// is kSegment neighbouring pixels of a row (for planes with the columns that taps reach beyond them), a pixel being 64 channels of
-// 16 bits, 128 bytes in the 128-byte swizzle (16-byte chunk c of pixel p at c XOR p mod 8). A tap is then the planes' segment of
-// another row, read from another pixel on. A *strip* is a column of segments of one sample; pixels beyond the image are zeros.
+// Both are read with pixels as the reduction. They are packed once a call, as the images that lie in shared memory
+// later: a *segment* is kSegment neighbouring pixels of a row (for planes with the columns that taps reach beyond
+// them), a pixel being 64 channels of 16 bits, 128 bytes in the 128-byte swizzle (16-byte chunk c of pixel p at c XOR p
+// mod 8). A tap is then the planes' segment of another row, read from another pixel on. A *strip* is a column of
+// segments of one sample; pixels beyond the image are zeros.
 //
 //   x:      [sample][group][block of in channels][strip][row][piece][segment pixel][64 channels]
 //   planes: [sample][group][block of planes' channels][strip][plane row][piece][segment pixel][64 channels]
 //
-// Pieces: one, or three bf16 numbers whose sum an fp32 number is (strict fp32). Where the batch is packed in several goes, `sample`
-// counts within one of them.
+// Pieces: one, or three bf16 numbers whose sum an fp32 number is (strict fp32). Where the batch is packed in several
+// goes, `sample` counts within one of them.
 #pragma once
 
 #include "../gradient_call.h"
-#include "conv_transpose_mma_plan.h"
+#include "conv_transpose_portable_plan.h"
 #include "sliding_layer.h"
 
 namespace tconv {
@@ -25,11 +26,11 @@ struct WeightGradientConfig {
   static constexpr int kBlockChannels = 64;  // of either operand
   static constexpr int kPixelBytes = 128;
   static constexpr int kMaxSegment = 64;
-  static constexpr int kStepPixels = 16;                 // of a tensor-core product
+  static constexpr int kStepPixels = 16;  // of a tensor-core product
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
   static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
-  static constexpr int kRunRows = 32;                    // of a strip, that one block takes at once
-  static constexpr int kPromoteSteps = 512;              // products after which tensor cores' sums join fp32 sums in memory
+  static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
+  static constexpr int kPromoteSteps = 512;  // products after which tensor cores' sums join fp32 sums in memory
 };
 
 struct PackedOperand {
@@ -37,12 +38,14 @@ struct PackedOperand {
   int rows, segment_pixels;        // rows of a strip; pixels of a segment, a multiple of 8
   int64_t segment_bytes;           // all pieces
 
-  TCONV_HD int64_t sample_segments(int groups, int strips) const { return static_cast<int64_t>(groups) * blocks * strips * rows; }
+  TCONV_HD int64_t sample_segments(int groups, int strips) const {
+    return static_cast<int64_t>(groups) * blocks * strips * rows;
+  }
 };
 
 struct WeightGradientLayout {
-  int groups, strips, segment;    // segment: pixels of x's
-  int runs;                       // of rows, in a strip
+  int groups, strips, segment;  // segment: pixels of x's
+  int runs;                     // of rows, in a strip
   int pieces;
   int taps_h, taps_w, step_h, step_w;
   PackedOperand x, planes;
@@ -60,7 +63,8 @@ inline int choose_segment(int64_t width) {
   return best;
 }
 
-inline WeightGradientLayout weight_gradient_layout(const ConvTransposeProblem& p, const SlidingLayer& sliding, int pieces) {
+inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, const SlidingLayer& sliding,
+                                                   int pieces) {
   using Config = WeightGradientConfig;
   WeightGradientLayout layout;
   layout.groups = static_cast<int>(p.groups);
@@ -80,16 +84,29 @@ inline WeightGradientLayout weight_gradient_layout(const ConvTransposeProblem& p
     return packed;
   };
   layout.x = operand(p.in_channels / p.groups, p.in_h, layout.segment);
-  layout.planes = operand(sliding.channels_per_group, sliding.h.plane_size, layout.segment + (sliding.w.taps - 1) * sliding.w.step);
+  layout.planes =
+      operand(sliding.channels_per_group, sliding.h.plane_size, layout.segment + (sliding.w.taps - 1) * sliding.w.step);
   return layout;
 }
 
 // Are places and counts of this layer 32-bit numbers, as the kernels have them?
-inline bool weight_gradient_can_index(const ConvTransposeProblem& p, const SlidingLayer& sliding) {
+inline bool weight_gradient_can_index(const ConvTransposeLayer& p, const SlidingLayer& sliding) {
   constexpr int64_t kLimit = int64_t{1} << 30;
-  const int64_t small[] = {p.in_h,      p.in_w,        p.out_h,     p.out_w, p.in_channels, p.groups * sliding.channels_per_group,
-                           p.batch,     p.padding_h,   p.padding_w, p.stride_h, p.stride_w, sliding.h.plane_size,
-                           sliding.w.plane_size, p.dilation_h * p.kernel_h, p.dilation_w * p.kernel_w};
+  const int64_t small[] = {p.in_h,
+                           p.in_w,
+                           p.out_h,
+                           p.out_w,
+                           p.in_channels,
+                           p.groups * sliding.channels_per_group,
+                           p.batch,
+                           p.padding_h,
+                           p.padding_w,
+                           p.stride_h,
+                           p.stride_w,
+                           sliding.h.plane_size,
+                           sliding.w.plane_size,
+                           p.dilation_h * p.kernel_h,
+                           p.dilation_w * p.kernel_w};
   for (const int64_t value : small)
     if (value > kLimit) return false;
   const WeightGradientLayout layout = weight_gradient_layout(p, sliding, 1);

@@ -1,5 +1,6 @@
-// x or g -> segments of 16-bit pixels (weight_gradient_layout.h). fp32 becomes fp16 containers, scaled and guarded, or three bf16
-// pieces; fp16 and bf16 stay what they are. A block packs one segment: warps are chunks of 8 channels, lanes neighbouring pixels.
+// x or g -> segments of 16-bit pixels (weight_gradient_layout.h). fp32 becomes fp16 containers, scaled and guarded, or
+// three bf16 pieces; fp16 and bf16 stay what they are. A block packs one segment: warps are chunks of 8 channels, lanes
+// neighbouring pixels.
 #pragma once
 
 #include "check.h"
@@ -16,8 +17,8 @@ struct PackConfig {
   static_assert(kThreads / 32 * 16 == WeightGradientConfig::kPixelBytes, "a warp has one 16-byte chunk of a pixel");
 };
 
-// Of the tensor: value (n, channel, h, w) of the planes lies at row h*stride_h + class_h*class_h_step - first_h, and so the column.
-// x is a plane of itself, with strides of one and a single class.
+// Of the tensor: value (n, channel, h, w) of the planes lies at row h*stride_h + class_h*class_h_step - first_h, and so
+// the column. x is a plane of itself, with strides of one and a single class.
 template <typename Storage>
 struct PackArgs {
   const Storage* from;
@@ -25,16 +26,16 @@ struct PackArgs {
   int size_h, size_w;                      // of the tensor
   int stride_h, stride_w, class_step_h, class_step_w, first_h, first_w;
   int classes, classes_w, channels_per_class;
-  int groups, strips, segment;             // pixels from one segment's first to the next one's
+  int groups, strips, segment;  // pixels from one segment's first to the next one's
   PackedOperand packed;
   unsigned char* to;
-  GradientState* state;                    // containers: scale and guard
-  int scale_index;                         // of state->largest
-  const int* only_if;                      // null, or on the device: nothing is done where it holds 0
+  GradientState* state;  // containers: scale and guard
+  int scale_index;       // of state->largest
+  const int* only_if;    // null, or on the device: nothing is done where it holds 0
 };
 
-// v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the other operand's
-// first piece alone, a number of its sign: neither Inf * 0 nor Inf - Inf arises from splitting.
+// v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the
+// other operand's first piece alone, a number of its sign: neither Inf * 0 nor Inf - Inf arises from splitting.
 struct BFloat16Pieces {
   float pieces[3];
 
@@ -55,7 +56,8 @@ struct BFloat16Pieces {
 };
 
 template <int kPieces, typename Storage>
-__global__ void __launch_bounds__(PackConfig::kThreads) pack_pixels_kernel(const __grid_constant__ PackArgs<Storage> args) {
+__global__ void __launch_bounds__(PackConfig::kThreads)
+    pack_pixels_kernel(const __grid_constant__ PackArgs<Storage> args) {
   constexpr bool kContainers = sizeof(Storage) == 4 && kPieces == 1;
   if (args.only_if != nullptr && *args.only_if == 0) return;
   unsigned char* const image = dynamic_smem();
@@ -63,7 +65,8 @@ __global__ void __launch_bounds__(PackConfig::kThreads) pack_pixels_kernel(const
   unsigned rest = blockIdx.x;
   const auto next_digit = [&rest](int radix) {
     if (radix == 1) return 0;
-    const unsigned quotient = rest / static_cast<unsigned>(radix), digit = rest - quotient * static_cast<unsigned>(radix);
+    const unsigned quotient = rest / static_cast<unsigned>(radix),
+                   digit = rest - quotient * static_cast<unsigned>(radix);
     rest = quotient;
     return static_cast<int>(digit);
   };
@@ -110,13 +113,15 @@ __global__ void __launch_bounds__(PackConfig::kThreads) pack_pixels_kernel(const
       if constexpr (kContainers) {
         const float a = values[2 * k] * scale, b = values[2 * k + 1] * scale;
         constexpr float kSmallestNormal = 0x1p-14f;
-        subnormal |= (values[2 * k] != 0.0f && fabsf(a) < kSmallestNormal) || (values[2 * k + 1] != 0.0f && fabsf(b) < kSmallestNormal);
+        subnormal |= (values[2 * k] != 0.0f && fabsf(a) < kSmallestNormal) ||
+                     (values[2 * k + 1] != 0.0f && fabsf(b) < kSmallestNormal);
         words[0][k] = pack_pair(a, b);
         largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&words[0][k])));
       } else if constexpr (kPieces == 3) {
         const BFloat16Pieces a(values[2 * k]), b(values[2 * k + 1]);
 #pragma unroll
-        for (int i = 0; i < 3; ++i) words[i][k] = pack_pair(__float2bfloat16_rn(a.pieces[i]), __float2bfloat16_rn(b.pieces[i]));
+        for (int i = 0; i < 3; ++i)
+          words[i][k] = pack_pair(__float2bfloat16_rn(a.pieces[i]), __float2bfloat16_rn(b.pieces[i]));
       } else {
         words[0][k] = pack_pair(values[2 * k], values[2 * k + 1]);
       }
@@ -124,7 +129,8 @@ __global__ void __launch_bounds__(PackConfig::kThreads) pack_pixels_kernel(const
 #pragma unroll
     for (int i = 0; i < kPieces; ++i)
       *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
-                                ((chunk ^ pixel) & 7) * 16) = make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+                                ((chunk ^ pixel) & 7) * 16) =
+          make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
   }
   if constexpr (kContainers) {
     __syncwarp();

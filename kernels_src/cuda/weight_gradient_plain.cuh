@@ -3,8 +3,8 @@
 //   dw[ci, co', kh, kw] = sum over n, ih, iw of x[n, ci, ih, iw] * g[n, co, ih*sh - ph + kh*dh, iw*sw - pw + kw*dw]
 //   for exactly those pixels whose tap reads inside g
 //
-// A block has one pair of channels, kTaps taps side by side and a part of all samples' input pixels; gradient_sums.cuh adds the
-// parts up. The order of every sum is fixed by the layer and the device.
+// A block has one pair of channels, kTaps taps side by side and a part of all samples' input pixels; gradient_sums.cuh
+// adds the parts up. The order of every sum is fixed by the layer and the device.
 #pragma once
 
 #include "../gradient_call.h"
@@ -18,15 +18,15 @@ namespace cuda {
 struct WeightGradientPlainConfig {
   static constexpr int kThreads = kPlainPixels;  // block_sum's
   static constexpr int kTaps = 4;
-  static constexpr int kInner = 64;              // products of a thread that are summed before they join its sum
-  static constexpr int kPixelsPerPart = 1 << 13; // at least, where there are blocks enough
-  static constexpr int kBlocksPerSm = 8;         // at most so many are wanted
+  static constexpr int kInner = 64;               // products of a thread that are summed before they join its sum
+  static constexpr int kPixelsPerPart = 1 << 13;  // at least, where there are blocks enough
+  static constexpr int kBlocksPerSm = 8;          // at most so many are wanted
 };
 
 struct WeightGradientPlainPlan {
   int64_t num_parts, tap_chunks, count;  // count: values of the gradient
 
-  WeightGradientPlainPlan(const ConvTransposeProblem& p, int sm_count) {
+  WeightGradientPlainPlan(const ConvTransposeLayer& p, int sm_count) {
     using Config = WeightGradientPlainConfig;
     const int64_t pairs = p.in_channels * (p.out_channels / p.groups), pixels = p.batch * p.in_h * p.in_w;
     tap_chunks = (p.kernel_h * p.kernel_w + Config::kTaps - 1) / Config::kTaps;
@@ -39,7 +39,7 @@ struct WeightGradientPlainPlan {
 
 template <typename Storage>
 struct WeightGradientPlainArgs {
-  ConvTransposeProblem layer;
+  ConvTransposeLayer layer;
   const Storage* x;
   const Storage* grad;
   typename StorageTraits<Storage>::Acc* parts;     // [num_parts][count]
@@ -50,12 +50,12 @@ struct WeightGradientPlainArgs {
 };
 
 template <typename Storage, bool kRound>
-__device__ __forceinline__ void weight_gradient_part(const WeightGradientPlainArgs<Storage>& args, int64_t ic, int64_t oc, int64_t tap0,
-                                                     int64_t begin, int64_t end,
-                                                     typename StorageTraits<Storage>::Acc (&sums)[WeightGradientPlainConfig::kTaps]) {
+__device__ __forceinline__ void weight_gradient_part(
+    const WeightGradientPlainArgs<Storage>& args, int64_t ic, int64_t oc, int64_t tap0, int64_t begin, int64_t end,
+    typename StorageTraits<Storage>::Acc (&sums)[WeightGradientPlainConfig::kTaps]) {
   using Config = WeightGradientPlainConfig;
   using Acc = typename StorageTraits<Storage>::Acc;
-  const ConvTransposeProblem& p = args.layer;
+  const ConvTransposeLayer& p = args.layer;
   const int64_t taps = p.kernel_h * p.kernel_w;
   int64_t shift_h[Config::kTaps], shift_w[Config::kTaps];
 #pragma unroll
@@ -73,7 +73,8 @@ __device__ __forceinline__ void weight_gradient_part(const WeightGradientPlainAr
       if (pixel >= end) break;
       const int64_t line = args.by_in_w.quotient(pixel), iw = pixel - line * p.in_w;
       const int64_t n = args.by_in_h.quotient(line), ih = line - n * p.in_h;
-      const Acc x = plain_operand<Storage, kRound>(args.x[n * p.x_stride_n + ic * p.x_stride_c + ih * p.x_stride_h + iw * p.x_stride_w]);
+      const Acc x = plain_operand<Storage, kRound>(
+          args.x[n * p.x_stride_n + ic * p.x_stride_c + ih * p.x_stride_h + iw * p.x_stride_w]);
       const Storage* const grad = args.grad + n * args.stride_n + oc * args.stride_c;
 #pragma unroll
       for (int t = 0; t < Config::kTaps; ++t) {
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(WeightGradientPlainConfig::kThreads)
 template <typename Storage>
 int64_t launch_weight_gradient_plain(const GradientCall& call, const WeightGradientPlainPlan& plan, void* workspace) {
   using Acc = typename StorageTraits<Storage>::Acc;
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   WeightGradientPlainArgs<Storage> args;
   args.layer = p;
   args.x = static_cast<const Storage*>(call.conv.x);
@@ -141,10 +142,12 @@ int64_t launch_weight_gradient_plain(const GradientCall& call, const WeightGradi
   args.by_in_w = FastDivisor64::make(p.in_w);
   args.by_in_h = FastDivisor64::make(p.in_h);
   if (args.num_blocks > 0)
-    TCONV_RETURN_IF_ERROR(launch_kernel(weight_gradient_plain_kernel<Storage>,
-                                        dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
-                                        dim3(WeightGradientPlainConfig::kThreads), 0, call.conv.stream, args));
-  return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_weight), plan.num_parts, plan.count, call.conv.stream);
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(weight_gradient_plain_kernel<Storage>,
+                      dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
+                      dim3(WeightGradientPlainConfig::kThreads), 0, call.conv.stream, args));
+  return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_weight), plan.num_parts, plan.count,
+                                   call.conv.stream);
 }
 
 }  // namespace cuda

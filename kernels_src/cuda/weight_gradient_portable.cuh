@@ -1,13 +1,13 @@
 // The weight gradient on tensor cores of sm_80 and later (mma.sync), from packed segments (weight_gradient_layout.h).
 //
-// A warp has the sums of one tap: 64 in channels (rows, A: x) x 64 channels of the planes (columns, B), both read with pixels as the
-// reduction, transposed by ldmatrix. The warps of a block have different taps of the same pair of channel blocks, or, where a block
-// has fewer taps than warps, the same tap and different products of 16 pixels. Segments of x, and for each row of taps one of the
-// planes, come through a cp.async ring. A block walks its part of all samples' rows; its sums go to memory, and are added up there by
-// another kernel (weight_gradient_sums.cuh), in a fixed order.
+// A warp has the sums of one tap: 64 in channels (rows, A: x) x 64 channels of the planes (columns, B), both read with
+// pixels as the reduction, transposed by ldmatrix. The warps of a block have different taps of the same pair of channel
+// blocks, or, where a block has fewer taps than warps, the same tap and different products of 16 pixels. Segments of x,
+// and for each row of taps one of the planes, come through a cp.async ring. A block walks its part of all samples'
+// rows; its sums go to memory, and are added up there by another kernel (weight_gradient_sums.cuh), in a fixed order.
 #pragma once
 
-#include "mma_operands.cuh"
+#include "portable_operands.cuh"
 #include "weight_gradient_layout.h"
 #include "weight_gradient_rows.cuh"
 
@@ -54,9 +54,9 @@ struct WeightGradientPortableArgs {
   WeightGradientLayout layout;
   const unsigned char* x;
   const unsigned char* planes;
-  float* parts;  // [tap group][pair of channel blocks][split][warp][64][64]
+  float* parts;                           // [tap group][pair of channel blocks][split][warp][64][64]
   int most_taps, num_groups, num_splits;  // of taps; of pixels
-  int num_samples;  // that are packed
+  int num_samples;                        // that are packed
   int num_stages, stage_bytes;
   int accumulate;  // parts hold sums of earlier samples
   const int* only_if;
@@ -70,8 +70,8 @@ struct WarpShare {
       : tap(warp % taps), way(warp / taps), ways(min(WeightGradientPortableConfig::kNumWarps / taps, products)) {}
 };
 
-// 8 x 16-byte matrices as ldmatrix_x4 has them, each transposed: lane l receives of each matrix 16-bit values (2 (l % 4), l / 4) and
-// (2 (l % 4) + 1, l / 4), as (row, column).
+// 8 x 16-byte matrices as ldmatrix_x4 has them, each transposed: lane l receives of each matrix 16-bit values (2 (l %
+// 4), l / 4) and (2 (l % 4) + 1, l / 4), as (row, column).
 __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&r)[4], uint32_t smem_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -87,17 +87,19 @@ __device__ __forceinline__ void multiply_pixels(float (&d)[4], const uint32_t (&
     mma_m16n8k16_f16(d, fragment, b0, b1);
 }
 
-// Address of this lane's row of two 8 x 8 matrices by pixels and two by channels: for x pixels are the outer pair, for planes the inner.
+// Address of this lane's row of two 8 x 8 matrices by pixels and two by channels: for x pixels are the outer pair, for
+// planes the inner.
 __device__ __forceinline__ uint32_t pixel_address(uint32_t segment, int pixel, int chunk) {
   return segment + pixel * WeightGradientConfig::kPixelBytes + ((chunk ^ pixel) & 7) * 16;
 }
 
 // One product of 16 pixels, from pixel `at` of x's segment and `shifted` of the planes'.
 template <int kPieces, bool kBFloat16>
-__device__ __forceinline__ void multiply_step(float (&acc)[WeightGradientPortableConfig::kRowTiles]
-                                                          [WeightGradientPortableConfig::kColumnTiles][4],
-                                              uint32_t x, int x_piece, int at, uint32_t planes, int planes_piece, int shifted) {
-  constexpr int kRowTiles = WeightGradientPortableConfig::kRowTiles, kColumnTiles = WeightGradientPortableConfig::kColumnTiles;
+__device__ __forceinline__ void multiply_step(
+    float (&acc)[WeightGradientPortableConfig::kRowTiles][WeightGradientPortableConfig::kColumnTiles][4], uint32_t x,
+    int x_piece, int at, uint32_t planes, int planes_piece, int shifted) {
+  constexpr int kRowTiles = WeightGradientPortableConfig::kRowTiles,
+                kColumnTiles = WeightGradientPortableConfig::kColumnTiles;
   const int lane = threadIdx.x % 32, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
   // Of three pieces there are registers for half the rows at a time.
   constexpr int kRowsAtOnce = kPieces == 1 ? kRowTiles : kRowTiles / 2;
@@ -108,18 +110,20 @@ __device__ __forceinline__ void multiply_step(float (&acc)[WeightGradientPortabl
     for (int piece = 0; piece < kPieces; ++piece)
 #pragma unroll
       for (int m = 0; m < kRowsAtOnce; ++m)
-        ldmatrix_x4_transposed(a[piece][m], pixel_address(x + piece * x_piece, at + high * 8 + row, 2 * (m0 + m) + low));
+        ldmatrix_x4_transposed(a[piece][m],
+                               pixel_address(x + piece * x_piece, at + high * 8 + row, 2 * (m0 + m) + low));
 #pragma unroll
     for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
       uint32_t b[kPieces][4];
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece)
-        ldmatrix_x4_transposed(b[piece], pixel_address(planes + piece * planes_piece, shifted + low * 8 + row, 2 * pair + high));
+        ldmatrix_x4_transposed(b[piece],
+                               pixel_address(planes + piece * planes_piece, shifted + low * 8 + row, 2 * pair + high));
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int m = 0; m < kRowsAtOnce; ++m) {
-          float(&sum)[4] = acc[m0 + m][2 * pair + n];
+          float (&sum)[4] = acc[m0 + m][2 * pair + n];
           if constexpr (kPieces == 1) {
             multiply_pixels<kBFloat16>(sum, a[0][m], b[0][2 * n], b[0][2 * n + 1]);
           } else {
@@ -146,21 +150,25 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Neighbouring blocks read the same rows.
   const int pairs = layout.pairs();
-  const int pair = blockIdx.x % pairs, group_index = blockIdx.x / pairs % args.num_groups, split = blockIdx.x / pairs / args.num_groups;
+  const int pair = blockIdx.x % pairs, group_index = blockIdx.x / pairs % args.num_groups,
+            split = blockIdx.x / pairs / args.num_groups;
   const TapGroup taps(group_index, layout.taps(), args.most_taps);
   const SegmentPlace place(layout, pair);
-  const int tap_row0 = taps.first / layout.taps_w, tap_rows = (taps.first + taps.count - 1) / layout.taps_w - tap_row0 + 1;
+  const int tap_row0 = taps.first / layout.taps_w,
+            tap_rows = (taps.first + taps.count - 1) / layout.taps_w - tap_row0 + 1;
 
   RowCursor loading(layout, split);
   const uint32_t ring = smem_address(dynamic_smem());
-  const int x_bytes = static_cast<int>(layout.x.segment_bytes), planes_bytes = static_cast<int>(layout.planes.segment_bytes);
+  const int x_bytes = static_cast<int>(layout.x.segment_bytes),
+            planes_bytes = static_cast<int>(layout.planes.segment_bytes);
   int write_stage = 0, read_stage = 0;
   const auto load_next = [&] {
     if (!loading.done(layout, args.num_samples)) {
       const uint32_t stage = ring + write_stage * args.stage_bytes;
       const unsigned char* const x = args.x + place.x(layout, loading) * x_bytes;
       for (int i = threadIdx.x * 16; i < x_bytes; i += 16 * Config::kNumThreads) cp_async_16(stage + i, x + i);
-      const unsigned char* planes = args.planes + (place.planes(layout, loading) + tap_row0 * layout.step_h) * planes_bytes;
+      const unsigned char* planes =
+          args.planes + (place.planes(layout, loading) + tap_row0 * layout.step_h) * planes_bytes;
       for (int tap_row = 0; tap_row < tap_rows; ++tap_row, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
         for (int i = threadIdx.x * 16; i < planes_bytes; i += 16 * Config::kNumThreads)
           cp_async_16(stage + x_bytes + tap_row * planes_bytes + i, planes + i);
@@ -177,12 +185,14 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   const int tap_row = tap / layout.taps_w, tap_column = (tap - tap_row * layout.taps_w) * layout.step_w;
   const int planes_at = x_bytes + (tap_row - tap_row0) * planes_bytes;
   float* const part =
-      args.parts + ((static_cast<int64_t>(group_index * pairs + pair) * args.num_splits + split) * Config::kNumWarps + warp) *
-                       WeightGradientConfig::kTileValues;
+      args.parts +
+      ((static_cast<int64_t>(group_index * pairs + pair) * args.num_splits + split) * Config::kNumWarps + warp) *
+          WeightGradientConfig::kTileValues;
 
   float acc[Config::kRowTiles][Config::kColumnTiles][4] = {};
   bool add = args.accumulate != 0;
-  // Sums of tensor cores drift downwards in magnitude the longer they are: they join sums in memory, of this thread alone.
+  // Sums of tensor cores drift downwards in magnitude the longer they are: they join sums in memory, of this thread
+  // alone.
   const auto promote = [&] {
     if (works) {
 #pragma unroll
@@ -191,8 +201,8 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
         for (int n = 0; n < Config::kColumnTiles; ++n)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            float2* const to = reinterpret_cast<float2*>(part + (m * 16 + half * 8 + lane / 4) * WeightGradientConfig::kBlockChannels +
-                                                         n * 8 + lane % 4 * 2);
+            float2* const to = reinterpret_cast<float2*>(
+                part + (m * 16 + half * 8 + lane / 4) * WeightGradientConfig::kBlockChannels + n * 8 + lane % 4 * 2);
             float2 sum = make_float2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
             if (add) {
               const float2 before = *to;
@@ -200,7 +210,8 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
             }
             *to = sum;
             acc[m][n][2 * half] = acc[m][n][2 * half + 1] = 0.0f;
-            if (half == 1 && n % 2 == 1) asm volatile("" ::: "memory");  // few loads at a time, for the sake of registers
+            if (half == 1 && n % 2 == 1)
+              asm volatile("" ::: "memory");  // few loads at a time, for the sake of registers
           }
     }
     add = true;
@@ -225,7 +236,8 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
 #pragma unroll 1
       for (int product = share.way; product < products; product += share.ways) {
         const int at = product * WeightGradientConfig::kStepPixels;
-        multiply_step<kPieces, kBFloat16>(acc, stage, x_bytes / kPieces, at, stage + planes_at, planes_bytes / kPieces, at + tap_column);
+        multiply_step<kPieces, kBFloat16>(acc, stage, x_bytes / kPieces, at, stage + planes_at, planes_bytes / kPieces,
+                                          at + tap_column);
       }
     }
     if (--until_promotion == 0) {

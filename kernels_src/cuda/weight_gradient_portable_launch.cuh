@@ -18,7 +18,7 @@ struct PackedGoes {
   int64_t x_bytes, planes_bytes, total_bytes;
 
   PackedGoes() = default;
-  PackedGoes(const ConvTransposeProblem& p, const SlidingLayer& sliding, int pieces)
+  PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces)
       : layout(weight_gradient_layout(p, sliding, pieces)) {
     const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
     const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
@@ -47,14 +47,15 @@ inline int64_t stage_bytes_for(const WeightGradientLayout& layout, int taps) {
   return layout.x.segment_bytes + rows * layout.planes.segment_bytes;
 }
 
-inline PortableGradientPlan portable_gradient_plan(const ConvTransposeProblem& p, const SlidingLayer& sliding, int pieces,
+inline PortableGradientPlan portable_gradient_plan(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces,
                                                    const DeviceLimits& device) {
   using Config = WeightGradientPortableConfig;
   PortableGradientPlan plan{};
   plan.goes = PackedGoes(p, sliding, pieces);
   const WeightGradientLayout& layout = plan.goes.layout;
   plan.most_taps = Config::kNumWarps;
-  while (plan.most_taps > 1 && (plan.most_taps > layout.taps() || 2 * stage_bytes_for(layout, plan.most_taps) > device.smem_per_block))
+  while (plan.most_taps > 1 &&
+         (plan.most_taps > layout.taps() || 2 * stage_bytes_for(layout, plan.most_taps) > device.smem_per_block))
     plan.most_taps /= 2;
   const int64_t stage = stage_bytes_for(layout, plan.most_taps);
   const int64_t packing = std::max(layout.x.segment_bytes, layout.planes.segment_bytes);
@@ -66,7 +67,8 @@ inline PortableGradientPlan portable_gradient_plan(const ConvTransposeProblem& p
   const int64_t others = int64_t{layout.pairs()} * plan.num_groups;
   const int64_t runs = int64_t{layout.strips} * layout.runs * plan.goes.samples;
   plan.num_splits = static_cast<int>(std::min<int64_t>(runs, std::max<int64_t>(1, 2 * device.sm_count / others)));
-  plan.total_bytes = plan.goes.total_bytes + others * plan.num_splits * Config::kNumWarps * WeightGradientConfig::kTileValues *
+  plan.total_bytes = plan.goes.total_bytes + others * plan.num_splits * Config::kNumWarps *
+                                                 WeightGradientConfig::kTileValues *
                                                  static_cast<int64_t>(sizeof(float));
   plan.usable = true;
   return plan;
@@ -76,7 +78,9 @@ inline PortableGradientPlan portable_gradient_plan(const ConvTransposeProblem& p
 struct PortablePlaces {
   int taps, most_taps, num_pairs, num_splits, products;
 
-  __device__ __forceinline__ static int in_tile(int row, int column) { return row * WeightGradientConfig::kBlockChannels + column; }
+  __device__ __forceinline__ static int in_tile(int row, int column) {
+    return row * WeightGradientConfig::kBlockChannels + column;
+  }
 
   __device__ __forceinline__ TapParts operator()(int pair, int tap) const {
     int index = tap / most_taps;
@@ -95,9 +99,9 @@ struct PortablePlaces {
 
 // Samples [first, first + count) of x or of g.
 template <int kPieces, typename Storage>
-int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, bool planes, int64_t first, int count,
-                    void* workspace, GradientState* state, const int* only_if) {
-  const ConvTransposeProblem& p = call.conv.problem;
+int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, bool planes,
+                    int64_t first, int count, void* workspace, GradientState* state, const int* only_if) {
+  const ConvTransposeLayer& p = call.conv.layer;
   PackArgs<Storage> args;
   args.groups = goes.layout.groups, args.strips = goes.layout.strips, args.segment = goes.layout.segment;
   args.packed = planes ? goes.layout.planes : goes.layout.x;
@@ -106,13 +110,15 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
   args.scale_index = planes ? 1 : 0;
   args.only_if = only_if;
   if (planes) {
-    args.from_n = call.grad_stride_n, args.from_c = call.grad_stride_c, args.from_h = call.grad_stride_h, args.from_w = call.grad_stride_w;
+    args.from_n = call.grad_stride_n, args.from_c = call.grad_stride_c, args.from_h = call.grad_stride_h,
+    args.from_w = call.grad_stride_w;
     args.from = static_cast<const Storage*>(call.grad) + first * args.from_n;
     args.size_h = static_cast<int>(p.out_h), args.size_w = static_cast<int>(p.out_w);
     args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
     args.class_step_h = static_cast<int>(p.dilation_h), args.class_step_w = static_cast<int>(p.dilation_w);
     args.first_h = static_cast<int>(p.padding_h), args.first_w = static_cast<int>(p.padding_w);
-    args.classes = static_cast<int>(sliding.h.classes * sliding.w.classes), args.classes_w = static_cast<int>(sliding.w.classes);
+    args.classes = static_cast<int>(sliding.h.classes * sliding.w.classes),
+    args.classes_w = static_cast<int>(sliding.w.classes);
     args.channels_per_class = static_cast<int>(p.out_channels / p.groups);
   } else {
     args.from_n = p.x_stride_n, args.from_c = p.x_stride_c, args.from_h = p.x_stride_h, args.from_w = p.x_stride_w;
@@ -126,22 +132,39 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
   const auto kernel = pack_pixels_kernel<kPieces, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, args.packed.segment_bytes));
   const int64_t blocks = count * args.packed.sample_segments(args.groups, args.strips);
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackConfig::kThreads), args.packed.segment_bytes,
-                       call.conv.stream, args);
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackConfig::kThreads),
+                       args.packed.segment_bytes, call.conv.stream, args);
 }
 
 // Clears the state, and finds the scales of fp32 operands.
 inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
   using Config = MagnitudeSampleConfig;
-  const cudaError_t cleared = cudaMemsetAsync(state, 0, sizeof(GradientState), static_cast<cudaStream_t>(call.conv.stream));
+  const cudaError_t cleared =
+      cudaMemsetAsync(state, 0, sizeof(GradientState), static_cast<cudaStream_t>(call.conv.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
-  const ConvTransposeProblem& p = call.conv.problem;
+  const ConvTransposeLayer& p = call.conv.layer;
   constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
   MagnitudeSampleArgs args;
-  args.tensors[0] = {static_cast<const float*>(call.conv.x), p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c, p.x_stride_h,
-                     p.x_stride_w, p.batch * p.in_channels * p.in_h * p.in_w, 1};
-  args.tensors[1] = {static_cast<const float*>(call.grad), p.out_channels, p.out_h, p.out_w, call.grad_stride_n, call.grad_stride_c,
-                     call.grad_stride_h, call.grad_stride_w, p.batch * p.out_channels * p.out_h * p.out_w, 1};
+  args.tensors[0] = {static_cast<const float*>(call.conv.x),
+                     p.in_channels,
+                     p.in_h,
+                     p.in_w,
+                     p.x_stride_n,
+                     p.x_stride_c,
+                     p.x_stride_h,
+                     p.x_stride_w,
+                     p.batch * p.in_channels * p.in_h * p.in_w,
+                     1};
+  args.tensors[1] = {static_cast<const float*>(call.grad),
+                     p.out_channels,
+                     p.out_h,
+                     p.out_w,
+                     call.grad_stride_n,
+                     call.grad_stride_c,
+                     call.grad_stride_h,
+                     call.grad_stride_w,
+                     p.batch * p.out_channels * p.out_h * p.out_w,
+                     1};
   int64_t largest = 0;
   for (SampledTensor& tensor : args.tensors) {
     tensor.step = std::max<int64_t>(1, ceil_div(tensor.count, kMost));
@@ -149,24 +172,28 @@ inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
   }
   args.state = state;
   const int64_t blocks = ceil_div(largest, Config::kThreads * Config::kPerThread);
-  return launch_kernel(sample_magnitudes_kernel, dim3(static_cast<unsigned>(blocks), 2), dim3(Config::kThreads), 0, call.conv.stream, args);
+  return launch_kernel(sample_magnitudes_kernel, dim3(static_cast<unsigned>(blocks), 2), dim3(Config::kThreads), 0,
+                       call.conv.stream, args);
 }
 
 // ---- Sums ------------------------------------------------------------------------------------------------------
 
 template <typename Storage, typename Places>
-int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer& sliding, const WeightGradientLayout& layout,
-                                    const Places& places, const float* parts, const GradientState* state, const int* only_if) {
-  const ConvTransposeProblem& p = call.conv.problem;
+int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer& sliding,
+                                    const WeightGradientLayout& layout, const Places& places, const float* parts,
+                                    const GradientState* state, const int* only_if) {
+  const ConvTransposeLayer& p = call.conv.layer;
   WeightGradientSumsArgs<Storage, Places> args;
   args.layout = layout;
   args.places = places;
   args.parts = parts;
   args.grad_weight = static_cast<Storage*>(call.grad_weight);
   args.kernel_h = static_cast<int>(p.kernel_h), args.kernel_w = static_cast<int>(p.kernel_w);
-  args.kernel_step_h = static_cast<int>(sliding.h.kernel_step), args.kernel_step_w = static_cast<int>(sliding.w.kernel_step);
+  args.kernel_step_h = static_cast<int>(sliding.h.kernel_step),
+  args.kernel_step_w = static_cast<int>(sliding.w.kernel_step);
   args.classes_w = static_cast<int>(sliding.w.classes);
-  args.ic_per_group = static_cast<int>(p.in_channels / p.groups), args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
+  args.ic_per_group = static_cast<int>(p.in_channels / p.groups),
+  args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
   args.state = state;
   args.only_if = only_if;
   const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;
@@ -178,15 +205,17 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
 
 // Pieces of 1: operands in 16 bits, with `state` scaled containers. Pieces of 3: fp32 operands, an fp32 answer.
 template <int kPieces, bool kBFloat16, typename Storage>
-int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingLayer& sliding, const PortableGradientPlan& plan,
-                                        void* workspace, GradientState* state, const int* only_if) {
+int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingLayer& sliding,
+                                        const PortableGradientPlan& plan, void* workspace, GradientState* state,
+                                        const int* only_if) {
   using Config = WeightGradientPortableConfig;
   const PackedGoes& goes = plan.goes;
-  const int64_t batch = call.conv.problem.batch;
+  const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.samples) {
     const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
     for (const bool planes : {false, true})
-      TCONV_RETURN_IF_ERROR((launch_pack<kPieces, Storage>(call, sliding, goes, planes, first, count, workspace, state, only_if)));
+      TCONV_RETURN_IF_ERROR(
+          (launch_pack<kPieces, Storage>(call, sliding, goes, planes, first, count, workspace, state, only_if)));
     WeightGradientPortableArgs args;
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
@@ -198,8 +227,9 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     const auto kernel = weight_gradient_portable_kernel<kPieces, kBFloat16>;
     const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
-    TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
-                                        dim3(Config::kNumThreads), smem, call.conv.stream, args));
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
+                      dim3(Config::kNumThreads), smem, call.conv.stream, args));
   }
   const PortablePlaces places{goes.layout.taps(), plan.most_taps, goes.layout.pairs(), plan.num_splits,
                               goes.layout.segment / WeightGradientConfig::kStepPixels};

@@ -1,5 +1,6 @@
-// Which taps a warpgroup of the Hopper weight gradient has: a *quad*, up to four neighbours in a row of the kernel, that one wgmma
-// multiplies. Blocks have up to kConsumers quads each, a warpgroup each, or one quad and different rows of pixels. Plain C++.
+// Which taps a warpgroup of the Hopper weight gradient has: a *quad*, up to four neighbours in a row of the kernel,
+// that one wgmma multiplies. Blocks have up to kConsumers quads each, a warpgroup each, or one quad and different rows
+// of pixels. Plain C++.
 #pragma once
 
 #include "../common.h"
@@ -10,10 +11,12 @@ namespace cuda {
 struct WeightGradientHopperConfig {
   // Warpgroups that multiply. Of three, a thread would have too few registers at launch for one product's accumulators.
   static constexpr int kConsumers = 2;
-  static constexpr int kMaxTaps = 4;    // of a quad
-  static constexpr int kThreads = 128 * (kConsumers + 1);  // a warpgroup for the one thread that copies: registers go by warpgroups
+  static constexpr int kMaxTaps = 4;  // of a quad
+  static constexpr int kThreads =
+      128 * (kConsumers + 1);  // a warpgroup for the one thread that copies: registers go by warpgroups
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 40;  // of a thread; kMaxTaps * 32 are accumulators
+  static constexpr int kConsumerRegisters = 224,
+                       kProducerRegisters = 40;  // of a thread; kMaxTaps * 32 are accumulators
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters,
                 "what some take others must give, or setmaxnreg waits for ever");
   static constexpr int kMaxGroups = 32;   // of quads
@@ -29,10 +32,15 @@ struct Quad {
 struct QuadTable {
   int taps_h, taps_w, columns;  // columns: quads in a row of the kernel
 
-  TCONV_HD QuadTable(int h, int w) : taps_h(h), taps_w(w), columns((w + WeightGradientHopperConfig::kMaxTaps - 1) / WeightGradientHopperConfig::kMaxTaps) {}
+  TCONV_HD QuadTable(int h, int w)
+      : taps_h(h),
+        taps_w(w),
+        columns((w + WeightGradientHopperConfig::kMaxTaps - 1) / WeightGradientHopperConfig::kMaxTaps) {}
 
   TCONV_HD int size() const { return taps_h * columns; }
-  TCONV_HD int num_groups() const { return (size() + WeightGradientHopperConfig::kConsumers - 1) / WeightGradientHopperConfig::kConsumers; }
+  TCONV_HD int num_groups() const {
+    return (size() + WeightGradientHopperConfig::kConsumers - 1) / WeightGradientHopperConfig::kConsumers;
+  }
   // First quad of a group; groups are as even as can be.
   TCONV_HD int group_begin(int group) const { return group * size() / num_groups(); }
 
@@ -53,7 +61,8 @@ struct QuadTable {
   }
 };
 
-// The quads of a group: rows of the kernel from first_row on, `row_span` further at most; `ways` warpgroups share a quad.
+// The quads of a group: rows of the kernel from first_row on, `row_span` further at most; `ways` warpgroups share a
+// quad.
 struct QuadGroup {
   int begin, count, ways, first_row, row_span, taps;
 

@@ -1,4 +1,5 @@
-// What the weight gradient's tensor-core kernels share: a block's walk over rows of pixels, and where their segments lie.
+// What the weight gradient's tensor-core kernels share: a block's walk over rows of pixels, and where their segments
+// lie.
 #pragma once
 
 #include "weight_gradient_layout.h"
@@ -6,8 +7,8 @@
 namespace tconv {
 namespace cuda {
 
-// Strips are cut into runs of rows, and a block takes one in as many as there are splits: blocks that have other taps or channels of
-// the same pixels, and perhaps another number of splits, then pass over memory side by side.
+// Strips are cut into runs of rows, and a block takes one in as many as there are splits: blocks that have other taps
+// or channels of the same pixels, and perhaps another number of splits, then pass over memory side by side.
 struct RowCursor {
   int run, row, end_row, strip, sample;
 
@@ -45,13 +46,15 @@ struct SegmentPlace {
   }
 
   __device__ __forceinline__ int64_t x(const WeightGradientLayout& layout, const RowCursor& at) const {
-    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.x.blocks + x_block) * layout.strips + at.strip) *
+    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.x.blocks + x_block) * layout.strips +
+            at.strip) *
                layout.x.rows +
            at.row;
   }
   // Of the plane row that tap row 0 reads.
   __device__ __forceinline__ int64_t planes(const WeightGradientLayout& layout, const RowCursor& at) const {
-    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.planes.blocks + planes_block) * layout.strips +
+    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.planes.blocks + planes_block) *
+                layout.strips +
             at.strip) *
                layout.planes.rows +
            at.row;

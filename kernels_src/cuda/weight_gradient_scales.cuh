@@ -1,6 +1,6 @@
-// Powers of two that bring x and g into the range of fp16 containers (fp16_containers.cuh), found on the device, for gradients may be
-// of any magnitude: from the largest of a sample of each tensor, with room for larger values above; what still does not fit raises
-// the guard.
+// Powers of two that bring x and g into the range of fp16 containers (fp16_containers.cuh), found on the device, for
+// gradients may be of any magnitude: from the largest of a sample of each tensor, with room for larger values above;
+// what still does not fit raises the guard.
 #pragma once
 
 #include "check.h"
@@ -17,9 +17,10 @@ struct GradientState {
 
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kBlocks = 64;   // at most, for each tensor
+  static constexpr int kBlocks = 64;  // at most, for each tensor
   static constexpr int kPerThread = 16;
-  // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it keep 11 bits.
+  // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
+  // keep 11 bits.
   static constexpr int kExponent = 7;
 };
 
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
       return digit;
     };
     const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
-    const float v = tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
+    const float v =
+        tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
     largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
   }
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);
@@ -67,7 +69,9 @@ __device__ __forceinline__ int scale_exponent(unsigned largest) {
   return exponent > 126 ? 126 : exponent;  // and at least 7 - 128
 }
 
-__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+}
 
 }  // namespace cuda
 }  // namespace tconv

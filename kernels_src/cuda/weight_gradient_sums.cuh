@@ -1,4 +1,5 @@
-// Second stage of the weight gradient on tensor cores: the sums of all splits and warps of a tap, in a fixed order, unscaled, into
+// Second stage of the weight gradient on tensor cores: the sums of all splits and warps of a tap, in a fixed order,
+// unscaled, into
 //   grad_weight [in_channels, out_channels/groups, kernel_h, kernel_w]
 // A block has a row of a 64 x 64 tile: one in channel, 64 channels of the planes.
 #pragma once
@@ -19,7 +20,8 @@ struct WeightGradientSumsConfig {
   static_assert(kRows == 4, "the kernel's order of rows");
 };
 
-// Where the parts of a tap lie: `first` tiles from the beginning, then `outer` x `inner` of them at these distances, in tiles.
+// Where the parts of a tap lie: `first` tiles from the beginning, then `outer` x `inner` of them at these distances, in
+// tiles.
 struct TapParts {
   int64_t first;
   int outer, inner, outer_step, inner_step;
@@ -28,7 +30,8 @@ struct TapParts {
 template <typename Storage, typename Places>
 struct WeightGradientSumsArgs {
   WeightGradientLayout layout;
-  Places places;  // places(pair of channel blocks, tap) -> TapParts; places.in_tile(row, column): a value's place in a tile
+  Places places;  // places(pair of channel blocks, tap) -> TapParts; places.in_tile(row, column): a value's place in a
+                  // tile
   const float* parts;
   Storage* grad_weight;
   int kernel_h, kernel_w, kernel_step_h, kernel_step_w, classes_w, ic_per_group, oc_per_group;
@@ -59,7 +62,8 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
   if (kh >= args.kernel_h || kw >= args.kernel_w) return;
 
   const TapParts at = args.places(pair, tap);
-  const float* const from = args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
+  const float* const from =
+      args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
   double sum = 0.0;
   for (int inner = 0; inner < at.inner; ++inner) {
 #pragma unroll 8
@@ -68,7 +72,8 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
                   WeightGradientConfig::kTileValues];
   }
   // In fp64, where both scales together are a number.
-  if (args.state != nullptr) sum = ldexp(sum, -scale_exponent(args.state->largest[0]) - scale_exponent(args.state->largest[1]));
+  if (args.state != nullptr)
+    sum = ldexp(sum, -scale_exponent(args.state->largest[0]) - scale_exponent(args.state->largest[1]));
   const float v = static_cast<float>(sum);
   const int64_t pair_of_channels = static_cast<int64_t>(group * args.ic_per_group + ic) * args.oc_per_group + to.oc;
   args.grad_weight[(pair_of_channels * args.kernel_h + kh) * args.kernel_w + kw] = to_storage<Storage>(v);

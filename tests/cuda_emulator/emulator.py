@@ -132,8 +132,7 @@ class EmulatedGradients(EmulatedLibrary):
         operator = resolve(
             KERNELS / "binding" / "operator_gradients.cpp",
             given=tuple(
-                KERNELS / header
-                for header in ("common.h", "problem.h", "call.h", "gradient_call.h")
+                KERNELS / header for header in ("common.h", "layer.h", "call.h", "gradient_call.h")
             ),
         )
         path = _link(kernels, operator, [f"-DTCONV_NAMESPACE={name}"], "gradient_call.h")

@@ -196,10 +196,11 @@ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
     for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(b, i, chunk) - kSharedBase, 16});
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
 }
-// Of operands with pixels as K, 128 bytes of 64 channels each in the 128-byte swizzle: the address of a pixel's channel in the block of
-// 64 that begins `block` leading byte offsets from the start.
+// Of operands with pixels as K, 128 bytes of 64 channels each in the 128-byte swizzle: the address of a pixel's channel
+// in the block of 64 that begins `block` leading byte offsets from the start.
 inline uint32_t pixel_operand_at(uint64_t descriptor, int pixel, int block, int channel) {
-  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4, group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
+  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
+                 group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
   const uint32_t distance = static_cast<uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
   const uint32_t at = start + block * distance + pixel / 8 * group + pixel % 8 * 128 + channel * 2;
   return at ^ (at >> 7 & 7) << 4;
@@ -266,7 +267,8 @@ inline void ldmatrix_transposed(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32
   exchange(at, [&](auto given) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       uint16_t values[2];
-      for (int i = 0; i < 2; ++i) load_shared(&values[i], given(8 * matrix + 2 * (lane() % 4) + i) + 2 * (lane() / 4), 2, "ldmatrix");
+      for (int i = 0; i < 2; ++i)
+        load_shared(&values[i], given(8 * matrix + 2 * (lane() % 4) + i) + 2 * (lane() / 4), 2, "ldmatrix");
       *results[matrix] = values[0] | static_cast<uint32_t>(values[1]) << 16;
     }
   });
