@@ -1,4 +1,6 @@
 // Exported functions of the gradients' library, which every pattern shares.
+#define TCONV_INPUT_SCALE_FROM_DEVICE  // fp16_containers.cuh
+
 #include "gradients.cuh"
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GradientCall* call) {

@@ -4,6 +4,7 @@
 
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
+#include "gradient_scales.cuh"
 #include "input_gradient_plain.cuh"
 #include "input_gradient_planes.cuh"
 #include "input_gradient_weights.cuh"
@@ -17,8 +18,9 @@ struct InputGradientPlan {
   int64_t status;
   bool plain;
   SlidingLayer sliding;
-  ConvCall walk;                             // but for its pointers
-  int64_t pitch;                             // of planes
+  ConvCall walk;     // but for its pointers
+  int64_t pitch;     // of planes
+  int64_t guard_at;  // of the walk's kernel, in its workspace, where its input's scale is found on the device; or -1
   int64_t weights_at, walk_at, total_bytes;  // in the workspace, planes first
 
   explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
@@ -51,6 +53,10 @@ struct InputGradientPlan {
     const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(walk);
     status = kernel.status;
     plain = kernel.kernel == kPlain;
+    guard_at = -1;
+    if (kernel.kernel == kHopper && walk.dtype == kFloat32)
+      guard_at =
+          reinterpret_cast<char*>(hopper::HopperWorkspace(kernel.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
     if (status != kOk || plain) {
       weights_at = walk_at = total_bytes = 0;
       return;
@@ -61,6 +67,19 @@ struct InputGradientPlan {
     total_bytes = walk_at + kernel.workspace_bytes;
   }
 };
+
+// What g is multiplied by, for the Hopper kernel, which clears the rest of the state.
+inline int64_t launch_input_scale(const GradientCall& call, GuardState* state) {
+  const cudaError_t cleared =
+      cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(call.conv.stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  const ConvTransposeLayer& p = call.conv.layer;
+  MagnitudeSampleArgs args{};
+  args.tensors[0] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                   call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
+  args.largest[0] = &state->largest;
+  return launch_sample_magnitudes(args, 1, call.conv.stream);
+}
 
 template <typename Storage>
 int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan& plan, void* workspace) {
@@ -78,6 +97,9 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     }
     TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
     walk.weight = base + plan.weights_at;
+    if (plan.guard_at >= 0)
+      TCONV_RETURN_IF_ERROR(
+          launch_input_scale(call, reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at)));
     return launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at);
   }
 }

@@ -5,12 +5,18 @@
 
 #include "check.h"
 #include "fp16_containers.cuh"
+#include "gradient_scales.cuh"
 #include "mma_sync.cuh"
 #include "weight_gradient_layout.h"
-#include "weight_gradient_scales.cuh"
 
 namespace tconv {
 namespace cuda {
+
+// Device-side words of a call; cleared before its kernels run.
+struct GradientState {
+  GuardState guard;
+  unsigned largest[2];  // of x and of g: what their scales follow from
+};
 
 struct PackConfig {
   static constexpr int kThreads = 256;

@@ -138,42 +138,17 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
 
 // Clears the state, and finds the scales of fp32 operands.
 inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
-  using Config = MagnitudeSampleConfig;
   const cudaError_t cleared =
       cudaMemsetAsync(state, 0, sizeof(GradientState), static_cast<cudaStream_t>(call.conv.stream));
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   const ConvTransposeLayer& p = call.conv.layer;
-  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
   MagnitudeSampleArgs args;
-  args.tensors[0] = {static_cast<const float*>(call.conv.x),
-                     p.in_channels,
-                     p.in_h,
-                     p.in_w,
-                     p.x_stride_n,
-                     p.x_stride_c,
-                     p.x_stride_h,
-                     p.x_stride_w,
-                     p.batch * p.in_channels * p.in_h * p.in_w,
-                     1};
-  args.tensors[1] = {static_cast<const float*>(call.grad),
-                     p.out_channels,
-                     p.out_h,
-                     p.out_w,
-                     call.grad_stride_n,
-                     call.grad_stride_c,
-                     call.grad_stride_h,
-                     call.grad_stride_w,
-                     p.batch * p.out_channels * p.out_h * p.out_w,
-                     1};
-  int64_t largest = 0;
-  for (SampledTensor& tensor : args.tensors) {
-    tensor.step = std::max<int64_t>(1, ceil_div(tensor.count, kMost));
-    largest = std::max<int64_t>(largest, ceil_div(tensor.count, tensor.step));
-  }
-  args.state = state;
-  const int64_t blocks = ceil_div(largest, Config::kThreads * Config::kPerThread);
-  return launch_kernel(sample_magnitudes_kernel, dim3(static_cast<unsigned>(blocks), 2), dim3(Config::kThreads), 0,
-                       call.conv.stream, args);
+  args.tensors[0] = sampled_tensor(call.conv.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
+                                   p.x_stride_h, p.x_stride_w);
+  args.tensors[1] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                   call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
+  for (int i = 0; i < 2; ++i) args.largest[i] = &state->largest[i];
+  return launch_sample_magnitudes(args, 2, call.conv.stream);
 }
 
 // ---- Sums ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 #include "check.h"
 #include "storage.cuh"
 #include "weight_gradient_layout.h"
-#include "weight_gradient_scales.cuh"
+#include "weight_gradient_pack.cuh"
 
 namespace tconv {
 namespace cuda {
