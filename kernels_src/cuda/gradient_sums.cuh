@@ -8,6 +8,12 @@
 namespace tconv {
 namespace cuda {
 
+template <typename Storage>
+__device__ __forceinline__ bool is_finite(Storage v) {
+  const auto wide = static_cast<typename StorageTraits<Storage>::Acc>(v);
+  return wide - wide == 0;
+}
+
 struct GradientSumsConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMaxBlocks = 4096;

@@ -21,7 +21,7 @@ struct InputGradientPlan {
   ConvCall walk;     // but for its pointers
   int64_t pitch;     // of planes
   int64_t guard_at;  // of the walk's kernel, in its workspace, where its input's scale is found on the device; or -1
-  int64_t weights_at, walk_at, total_bytes;  // in the workspace, planes first
+  int64_t flag_at, weights_at, walk_at, total_bytes;  // in the workspace, planes first
 
   explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
     const ConvTransposeLayer& p = call.conv.layer;
@@ -58,10 +58,11 @@ struct InputGradientPlan {
       guard_at =
           reinterpret_cast<char*>(hopper::HopperWorkspace(kernel.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
     if (status != kOk || plain) {
-      weights_at = walk_at = total_bytes = 0;
+      flag_at = weights_at = walk_at = total_bytes = 0;
       return;
     }
-    weights_at = round_up(planes_bytes, 256);
+    flag_at = round_up(planes_bytes, 256);
+    weights_at = flag_at + 256;
     walk_at = weights_at +
               round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
     total_bytes = walk_at + kernel.workspace_bytes;
@@ -91,8 +92,12 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     ConvCall walk = plan.walk;
     walk.stream = call.conv.stream;
     walk.x = call.grad;
+    // Infinity times the zero of an absent tap is NaN, where PyTorch has no product.
+    int* const repair_if = plan.sliding.absent_taps ? reinterpret_cast<int*>(base + plan.flag_at) : nullptr;
+    if (repair_if != nullptr)
+      TCONV_RETURN_IF_ERROR(cudaMemsetAsync(repair_if, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
     if (plan.sliding.strided) {
-      TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base));
+      TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base, repair_if));
       walk.x = base;
     }
     TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
@@ -100,7 +105,8 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     if (plan.guard_at >= 0)
       TCONV_RETURN_IF_ERROR(
           launch_input_scale(call, reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at)));
-    return launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at);
+    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
+    return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "check.h"
 #include "conv_transpose_plain.cuh"
 #include "fast_divisor.h"
+#include "gradient_sums.cuh"
 #include "storage.cuh"
 
 namespace tconv {
@@ -22,6 +23,9 @@ struct InputGradientPlainArgs {
   Storage* grad_x;
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   bool round_operands;                             // fp32 with TF32 allowed: as the tensor-core kernels
+  // null, or on the device: where it does not hold 0, values that are not finite are computed again, and nothing else
+  // is.
+  const int* repair_if;
   int64_t num_values, ic_per_group, oc_per_group;
   FastDivisor64 by_in_w, by_in_h, by_in_channels, by_ic_per_group;
 };
@@ -54,8 +58,10 @@ template <typename Storage>
 __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
     input_gradient_plain_kernel(const __grid_constant__ InputGradientPlainArgs<Storage> args) {
   const ConvTransposeLayer& p = args.layer;
+  if (args.repair_if != nullptr && *args.repair_if == 0) return;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kPlainPixels + threadIdx.x; i < args.num_values;
        i += static_cast<int64_t>(gridDim.x) * kPlainPixels) {
+    if (args.repair_if != nullptr && is_finite(args.grad_x[i])) continue;
     const int64_t line = args.by_in_w.quotient(i), iw = i - line * p.in_w;
     const int64_t plane = args.by_in_h.quotient(line), ih = line - plane * p.in_h;
     const int64_t n = args.by_in_channels.quotient(plane), ic = plane - n * p.in_channels;
@@ -70,7 +76,7 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
 }
 
 template <typename Storage>
-int64_t launch_input_gradient_plain(const GradientCall& call) {
+int64_t launch_input_gradient_plain(const GradientCall& call, const int* repair_if = nullptr) {
   const ConvTransposeLayer& p = call.conv.layer;
   InputGradientPlainArgs<Storage> args;
   args.layer = p;
@@ -80,6 +86,7 @@ int64_t launch_input_gradient_plain(const GradientCall& call) {
   args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
   args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
   args.round_operands = call.conv.math == kMathTF32;
+  args.repair_if = repair_if;
   args.num_values = p.batch * p.in_channels * p.in_h * p.in_w;
   args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.by_in_w = FastDivisor64::make(p.in_w);
@@ -87,9 +94,10 @@ int64_t launch_input_gradient_plain(const GradientCall& call) {
   args.by_in_channels = FastDivisor64::make(p.in_channels);
   args.by_ic_per_group = FastDivisor64::make(args.ic_per_group);
   const int64_t blocks = (args.num_values + kPlainPixels - 1) / kPlainPixels;
-  return launch_kernel(input_gradient_plain_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)), dim3(kPlainPixels), 0,
-                       call.conv.stream, args);
+  constexpr int64_t kMostRepairBlocks = 1024;  // that as a rule find nothing to do
+  const int64_t most = repair_if != nullptr ? kMostRepairBlocks : INT32_MAX;
+  return launch_kernel(input_gradient_plain_kernel<Storage>, dim3(static_cast<unsigned>(blocks < most ? blocks : most)),
+                       dim3(kPlainPixels), 0, call.conv.stream, args);
 }
 
 }  // namespace cuda

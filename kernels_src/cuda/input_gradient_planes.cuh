@@ -6,6 +6,7 @@
 
 #include "../gradient_call.h"
 #include "check.h"
+#include "gradient_sums.cuh"
 #include "sliding_layer.h"
 
 namespace tconv {
@@ -22,6 +23,7 @@ struct GradientPlanesArgs {
   const Storage* grad;
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   Storage* planes;
+  int* not_finite;  // null, or set to 1 where a value of the planes is infinite or NaN
   int64_t classes_w, channels_per_group, oc_per_group, plane_h, pitch, num_rows;
 };
 
@@ -44,13 +46,16 @@ __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
     Storage* const to = args.planes + row * args.pitch;
     for (int64_t w = threadIdx.x % 32; w < args.pitch; w += 32) {
       const int64_t ow = w * p.stride_w + from.class_w * p.dilation_w - p.padding_w;
-      to[w] = inside && ow >= 0 && ow < p.out_w ? source[ow * args.stride_w] : static_cast<Storage>(0.0f);
+      const Storage v = inside && ow >= 0 && ow < p.out_w ? source[ow * args.stride_w] : static_cast<Storage>(0.0f);
+      to[w] = v;
+      if (args.not_finite != nullptr && !is_finite(v)) *args.not_finite = 1;
     }
   }
 }
 
 template <typename Storage>
-int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes) {
+int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes,
+                               int* not_finite) {
   const ConvTransposeLayer& p = call.conv.layer;
   GradientPlanesArgs<Storage> args;
   args.layer = p;
@@ -58,6 +63,7 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
   args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
   args.planes = static_cast<Storage*>(planes);
+  args.not_finite = not_finite;
   args.classes_w = sliding.w.classes;
   args.channels_per_group = sliding.channels_per_group;
   args.oc_per_group = p.out_channels / p.groups;

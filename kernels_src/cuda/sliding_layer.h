@@ -36,12 +36,14 @@ struct SlidingLayer {
   SlidingAxis h, w;
   int64_t channels_per_group;  // of all planes
   bool strided;                // planes are not g itself
+  bool absent_taps;            // some class has fewer taps than others: those it lacks are multiplied as zeros
 
   explicit SlidingLayer(const ConvTransposeLayer& p)
       : h(sliding_axis(p.in_h, p.kernel_h, p.stride_h, p.dilation_h)),
         w(sliding_axis(p.in_w, p.kernel_w, p.stride_w, p.dilation_w)),
         channels_per_group(h.classes * w.classes * (p.out_channels / p.groups)),
-        strided(p.stride_h != 1 || p.stride_w != 1) {}
+        strided(p.stride_h != 1 || p.stride_w != 1),
+        absent_taps(h.classes * h.taps != p.kernel_h || w.classes * w.taps != p.kernel_w) {}
 };
 
 // Channel of all planes of a group -> class and out channel of the group.

@@ -4,6 +4,7 @@
 #include "weight_gradient_hopper_launch.cuh"
 #include "weight_gradient_plain.cuh"
 #include "weight_gradient_portable_launch.cuh"
+#include "weight_gradient_repair.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -82,11 +83,8 @@ int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGrad
 }
 
 template <typename Storage>
-int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
-  if (plan.kernel == kPlain) return launch_weight_gradient_plain<Storage>(call, plan.plain, workspace);
-  if constexpr (sizeof(Storage) == 8) {
-    return kUnsupportedKernel;  // fp64 has the plain kernel alone
-  } else if constexpr (sizeof(Storage) == 2) {
+int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+  if constexpr (sizeof(Storage) == 2) {
     return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
                                                                                           nullptr);
   } else {
@@ -99,6 +97,17 @@ int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPla
     }
     return launch_weight_gradient_portable<3, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
                                                              only_if);
+  }
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+  if (plan.kernel == kPlain) return launch_weight_gradient_plain<Storage>(call, plan.plain, workspace);
+  if constexpr (sizeof(Storage) == 8) {
+    return kUnsupportedKernel;  // fp64 has the plain kernel alone
+  } else {
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace));
+    return launch_weight_gradient_repair<Storage>(call, plan.plain);
   }
 }
 

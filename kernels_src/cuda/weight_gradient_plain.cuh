@@ -122,15 +122,16 @@ __global__ void __launch_bounds__(WeightGradientPlainConfig::kThreads)
   }
 }
 
+// All but where sums go.
 template <typename Storage>
-int64_t launch_weight_gradient_plain(const GradientCall& call, const WeightGradientPlainPlan& plan, void* workspace) {
-  using Acc = typename StorageTraits<Storage>::Acc;
+WeightGradientPlainArgs<Storage> weight_gradient_plain_args(const GradientCall& call,
+                                                            const WeightGradientPlainPlan& plan) {
   const ConvTransposeLayer& p = call.conv.layer;
   WeightGradientPlainArgs<Storage> args;
   args.layer = p;
   args.x = static_cast<const Storage*>(call.conv.x);
   args.grad = static_cast<const Storage*>(call.grad);
-  args.parts = static_cast<Acc*>(workspace);
+  args.parts = nullptr;
   args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
   args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
   args.round_operands = call.conv.math == kMathTF32;
@@ -141,6 +142,14 @@ int64_t launch_weight_gradient_plain(const GradientCall& call, const WeightGradi
   args.num_blocks = plan.num_parts * p.in_channels * args.oc_per_group * plan.tap_chunks;
   args.by_in_w = FastDivisor64::make(p.in_w);
   args.by_in_h = FastDivisor64::make(p.in_h);
+  return args;
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient_plain(const GradientCall& call, const WeightGradientPlainPlan& plan, void* workspace) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  WeightGradientPlainArgs<Storage> args = weight_gradient_plain_args<Storage>(call, plan);
+  args.parts = static_cast<Acc*>(workspace);
   if (args.num_blocks > 0)
     TCONV_RETURN_IF_ERROR(
         launch_kernel(weight_gradient_plain_kernel<Storage>,
