@@ -4,7 +4,7 @@
 // the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
 // rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
 // read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
-// (weight_gradient_sums.cuh adds them up) after every kPromoteSteps products, because tensor cores truncate theirs.
+// (weight_gradient_sums.cuh adds them up) after every kPromoteRows rows, because tensor cores truncate theirs.
 #pragma once
 
 #include "mma_sync.cuh"
@@ -123,7 +123,6 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
   const WeightGradientLayout& layout = args.layout;
   const bool elected = threadIdx.x % 32 == 0;
   const int products = layout.segment / WeightGradientConfig::kStepPixels;
-  const int rows_between = max(1, WeightGradientConfig::kPromoteSteps / products) * group.ways;
   const int lag = (quad.tap_row - group.first_row) * layout.step_h, span = group.row_span * layout.step_h;
   const uint32_t x_low = pixels_low(rings.x.slots, 1024);  // one block of 64: no distance is read
   const uint32_t planes_low =
@@ -156,7 +155,7 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     }
   };
 
-  int left_of_run = 0, until_promotion = rows_between, turn = way;
+  int left_of_run = 0, until_promotion = WeightGradientConfig::kPromoteRows, turn = way;
   bool add = args.accumulate != 0;
 #pragma unroll 1
   for (;;) {
@@ -212,7 +211,7 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
         acc[4 * i] = acc[4 * i + 1] = acc[4 * i + 2] = acc[4 * i + 3] = 0.0f;
       }
       add = true;
-      until_promotion = rows_between;
+      until_promotion = WeightGradientConfig::kPromoteRows;
       if (done) return;
     }
   }

@@ -30,7 +30,8 @@ struct WeightGradientConfig {
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
   static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
   static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
-  static constexpr int kPromoteSteps = 512;  // products after which tensor cores' sums join fp32 sums in memory
+  static constexpr int kPromoteRows =
+      128;  // after which tensor cores' sums join fp32 sums in memory: 512 products at most
 };
 
 struct PackedOperand {

@@ -19,8 +19,12 @@ struct WeightGradientPortableConfig {
   static constexpr int kNumThreads = 32 * kNumWarps;
   static constexpr int kMaxStages = 4;
   static constexpr int kMaxTapRows = 8;
-  static constexpr int kRowTiles = 4, kColumnTiles = 8;  // m16 and n8 tiles of a warp
+  static constexpr int kRowTiles = 4;  // m16 tiles of a warp
 };
+
+// How many warps share the columns of a tap: with three pieces an operand there are registers for half of the sums.
+TCONV_HD constexpr int column_parts(int pieces) { return pieces == 1 ? 1 : 2; }
+TCONV_HD constexpr int column_tiles(int pieces) { return 8 / column_parts(pieces); }  // n8 tiles of a warp
 
 // Taps [first, first + count) of a block, row by row of the kernel; count is a power of two.
 struct TapGroup {
@@ -62,13 +66,26 @@ struct WeightGradientPortableArgs {
   const int* only_if;
 };
 
-// The warp that shares a tap with others takes every `ways`-th product.
+// Which tap of the block's and which part of its columns a warp has. One that shares them with others takes every
+// `ways`-th product; one too many takes none.
 struct WarpShare {
-  int tap, way, ways;
+  int tap, column_part, way, ways;
 
-  __device__ __forceinline__ WarpShare(int warp, int taps, int products)
-      : tap(warp % taps), way(warp / taps), ways(min(WeightGradientPortableConfig::kNumWarps / taps, products)) {}
+  __device__ __forceinline__ WarpShare(int warp, int taps, int parts, int products) {
+    const int units = taps * parts, unit = warp % units;
+    tap = unit / parts;
+    column_part = unit - tap * parts;
+    ways = min(WeightGradientPortableConfig::kNumWarps / units, products);
+    way = warp / units < ways ? warp / units : products;
+  }
 };
+
+// The same value, of which the compiler does not know it: what follows from it is worked out anew where it is needed,
+// and takes no registers while products are formed.
+__device__ __forceinline__ unsigned hidden(unsigned value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 // 8 x 16-byte matrices as ldmatrix_x4 has them, each transposed: lane l receives of each matrix 16-bit values (2 (l %
 // 4), l / 4) and (2 (l % 4) + 1, l / 4), as (row, column).
@@ -96,113 +113,150 @@ __device__ __forceinline__ uint32_t pixel_address(uint32_t segment, int pixel, i
 // One product of 16 pixels, from pixel `at` of x's segment and `shifted` of the planes'.
 template <int kPieces, bool kBFloat16>
 __device__ __forceinline__ void multiply_step(
-    float (&acc)[WeightGradientPortableConfig::kRowTiles][WeightGradientPortableConfig::kColumnTiles][4], uint32_t x,
-    int x_piece, int at, uint32_t planes, int planes_piece, int shifted) {
-  constexpr int kRowTiles = WeightGradientPortableConfig::kRowTiles,
-                kColumnTiles = WeightGradientPortableConfig::kColumnTiles;
+    float (&acc)[WeightGradientPortableConfig::kRowTiles][column_tiles(kPieces)][4], uint32_t x, int x_piece, int at,
+    uint32_t planes, int planes_piece, int shifted, int first_chunk) {
+  constexpr int kRowTiles = WeightGradientPortableConfig::kRowTiles, kColumnTiles = column_tiles(kPieces);
   const int lane = threadIdx.x % 32, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
-  // Of three pieces there are registers for half the rows at a time.
-  constexpr int kRowsAtOnce = kPieces == 1 ? kRowTiles : kRowTiles / 2;
+  // The chunk position is an exclusive or: two chunks on is bit 1 of it, whatever the pixel.
+  const uint32_t of_x = pixel_address(x, at + high * 8 + row, low);
+  const uint32_t of_planes = pixel_address(planes, shifted + low * 8 + row, first_chunk + high);
+  uint32_t a[kPieces][kRowTiles][4];
 #pragma unroll
-  for (int m0 = 0; m0 < kRowTiles; m0 += kRowsAtOnce) {
-    uint32_t a[kPieces][kRowsAtOnce][4];
+  for (int piece = 0; piece < kPieces; ++piece)
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) ldmatrix_x4_transposed(a[piece][m], (of_x ^ m * 32) + piece * x_piece);
+#pragma unroll
+  for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
+    uint32_t b[kPieces][4];
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece)
+      ldmatrix_x4_transposed(b[piece], (of_planes ^ pair * 32) + piece * planes_piece);
 #pragma unroll
-      for (int m = 0; m < kRowsAtOnce; ++m)
-        ldmatrix_x4_transposed(a[piece][m],
-                               pixel_address(x + piece * x_piece, at + high * 8 + row, 2 * (m0 + m) + low));
+    for (int n = 0; n < 2; ++n)
 #pragma unroll
-    for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
-      uint32_t b[kPieces][4];
+      for (int m = 0; m < kRowTiles; ++m) {
+        float (&sum)[4] = acc[m][2 * pair + n];
+        if constexpr (kPieces == 1) {
+          multiply_pixels<kBFloat16>(sum, a[0][m], b[0][2 * n], b[0][2 * n + 1]);
+        } else {
+          // The tensor core truncates what it adds up, so a sum stays in it for one step only, small products first.
+          float part[4] = {};
+          constexpr int kOfX[] = {2, 0, 1, 1, 0, 0}, kOfPlanes[] = {0, 2, 1, 0, 1, 0};
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece)
-        ldmatrix_x4_transposed(b[piece],
-                               pixel_address(planes + piece * planes_piece, shifted + low * 8 + row, 2 * pair + high));
+          for (int i = 0; i < 6; ++i)
+            multiply_pixels<kBFloat16>(part, a[kOfX[i]][m], b[kOfPlanes[i]][2 * n], b[kOfPlanes[i]][2 * n + 1]);
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int m = 0; m < kRowsAtOnce; ++m) {
-          float (&sum)[4] = acc[m0 + m][2 * pair + n];
-          if constexpr (kPieces == 1) {
-            multiply_pixels<kBFloat16>(sum, a[0][m], b[0][2 * n], b[0][2 * n + 1]);
-          } else {
-            // The tensor core truncates what it adds up, so a sum stays in it for one step only, small products first.
-            float part[4] = {};
-            constexpr int kOfX[] = {2, 0, 1, 1, 0, 0}, kOfPlanes[] = {0, 2, 1, 0, 1, 0};
-#pragma unroll
-            for (int i = 0; i < 6; ++i)
-              multiply_pixels<kBFloat16>(part, a[kOfX[i]][m], b[kOfPlanes[i]][2 * n], b[kOfPlanes[i]][2 * n + 1]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[i] += part[i];
-          }
+          for (int i = 0; i < 4; ++i) sum[i] += part[i];
         }
-    }
+      }
   }
+}
+
+// What a block works on. Neighbouring blocks read the same rows.
+struct PortableBlock {
+  int pair, group, split;
+
+  __device__ __forceinline__ PortableBlock(const WeightGradientPortableArgs& args, unsigned index) {
+    const unsigned pairs = args.layout.pairs(), rest = index / pairs;
+    pair = static_cast<int>(index - rest * pairs);
+    split = static_cast<int>(rest / args.num_groups);
+    group = static_cast<int>(rest) - split * args.num_groups;
+  }
+
+  // Its place among the parts.
+  __device__ __forceinline__ int parts(const WeightGradientPortableArgs& args) const {
+    return (group * args.layout.pairs() + pair) * args.num_splits + split;
+  }
+
+  // How many rows of pixels it has.
+  __device__ __forceinline__ int rows(const WeightGradientPortableArgs& args) const {
+    int count = 0;
+    for (RowCursor at(args.layout, split); !at.done(args.layout, args.num_samples);
+         at.next_run(args.layout, args.num_splits))
+      count += at.end_row - at.row;
+    return count;
+  }
+};
+
+// Rows of the kernel that a group of taps reads.
+struct TapRows {
+  int first, count;
+
+  __device__ __forceinline__ TapRows(const TapGroup& taps, int taps_w)
+      : first(taps.first / taps_w), count((taps.first + taps.count - 1) / taps_w - first + 1) {}
+};
+
+// All threads: `bytes` from memory to shared memory.
+__device__ __forceinline__ void copy_segment(uint32_t to, const unsigned char* from, int bytes) {
+#pragma unroll 2
+  for (int i = threadIdx.x * 16; i < bytes; i += 16 * WeightGradientPortableConfig::kNumThreads)
+    cp_async_16(to + i, from + i);
 }
 
 template <int kPieces, bool kBFloat16>
 __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
     weight_gradient_portable_kernel(const __grid_constant__ WeightGradientPortableArgs args) {
   using Config = WeightGradientPortableConfig;
+  constexpr int kColumnTiles = column_tiles(kPieces);
   if (args.only_if != nullptr && *args.only_if == 0) return;
   const WeightGradientLayout& layout = args.layout;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Neighbouring blocks read the same rows.
-  const int pairs = layout.pairs();
-  const int pair = blockIdx.x % pairs, group_index = blockIdx.x / pairs % args.num_groups,
-            split = blockIdx.x / pairs / args.num_groups;
-  const TapGroup taps(group_index, layout.taps(), args.most_taps);
-  const SegmentPlace place(layout, pair);
-  const int tap_row0 = taps.first / layout.taps_w,
-            tap_rows = (taps.first + taps.count - 1) / layout.taps_w - tap_row0 + 1;
+  const PortableBlock block(args, blockIdx.x);
+  const TapGroup taps(block.group, layout.taps(), args.most_taps);
 
-  RowCursor loading(layout, split);
+  int run = block.split, row_of_run = 0;  // of what is loaded next
   const uint32_t ring = smem_address(dynamic_smem());
   const int x_bytes = static_cast<int>(layout.x.segment_bytes),
             planes_bytes = static_cast<int>(layout.planes.segment_bytes);
   int write_stage = 0, read_stage = 0;
   const auto load_next = [&] {
+    RowCursor loading(layout, run);
     if (!loading.done(layout, args.num_samples)) {
+      loading.row += row_of_run;
+      const PortableBlock here(args, hidden(blockIdx.x));
+      const TapRows rows(TapGroup(here.group, layout.taps(), args.most_taps), layout.taps_w);
+      const SegmentPlace place(layout, here.pair);
       const uint32_t stage = ring + write_stage * args.stage_bytes;
-      const unsigned char* const x = args.x + place.x(layout, loading) * x_bytes;
-      for (int i = threadIdx.x * 16; i < x_bytes; i += 16 * Config::kNumThreads) cp_async_16(stage + i, x + i);
+      copy_segment(stage, args.x + place.x(layout, loading) * x_bytes, x_bytes);
       const unsigned char* planes =
-          args.planes + (place.planes(layout, loading) + tap_row0 * layout.step_h) * planes_bytes;
-      for (int tap_row = 0; tap_row < tap_rows; ++tap_row, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
-        for (int i = threadIdx.x * 16; i < planes_bytes; i += 16 * Config::kNumThreads)
-          cp_async_16(stage + x_bytes + tap_row * planes_bytes + i, planes + i);
-      loading.next(layout, args.num_splits);
+          args.planes + (place.planes(layout, loading) + rows.first * layout.step_h) * planes_bytes;
+#pragma unroll 1
+      for (int i = 0; i < rows.count; ++i, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
+        copy_segment(stage + x_bytes + i * planes_bytes, planes, planes_bytes);
+      ++row_of_run;
+      if (loading.row + 1 == loading.end_row) {
+        run += args.num_splits;
+        row_of_run = 0;
+      }
       write_stage = write_stage + 1 == args.num_stages ? 0 : write_stage + 1;
     }
     cp_async_commit();  // also when empty: groups are counted
   };
 
   const int products = layout.segment / WeightGradientConfig::kStepPixels;
-  const WarpShare share(warp, taps.count, products);
+  const WarpShare share(warp, taps.count, column_parts(kPieces), products);
   const int tap = taps.first + share.tap;
-  const bool works = share.way < share.ways;
   const int tap_row = tap / layout.taps_w, tap_column = (tap - tap_row * layout.taps_w) * layout.step_w;
-  const int planes_at = x_bytes + (tap_row - tap_row0) * planes_bytes;
-  float* const part =
-      args.parts +
-      ((static_cast<int64_t>(group_index * pairs + pair) * args.num_splits + split) * Config::kNumWarps + warp) *
-          WeightGradientConfig::kTileValues;
-
-  float acc[Config::kRowTiles][Config::kColumnTiles][4] = {};
+  const int planes_at = x_bytes + (tap_row - taps.first / layout.taps_w) * planes_bytes;
+  float acc[Config::kRowTiles][kColumnTiles][4] = {};
   bool add = args.accumulate != 0;
   // Sums of tensor cores drift downwards in magnitude the longer they are: they join sums in memory, of this thread
   // alone.
   const auto promote = [&] {
-    if (works) {
+    if (share.way < products) {
+      float* const part =
+          args.parts + (static_cast<int64_t>(PortableBlock(args, hidden(blockIdx.x)).parts(args)) * Config::kNumWarps +
+                        share.way * taps.count + share.tap) *
+                           WeightGradientConfig::kTileValues;
 #pragma unroll
       for (int m = 0; m < Config::kRowTiles; ++m)
 #pragma unroll
-        for (int n = 0; n < Config::kColumnTiles; ++n)
+        for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            float2* const to = reinterpret_cast<float2*>(
-                part + (m * 16 + half * 8 + lane / 4) * WeightGradientConfig::kBlockChannels + n * 8 + lane % 4 * 2);
+            float2* const to =
+                reinterpret_cast<float2*>(part + (m * 16 + half * 8 + lane / 4) * WeightGradientConfig::kBlockChannels +
+                                          (share.column_part * kColumnTiles + n) * 8 + lane % 4 * 2);
             float2 sum = make_float2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
             if (add) {
               const float2 before = *to;
@@ -218,10 +272,9 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
   };
 
   for (int i = 0; i < args.num_stages - 1; ++i) load_next();
-  const int rows_between = max(1, WeightGradientConfig::kPromoteSteps / ((products + share.ways - 1) / share.ways));
-  int until_promotion = rows_between;
+  int until_promotion = WeightGradientConfig::kPromoteRows;
 #pragma unroll 1
-  for (RowCursor at(layout, split); !at.done(layout, args.num_samples); at.next(layout, args.num_splits)) {
+  for (int left = block.rows(args); left > 0; --left) {
     if (args.num_stages == 4)
       cp_async_wait<2>();
     else if (args.num_stages == 3)
@@ -232,17 +285,15 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
     load_next();  // into the stage that the row before this one has left
     const uint32_t stage = ring + read_stage * args.stage_bytes;
     read_stage = read_stage + 1 == args.num_stages ? 0 : read_stage + 1;
-    if (works) {
 #pragma unroll 1
-      for (int product = share.way; product < products; product += share.ways) {
-        const int at = product * WeightGradientConfig::kStepPixels;
-        multiply_step<kPieces, kBFloat16>(acc, stage, x_bytes / kPieces, at, stage + planes_at, planes_bytes / kPieces,
-                                          at + tap_column);
-      }
+    for (int product = share.way; product < products; product += share.ways) {
+      const int at = product * WeightGradientConfig::kStepPixels;
+      multiply_step<kPieces, kBFloat16>(acc, stage, x_bytes / kPieces, at, stage + planes_at, planes_bytes / kPieces,
+                                        at + tap_column, share.column_part * kColumnTiles);
     }
     if (--until_promotion == 0) {
       promote();
-      until_promotion = rows_between;
+      until_promotion = WeightGradientConfig::kPromoteRows;
     }
   }
   cp_async_wait<0>();

@@ -53,7 +53,7 @@ inline PortableGradientPlan portable_gradient_plan(const ConvTransposeLayer& p, 
   PortableGradientPlan plan{};
   plan.goes = PackedGoes(p, sliding, pieces);
   const WeightGradientLayout& layout = plan.goes.layout;
-  plan.most_taps = Config::kNumWarps;
+  plan.most_taps = Config::kNumWarps / column_parts(pieces);
   while (plan.most_taps > 1 &&
          (plan.most_taps > layout.taps() || 2 * stage_bytes_for(layout, plan.most_taps) > device.smem_per_block))
     plan.most_taps /= 2;
@@ -76,7 +76,7 @@ inline PortableGradientPlan portable_gradient_plan(const ConvTransposeLayer& p, 
 
 // Where the portable kernel leaves the parts of a tap.
 struct PortablePlaces {
-  int taps, most_taps, num_pairs, num_splits, products;
+  int taps, most_taps, num_pairs, num_splits, products, column_parts;
 
   __device__ __forceinline__ static int in_tile(int row, int column) {
     return row * WeightGradientConfig::kBlockChannels + column;
@@ -90,7 +90,7 @@ struct PortablePlaces {
     TapParts at;
     at.first = (static_cast<int64_t>(index) * num_pairs + pair) * num_splits * kWarps + tap - group.first;
     at.outer = num_splits, at.outer_step = kWarps;
-    at.inner = min(kWarps / group.count, products), at.inner_step = group.count;
+    at.inner = min(kWarps / (group.count * column_parts), products), at.inner_step = group.count;
     return at;
   }
 };
@@ -206,8 +206,12 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
         launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
                       dim3(Config::kNumThreads), smem, call.conv.stream, args));
   }
-  const PortablePlaces places{goes.layout.taps(), plan.most_taps, goes.layout.pairs(), plan.num_splits,
-                              goes.layout.segment / WeightGradientConfig::kStepPixels};
+  const PortablePlaces places{goes.layout.taps(),
+                              plan.most_taps,
+                              goes.layout.pairs(),
+                              plan.num_splits,
+                              goes.layout.segment / WeightGradientConfig::kStepPixels,
+                              column_parts(kPieces)};
   return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace),
                                               kPieces == 1 ? state : nullptr, only_if);
 }

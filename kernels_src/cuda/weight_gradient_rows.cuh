@@ -29,9 +29,6 @@ struct RowCursor {
     run += splits;
     enter(layout);
   }
-  __device__ __forceinline__ void next(const WeightGradientLayout& layout, int splits) {
-    if (++row == end_row) next_run(layout, splits);
-  }
 };
 
 // Segments of a pair of channel blocks.
