@@ -46,6 +46,7 @@ def generate(reference_path: Path, output_path: Path) -> str:
     cuda = cuda_source(matched.entry, matched.headers)
     cpu = cpu_source(matched.entry, matched.headers)
     operator = operator_source(matched.entry)
+    gradients = gradient_cuda_source(), gradient_operator_source()
     slug = _slug(reference_path)
     constants = {"_SLUG": repr(slug), **matched.constants}
     own = _runtime_statements(matched, constants)
@@ -54,7 +55,7 @@ def generate(reference_path: Path, output_path: Path) -> str:
     _refuse_clashes(reference, own, theirs)
     text = "\n".join(
         [
-            _docstring(reference, matched, output_path, cuda, cpu, operator),
+            _docstring(reference, matched, output_path, cuda, cpu, operator, *gradients),
             _imports(own, theirs),
             "",
             f'CUDA_SOURCE = r"""\n{_raw(cuda)}"""',
@@ -63,9 +64,9 @@ def generate(reference_path: Path, output_path: Path) -> str:
             "",
             f'OPERATOR_SOURCE = r"""\n{_raw(operator)}"""',
             "",
-            f'GRADIENT_CUDA_SOURCE = r"""\n{_raw(gradient_cuda_source())}"""',
+            f'GRADIENT_CUDA_SOURCE = r"""\n{_raw(gradients[0])}"""',
             "",
-            f'GRADIENT_OPERATOR_SOURCE = r"""\n{_raw(gradient_operator_source())}"""',
+            f'GRADIENT_OPERATOR_SOURCE = r"""\n{_raw(gradients[1])}"""',
             "",
             *(f"{name} = {value}" for name, value in constants.items() if name not in _LATE),
             _join([statement for statement in own if not statement.is_import]),
@@ -96,7 +97,14 @@ def _shown(path: Path) -> str:
 
 
 def _docstring(
-    reference: Reference, matched: Match, output: Path, cuda: str, cpu: str, operator: str
+    reference: Reference,
+    matched: Match,
+    output: Path,
+    cuda: str,
+    cpu: str,
+    operator: str,
+    gradient_cuda: str,
+    gradient_operator: str,
 ) -> str:
     command = f"python -m generator {_shown(reference.path)} -o {_shown(output)}"
     return f'''"""{_slug(reference.path)}: {matched.summary}.
@@ -104,7 +112,9 @@ def _docstring(
 {textwrap.fill(matched.method, 98, break_on_hyphens=False)}
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
-OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. The convolution's
+gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE), built
+when the first one is asked for; on the CPU, and with create_graph=True, they are PyTorch's.
 
 {_PRECISION}
 
@@ -117,6 +127,8 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     {_sha256(cuda)}
 sha256 of CPU_SOURCE:      {_sha256(cpu)}
 sha256 of OPERATOR_SOURCE: {_sha256(operator)}
+sha256 of GRADIENT_CUDA_SOURCE:     {_sha256(gradient_cuda)}
+sha256 of GRADIENT_OPERATOR_SOURCE: {_sha256(gradient_operator)}
 """
 '''
 

@@ -57,7 +57,7 @@ def check(backward, case: Case, grad, x, weight, allow_tf32: bool, needs=ALL) ->
     allowed = bounds(case, grad, x, weight, tf32=rounded)
     exact = truth(case, grad, x, weight)
     for name, got, wanted, bound, asked in zip(NAMES, found, exact, allowed, needs, strict=True):
-        assert got.dtype == x.dtype and got.is_contiguous(), name
+        assert got.dtype == x.dtype, name
         if not asked:
             assert got.shape == (0,), name
             continue

@@ -133,7 +133,9 @@ def test_hopper_kernels_multiply_by_wgmma(disassembly):
     hopper = {
         name: has
         for name, has in kernels_with("HGMMA", disassembly).items()
-        if "conv_transpose_hopper_kernel" in name or "conv_group_norm_held_kernel" in name
+        if re.search(
+            "(conv_transpose_hopper|conv_group_norm_held|weight_gradient_hopper)_kernel", name
+        )
     }
     assert hopper and all(hopper.values()), hopper
 

@@ -118,6 +118,20 @@ def test_layouts_of_the_incoming_gradient(emulated_gradients, kernel, layout):
             check(emulated_gradients.backward, case, grad, x, weight, True)
 
 
+@pytest.mark.parametrize("of_weight", [False, True])
+def test_the_gradient_of_channels_last_is_channels_last(emulated_gradients, of_weight):
+    case = CASES["wide"]
+    x, weight, _ = case.tensors()
+    if of_weight:
+        weight = weight.to(memory_format=torch.channels_last)
+    else:
+        x = x.to(memory_format=torch.channels_last)
+    with emulated_gradients.on():
+        found = check(emulated_gradients.backward, case, output_gradient(case), x, weight, True)
+    assert found[0].is_contiguous(memory_format=torch.channels_last)
+    assert found[1].is_contiguous()
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kernel", ["plain", *TENSOR_CORES])
 def test_same_bits_whatever_the_order_of_warps(emulated_gradients, kernel, case):

@@ -137,7 +137,8 @@ def test_reference_and_solution_in_one_namespace(shelf):
 def test_hashes_in_the_docstring(path, shelf):
     with shelf.build_folder():
         namespace = load_text(path.read_text())
-    for name in ("CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE"):
+    names = ["CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE"]
+    for name in [*names, "GRADIENT_CUDA_SOURCE", "GRADIENT_OPERATOR_SOURCE"]:
         digest = hashlib.sha256(namespace[name].encode()).hexdigest()
         stated = re.search(rf"sha256 of {name}:\s+(\w+)", namespace["__doc__"])
         assert stated and stated[1] == digest

@@ -3,12 +3,14 @@ that whoever only runs models forward never builds it. One for all solutions wit
 """
 
 import torch
+from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _Conv
+from generator.runtime.arguments import _Conv, _new_output
 from generator.runtime.build import _load_library, _short_digest
 from generator.runtime.generated import GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE
 from generator.runtime.precision import _tf32_allowed
+from generator.runtime.registration import _count_flops
 
 _GRADIENT_NAMESPACE = (
     f"tconv_gradients_{_short_digest(GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE)}"
@@ -17,12 +19,19 @@ _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
 def _fake_backward(grad, x, weight, *args):
-    out_channels = grad.shape[-3]
-    shapes = (x.shape, weight.shape, (out_channels,))
-    return tuple(
-        x.new_empty(shape if wanted else (0,))
-        for shape, wanted in zip(shapes, args[-3:], strict=True)
+    needs = args[-3:]
+    return (
+        _new_output(x.shape, x, weight) if needs[0] else x.new_empty((0,)),
+        x.new_empty(weight.shape if needs[1] else (0,)),
+        x.new_empty((grad.shape[-3] if needs[2] else 0,)),
     )
+
+
+def _count_backward_flops(
+    grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
+) -> int:
+    """As torch.utils.flop_counter counts PyTorch's own: for input and weight what forward has."""
+    return sum(args[-3:-1]) * _count_flops(x_shape, weight_shape)
 
 
 def _backward_kernels():
@@ -34,6 +43,7 @@ def _backward_kernels():
         torch.library.register_fake(
             f"{_GRADIENT_NAMESPACE}::backward", _fake_backward, lib=registry
         )
+        _register_flop_formula([namespace.backward])(_count_backward_flops)
         namespace._tconv_registry = registry  # keeps it alive
     return namespace.backward.default
 

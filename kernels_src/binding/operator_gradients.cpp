@@ -74,7 +74,11 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
   if (inputs.need_bias) call.grad_bias = pointer_of(grad_bias);
   if (inputs.need_x || inputs.need_weight || inputs.need_bias) launch(call, device);
-  stack.give(grad_x, grad_weight, grad_bias);
+  // As PyTorch's, which are channels_last where input or weight are.
+  const bool channels_last = inputs.need_x && inputs.x.dim() == 4 &&
+                             (suggests_channels_last(inputs.x) || suggests_channels_last(inputs.weight));
+  stack.give(channels_last ? torch::stable::contiguous(grad_x, torch::headeronly::MemoryFormat::ChannelsLast) : grad_x,
+             grad_weight, grad_bias);
 }
 
 }  // namespace binding
