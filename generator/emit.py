@@ -19,6 +19,7 @@ from generator.sources import (
     gradient_cuda_source,
     gradient_operator_source,
     operator_source,
+    without_shared_lines,
 )
 from generator.statements import Statement, needed, split
 from harness.files import write_files
@@ -46,7 +47,8 @@ def generate(reference_path: Path, output_path: Path) -> str:
     cuda = cuda_source(matched.entry, matched.headers)
     cpu = cpu_source(matched.entry, matched.headers)
     operator = operator_source(matched.entry)
-    gradients = gradient_cuda_source(), gradient_operator_source()
+    shorter = without_shared_lines(gradient_cuda_source(), f"\n{cuda}")
+    gradients = shorter, gradient_operator_source()
     slug = _slug(reference_path)
     constants = {"_SLUG": repr(slug), **matched.constants}
     own = _runtime_statements(matched, constants)

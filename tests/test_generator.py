@@ -13,7 +13,8 @@ import pytest
 from generator.__main__ import main
 from generator.emit import generate
 from generator.errors import Refusal
-from generator.sources import KERNELS, resolve
+from generator.runtime.gradient_kernels import _with_shared_lines
+from generator.sources import KERNELS, gradient_cuda_source, resolve
 from harness.errors import UsageError
 from tests.solution_tools import PROBLEMS, ROOT
 
@@ -365,3 +366,17 @@ def test_an_internal_error_is_status_4_and_one_line(tmp_path, capsys, monkeypatc
     assert main([str(reference), "-o", str(tmp_path / "solution.py")]) == 4
     told = capsys.readouterr().err
     assert "internal error: KeyError: 'lost'" in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda path: path.stem)
+def test_the_gradients_source_is_whole_again(path):
+    """A solution holds lines that two of its sources share once, and has the library's text."""
+    solution = {
+        name: re.search(rf'^{name} = r"""(.*?)"""', generate(path, path), re.DOTALL | re.MULTILINE)[
+            1
+        ]
+        for name in ("CUDA_SOURCE", "GRADIENT_CUDA_SOURCE")
+    }
+    whole = _with_shared_lines(solution["GRADIENT_CUDA_SOURCE"], solution["CUDA_SOURCE"])
+    assert whole == f"\n{gradient_cuda_source()}"
+    assert len(solution["GRADIENT_CUDA_SOURCE"]) < len(whole) / 2

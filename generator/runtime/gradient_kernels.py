@@ -2,19 +2,35 @@
 that whoever only runs models forward never builds it. One for all solutions with the same sources.
 """
 
+import re as _re
+
 import torch
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _new_output
 from generator.runtime.build import _load_library, _short_digest
-from generator.runtime.generated import GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE
+from generator.runtime.generated import (
+    CUDA_SOURCE,
+    GRADIENT_CUDA_SOURCE,
+    GRADIENT_OPERATOR_SOURCE,
+)
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.registration import _count_flops
 
-_GRADIENT_NAMESPACE = (
-    f"tconv_gradients_{_short_digest(GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE)}"
-)
+
+def _with_shared_lines(text: str, given: str) -> str:
+    """Puts lines of CUDA_SOURCE back where only their numbers stand."""
+    there = given.splitlines()
+    return _re.sub(
+        r"// ==== lines (\d+) to (\d+) of CUDA_SOURCE",
+        lambda run: "\n".join(there[int(run[1]) : int(run[2])]),
+        text,
+    )
+
+
+_GRADIENT_CUDA = _with_shared_lines(GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_OPERATOR_SOURCE)}"
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
@@ -38,7 +54,7 @@ def _backward_kernels():
     """The operator `backward` of kernels_src/binding/operator_gradients.cpp."""
     namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
     if "_tconv_registry" not in vars(namespace):
-        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), GRADIENT_CUDA_SOURCE)
+        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
         registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
         torch.library.register_fake(
             f"{_GRADIENT_NAMESPACE}::backward", _fake_backward, lib=registry
