@@ -110,9 +110,27 @@ __device__ __forceinline__ uint32_t pixels_low(uint32_t shared, uint32_t block_b
 }
 constexpr uint32_t kProductStep = WeightGradientConfig::kStepPixels * WeightGradientConfig::kPixelBytes >> 4;
 
+// Products of 16 pixels side by side, committed as one group.
+template <int kProducts, int kTaps, bool kBFloat16>
+__device__ __forceinline__ void multiply_pixels_of_row(float (&acc)[kTaps * 32], uint32_t a, uint32_t b) {
+  hopper::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < kProducts; ++k)
+    PixelWgmma<kTaps * 64>::template multiply<kBFloat16>(acc, hopper::matrix_descriptor(a + k * kProductStep),
+                                                         hopper::matrix_descriptor(b + k * kProductStep));
+  hopper::wgmma_commit();
+}
+
+// Straight-line code for each number of them, because a loop would wait for every product.
 template <int kTaps, bool kBFloat16>
-__device__ __forceinline__ void multiply_product(float (&acc)[kTaps * 32], uint32_t a, uint32_t b) {
-  PixelWgmma<kTaps * 64>::template multiply<kBFloat16>(acc, hopper::matrix_descriptor(a), hopper::matrix_descriptor(b));
+__device__ __forceinline__ void multiply_row(float (&acc)[kTaps * 32], int products, uint32_t a, uint32_t b) {
+  static_assert(WeightGradientConfig::kMaxSegment == 4 * WeightGradientConfig::kStepPixels, "up to four products");
+  switch (products) {
+    case 1: return multiply_pixels_of_row<1, kTaps, kBFloat16>(acc, a, b);
+    case 2: return multiply_pixels_of_row<2, kTaps, kBFloat16>(acc, a, b);
+    case 3: return multiply_pixels_of_row<3, kTaps, kBFloat16>(acc, a, b);
+    default: return multiply_pixels_of_row<4, kTaps, kBFloat16>(acc, a, b);
+  }
 }
 
 // What a warpgroup does: the sums of one quad over every ways-th row, from row `way` on.
@@ -169,17 +187,7 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
       if (turn == 0) {
         const uint32_t a = hopper::uniform(x_low + x_at.slot * (rings.x.slot_bytes >> 4));
         const uint32_t b = hopper::uniform(planes_low + planes_at.slot * (rings.planes.slot_bytes >> 4));
-        hopper::wgmma_fence();
-        if (products == 4) {
-#pragma unroll
-          for (uint32_t k = 0; k < 4; ++k)
-            multiply_product<kTaps, kBFloat16>(acc, a + k * kProductStep, b + k * kProductStep);
-        } else {
-#pragma unroll 1
-          for (int k = 0; k < products; ++k)
-            multiply_product<kTaps, kBFloat16>(acc, a + k * kProductStep, b + k * kProductStep);
-        }
-        hopper::wgmma_commit();
+        multiply_row<kTaps, kBFloat16>(acc, products, a, b);
         hopper::wgmma_wait<1>();  // the row before this one is done with its slots
         if (previous_x >= 0) release(previous_x, previous_planes);
         previous_x = x_at.slot, previous_planes = planes_at.slot;
@@ -200,14 +208,16 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     if (until_promotion == 0 || done) {
       finish_products();
       hopper::pin_registers(acc);
+      if (add) {
+#pragma unroll
+        for (int i = 0; i < kTaps * 8; ++i) {
+          const float4 before = sums[i * 128];
+          acc[4 * i] += before.x, acc[4 * i + 1] += before.y, acc[4 * i + 2] += before.z, acc[4 * i + 3] += before.w;
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kTaps * 8; ++i) {
-        float4 sum = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
-        if (add) {
-          const float4 before = sums[i * 128];
-          sum.x += before.x, sum.y += before.y, sum.z += before.z, sum.w += before.w;
-        }
-        sums[i * 128] = sum;
+        sums[i * 128] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
         acc[4 * i] = acc[4 * i + 1] = acc[4 * i + 2] = acc[4 * i + 3] = 0.0f;
       }
       add = true;
