@@ -139,7 +139,7 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
 
 
 def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
-    """Of input and parameters, for gradients within the containers' range and, in fp32, beyond it."""
+    """Of input and parameters, for gradients within the containers' range and beyond it."""
     leaf = _on_device(x, run.layout).requires_grad_()
     y = model(leaf)
     grad = torch.randn(y.shape)
