@@ -33,9 +33,9 @@ def cuda_source_of(path: Path) -> str:
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, by name, `gradients` that of the gradients'
-    library; `compiled` those of (object file, nvcc's run) by reference, or GRADIENTS. They are empty
-    or None where no test asks, or the compiler is missing.
+    `emulated` has those of the object files of EMULATED, by name; `gradients` that of the library
+    of the gradients; `compiled` those of (object file, nvcc's run) by reference, or GRADIENTS. They
+    are empty or None where no test asks, or the compiler is missing.
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
