@@ -34,6 +34,7 @@ struct PackArgs {
   int classes, classes_w, channels_per_class;
   int groups, strips, segment;  // pixels from one segment's first to the next one's
   PackedOperand packed;
+  unsigned num_segments;  // of the samples that are packed
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
   int scale_index;       // of state->largest
@@ -61,14 +62,12 @@ struct BFloat16Pieces {
   }
 };
 
+// All threads of a block: segment `index` into shared memory.
 template <int kPieces, typename Storage>
-__global__ void __launch_bounds__(PackConfig::kThreads)
-    pack_pixels_kernel(const __grid_constant__ PackArgs<Storage> args) {
+__device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsigned index, unsigned char* image) {
   constexpr bool kContainers = sizeof(Storage) == 4 && kPieces == 1;
-  if (args.only_if != nullptr && *args.only_if == 0) return;
-  unsigned char* const image = dynamic_smem();
   const PackedOperand& packed = args.packed;
-  unsigned rest = blockIdx.x;
+  unsigned rest = index;
   const auto next_digit = [&rest](int radix) {
     if (radix == 1) return 0;
     const unsigned quotient = rest / static_cast<unsigned>(radix),
@@ -142,10 +141,22 @@ __global__ void __launch_bounds__(PackConfig::kThreads)
     __syncwarp();
     guard_packed(largest, &args.state->guard, [&] { return subnormal; });
   }
-  __syncthreads();
-  uint4* const to = reinterpret_cast<uint4*>(args.to + blockIdx.x * packed.segment_bytes);
-  for (int i = threadIdx.x; i < static_cast<int>(packed.segment_bytes / 16); i += PackConfig::kThreads)
-    to[i] = reinterpret_cast<const uint4*>(image)[i];
+}
+
+template <int kPieces, typename Storage>
+__global__ void __launch_bounds__(PackConfig::kThreads)
+    pack_pixels_kernel(const __grid_constant__ PackArgs<Storage> args) {
+  if (args.only_if != nullptr && *args.only_if == 0) return;
+  unsigned char* const image = dynamic_smem();
+  const int bytes = static_cast<int>(args.packed.segment_bytes);
+  for (unsigned index = blockIdx.x; index < args.num_segments; index += gridDim.x) {
+    pack_segment<kPieces>(args, index, image);
+    __syncthreads();
+    uint4* const to = reinterpret_cast<uint4*>(args.to + static_cast<int64_t>(index) * bytes);
+    for (int i = threadIdx.x; i < bytes / 16; i += PackConfig::kThreads)
+      to[i] = reinterpret_cast<const uint4*>(image)[i];
+    __syncthreads();  // the next segment overwrites it
+  }
 }
 
 }  // namespace cuda

@@ -131,9 +131,12 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
   }
   const auto kernel = pack_pixels_kernel<kPieces, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, args.packed.segment_bytes));
-  const int64_t blocks = count * args.packed.sample_segments(args.groups, args.strips);
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackConfig::kThreads),
-                       args.packed.segment_bytes, call.conv.stream, args);
+  args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
+  // One block per segment lets the hardware balance; a launch that may do nothing starts fewer.
+  constexpr unsigned kMostIdleBlocks = 2048;
+  const unsigned blocks = only_if != nullptr ? std::min(args.num_segments, kMostIdleBlocks) : args.num_segments;
+  return launch_kernel(kernel, dim3(blocks), dim3(PackConfig::kThreads), args.packed.segment_bytes, call.conv.stream,
+                       args);
 }
 
 // Clears the state, and finds the scales of fp32 operands.
