@@ -54,7 +54,7 @@ struct WeightGradientPlan {
     if (useful < kMinUsefulFraction && choice != kPortable && choice != kHopper) return;
     const bool fp32 = call.conv.dtype == kFloat32, tf32 = fp32 && call.conv.math == kMathTF32;
     if (fp32) {
-      strict = portable_gradient_plan(p, sliding, 3, device);
+      strict = portable_gradient_plan(p, sliding, 3, device, tf32);  // behind another kernel in place
       if (!strict.usable) return;
     }
     if ((!fp32 || tf32) && choice != kPortable) {
@@ -78,8 +78,8 @@ int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGrad
                                       GradientState* state) {
   if (plan.kernel == kHopper)
     return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state);
-  return launch_weight_gradient_portable<1, kBFloat16, Storage>(call, plan.sliding, plan.portable, workspace, state,
-                                                                nullptr);
+  return launch_weight_gradient_portable<1, kBFloat16, false, Storage>(call, plan.sliding, plan.portable, workspace,
+                                                                       state, nullptr);
 }
 
 template <typename Storage>
@@ -88,15 +88,14 @@ int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const Weig
     return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
                                                                                           nullptr);
   } else {
-    const int* only_if = nullptr;
-    if (call.conv.math == kMathTF32) {
-      GradientState* const state = plan.goes().state(workspace);
-      TCONV_RETURN_IF_ERROR(launch_scales(call, state));
-      TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
-      only_if = &state->guard.out_of_range;
-    }
-    return launch_weight_gradient_portable<3, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
-                                                             only_if);
+    if (call.conv.math == kMathStrict)
+      return launch_weight_gradient_portable<3, true, false, Storage>(call, plan.sliding, plan.strict, workspace,
+                                                                      nullptr, nullptr);
+    GradientState* const state = plan.goes().state(workspace);
+    TCONV_RETURN_IF_ERROR(launch_scales(call, state));
+    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
+    return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
+                                                                   &state->guard.out_of_range);
   }
 }
 

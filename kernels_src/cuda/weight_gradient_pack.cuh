@@ -38,7 +38,6 @@ struct PackArgs {
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
   int scale_index;       // of state->largest
-  const int* only_if;    // null, or on the device: nothing is done where it holds 0
 };
 
 // v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the
@@ -146,17 +145,12 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
 template <int kPieces, typename Storage>
 __global__ void __launch_bounds__(PackConfig::kThreads)
     pack_pixels_kernel(const __grid_constant__ PackArgs<Storage> args) {
-  if (args.only_if != nullptr && *args.only_if == 0) return;
   unsigned char* const image = dynamic_smem();
   const int bytes = static_cast<int>(args.packed.segment_bytes);
-  for (unsigned index = blockIdx.x; index < args.num_segments; index += gridDim.x) {
-    pack_segment<kPieces>(args, index, image);
-    __syncthreads();
-    uint4* const to = reinterpret_cast<uint4*>(args.to + static_cast<int64_t>(index) * bytes);
-    for (int i = threadIdx.x; i < bytes / 16; i += PackConfig::kThreads)
-      to[i] = reinterpret_cast<const uint4*>(image)[i];
-    __syncthreads();  // the next segment overwrites it
-  }
+  pack_segment<kPieces>(args, blockIdx.x, image);
+  __syncthreads();
+  uint4* const to = reinterpret_cast<uint4*>(args.to + static_cast<int64_t>(blockIdx.x) * bytes);
+  for (int i = threadIdx.x; i < bytes / 16; i += PackConfig::kThreads) to[i] = reinterpret_cast<const uint4*>(image)[i];
 }
 
 }  // namespace cuda

@@ -9,6 +9,7 @@
 
 #include "portable_operands.cuh"
 #include "weight_gradient_layout.h"
+#include "weight_gradient_pack.cuh"
 #include "weight_gradient_rows.cuh"
 
 namespace tconv {
@@ -62,7 +63,8 @@ struct WeightGradientPortableArgs {
   int most_taps, num_groups, num_splits;  // of taps; of pixels
   int num_samples;                        // that are packed
   int num_stages, stage_bytes;
-  int accumulate;  // parts hold sums of earlier samples
+  int accumulate;                       // parts hold sums of earlier samples
+  PackArgs<float> pack_x, pack_planes;  // of what packs in place
   const int* only_if;
 };
 
@@ -193,7 +195,9 @@ __device__ __forceinline__ void copy_segment(uint32_t to, const unsigned char* f
     cp_async_16(to + i, from + i);
 }
 
-template <int kPieces, bool kBFloat16>
+// kInPlace: no segments were packed before; each block packs what it needs, in shared memory. Slower, but a single
+// launch, for what stands behind another kernel and has as a rule nothing to do.
+template <int kPieces, bool kBFloat16, bool kInPlace>
 __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
     weight_gradient_portable_kernel(const __grid_constant__ WeightGradientPortableArgs args) {
   using Config = WeightGradientPortableConfig;
@@ -216,13 +220,23 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
       const PortableBlock here(args, hidden(blockIdx.x));
       const TapRows rows(TapGroup(here.group, layout.taps(), args.most_taps), layout.taps_w);
       const SegmentPlace place(layout, here.pair);
-      const uint32_t stage = ring + write_stage * args.stage_bytes;
-      copy_segment(stage, args.x + place.x(layout, loading) * x_bytes, x_bytes);
-      const unsigned char* planes =
-          args.planes + (place.planes(layout, loading) + rows.first * layout.step_h) * planes_bytes;
+      if constexpr (kInPlace) {
+        unsigned char* to = dynamic_smem() + write_stage * args.stage_bytes;
+        pack_segment<kPieces>(args.pack_x, static_cast<unsigned>(place.x(layout, loading)), to);
+        to += x_bytes;
+        unsigned segment = static_cast<unsigned>(place.planes(layout, loading)) + rows.first * layout.step_h;
 #pragma unroll 1
-      for (int i = 0; i < rows.count; ++i, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
-        copy_segment(stage + x_bytes + i * planes_bytes, planes, planes_bytes);
+        for (int i = 0; i < rows.count; ++i, segment += layout.step_h, to += planes_bytes)
+          pack_segment<kPieces>(args.pack_planes, segment, to);
+      } else {
+        const uint32_t stage = ring + write_stage * args.stage_bytes;
+        copy_segment(stage, args.x + place.x(layout, loading) * x_bytes, x_bytes);
+        const unsigned char* planes =
+            args.planes + (place.planes(layout, loading) + rows.first * layout.step_h) * planes_bytes;
+#pragma unroll 1
+        for (int i = 0; i < rows.count; ++i, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
+          copy_segment(stage + x_bytes + i * planes_bytes, planes, planes_bytes);
+      }
       ++row_of_run;
       if (loading.row + 1 == loading.end_row) {
         run += args.num_splits;

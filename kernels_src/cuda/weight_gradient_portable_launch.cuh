@@ -18,8 +18,14 @@ struct PackedGoes {
   int64_t x_bytes, planes_bytes, total_bytes;
 
   PackedGoes() = default;
-  PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces)
-      : layout(weight_gradient_layout(p, sliding, pieces)) {
+  // in_place: nothing is packed in the workspace.
+  PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces, bool in_place = false)
+      : layout(weight_gradient_layout(p, sliding, pieces)),
+        samples(static_cast<int>(p.batch)),
+        x_bytes(0),
+        planes_bytes(0),
+        total_bytes(256) {
+    if (in_place) return;
     const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
     const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
     // As many goes as it takes, of nearly the same size.
@@ -48,10 +54,10 @@ inline int64_t stage_bytes_for(const WeightGradientLayout& layout, int taps) {
 }
 
 inline PortableGradientPlan portable_gradient_plan(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces,
-                                                   const DeviceLimits& device) {
+                                                   const DeviceLimits& device, bool in_place = false) {
   using Config = WeightGradientPortableConfig;
   PortableGradientPlan plan{};
-  plan.goes = PackedGoes(p, sliding, pieces);
+  plan.goes = PackedGoes(p, sliding, pieces, in_place);
   const WeightGradientLayout& layout = plan.goes.layout;
   plan.most_taps = Config::kNumWarps / column_parts(pieces);
   while (plan.most_taps > 1 &&
@@ -97,18 +103,16 @@ struct PortablePlaces {
 
 // ---- Packing ---------------------------------------------------------------------------------------------------
 
-// Samples [first, first + count) of x or of g.
-template <int kPieces, typename Storage>
-int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, bool planes,
-                    int64_t first, int count, void* workspace, GradientState* state, const int* only_if) {
+// Of samples [first, first + count) of x or of g; but where they go.
+template <typename Storage>
+PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& sliding, const WeightGradientLayout& layout,
+                            bool planes, int64_t first, int count) {
   const ConvTransposeLayer& p = call.conv.layer;
   PackArgs<Storage> args;
-  args.groups = goes.layout.groups, args.strips = goes.layout.strips, args.segment = goes.layout.segment;
-  args.packed = planes ? goes.layout.planes : goes.layout.x;
-  args.to = planes ? goes.planes(workspace) : goes.x(workspace);
-  args.state = state;
+  args.groups = layout.groups, args.strips = layout.strips, args.segment = layout.segment;
+  args.packed = planes ? layout.planes : layout.x;
+  args.to = nullptr, args.state = nullptr;
   args.scale_index = planes ? 1 : 0;
-  args.only_if = only_if;
   if (planes) {
     args.from_n = call.grad_stride_n, args.from_c = call.grad_stride_c, args.from_h = call.grad_stride_h,
     args.from_w = call.grad_stride_w;
@@ -129,14 +133,20 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     args.classes = args.classes_w = 1;
     args.channels_per_class = static_cast<int>(p.in_channels / p.groups);
   }
+  args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
+  return args;
+}
+
+template <int kPieces, typename Storage>
+int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, bool planes,
+                    int64_t first, int count, void* workspace, GradientState* state) {
+  PackArgs<Storage> args = pack_args<Storage>(call, sliding, goes.layout, planes, first, count);
+  args.to = planes ? goes.planes(workspace) : goes.x(workspace);
+  args.state = state;
   const auto kernel = pack_pixels_kernel<kPieces, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, args.packed.segment_bytes));
-  args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
-  // One block per segment lets the hardware balance; a launch that may do nothing starts fewer.
-  constexpr unsigned kMostIdleBlocks = 2048;
-  const unsigned blocks = only_if != nullptr ? std::min(args.num_segments, kMostIdleBlocks) : args.num_segments;
-  return launch_kernel(kernel, dim3(blocks), dim3(PackConfig::kThreads), args.packed.segment_bytes, call.conv.stream,
-                       args);
+  return launch_kernel(kernel, dim3(args.num_segments), dim3(PackConfig::kThreads), args.packed.segment_bytes,
+                       call.conv.stream, args);
 }
 
 // Clears the state, and finds the scales of fp32 operands.
@@ -182,7 +192,8 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
 // ---- All of it -------------------------------------------------------------------------------------------------
 
 // Pieces of 1: operands in 16 bits, with `state` scaled containers. Pieces of 3: fp32 operands, an fp32 answer.
-template <int kPieces, bool kBFloat16, typename Storage>
+// in_place: only where only_if says so; launched behind another kernel.
+template <int kPieces, bool kBFloat16, bool kInPlace, typename Storage>
 int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingLayer& sliding,
                                         const PortableGradientPlan& plan, void* workspace, GradientState* state,
                                         const int* only_if) {
@@ -191,10 +202,11 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
   const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.samples) {
     const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
-    for (const bool planes : {false, true})
-      TCONV_RETURN_IF_ERROR(
-          (launch_pack<kPieces, Storage>(call, sliding, goes, planes, first, count, workspace, state, only_if)));
-    WeightGradientPortableArgs args;
+    if constexpr (!kInPlace)
+      for (const bool planes : {false, true})
+        TCONV_RETURN_IF_ERROR(
+            (launch_pack<kPieces, Storage>(call, sliding, goes, planes, first, count, workspace, state)));
+    WeightGradientPortableArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
     args.most_taps = plan.most_taps, args.num_groups = plan.num_groups, args.num_splits = plan.num_splits;
@@ -202,7 +214,11 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     args.num_stages = plan.num_stages, args.stage_bytes = plan.stage_bytes;
     args.accumulate = first > 0;
     args.only_if = only_if;
-    const auto kernel = weight_gradient_portable_kernel<kPieces, kBFloat16>;
+    if constexpr (kInPlace) {
+      args.pack_x = pack_args<float>(call, sliding, goes.layout, false, first, count);
+      args.pack_planes = pack_args<float>(call, sliding, goes.layout, true, first, count);
+    }
+    const auto kernel = weight_gradient_portable_kernel<kPieces, kBFloat16, kInPlace>;
     const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
     TCONV_RETURN_IF_ERROR(
