@@ -7,6 +7,8 @@ from pathlib import Path
 
 from generator.emit import generate, write
 from generator.errors import Refusal
+from generator.explain import report, table
+from generator.program import ambient_kept, read_program
 from generator.sources import ROOT
 from harness.ending import status_of
 from harness.files import require_file
@@ -16,6 +18,8 @@ SOLUTIONS = ROOT / "solutions"
 
 _EXAMPLES = """examples:
   python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solution.py
+  python -m generator REFERENCE.py --explain    what becomes of each of its operators
+  python -m generator FOLDER --explain          a table of its references
   python -m generator --all       write solutions/ anew
   python -m generator --check     exit 1 where solutions/ differs from what would be written
 
@@ -38,6 +42,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write nothing; exit 1 where a file differs (default: all)",
     )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print every operator of the reference: fused where, or left, and why; of a folder "
+        "a table of its references",
+    )
     return parser
 
 
@@ -59,8 +69,23 @@ def _jobs(
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if arguments.explain:
+        if arguments.reference is None or arguments.all or arguments.check or arguments.output:
+            parser.error("--explain takes a reference and nothing else")
+        return status_of("python -m generator", lambda: _explain(arguments.reference))
     jobs = _jobs(parser, arguments)
     return status_of("python -m generator", lambda: _run(jobs, arguments))
+
+
+def _explain(reference: Path) -> int:
+    try:
+        with ambient_kept():
+            is_folder = reference.is_dir()
+            print(table(reference) if is_folder else report(read_program(reference)))
+    except Refusal as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
@@ -71,7 +96,7 @@ def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
     texts, refused = [], 0
     for reference, output in jobs:
         try:
-            texts.append((generate(reference, output), output))
+            texts.append((generate(reference, output, built=not arguments.check), output))
         except Refusal as refusal:  # which is no reason to leave the others
             refused += 1
             print(f"refused: {refusal}", file=sys.stderr)

@@ -1,33 +1,47 @@
 """Writes the text of a solution file."""
 
 import ast
+import dataclasses
 import hashlib
 import re
 import textwrap
 from pathlib import Path
 
 from generator import static_rules
-from generator.chain import read_chain
+from generator.calls import METHODS, Modules, modules_of, summary
+from generator.checks import Checks, at_call, at_construction, constants_text, same_modes
 from generator.errors import Refusal
+from generator.explain import explained, shortcuts
+from generator.expressions import module_path
+from generator.forward_text import body, signature
+from generator.kernels import Kernels, digest, sources
 from generator.model_class import solution_statements
-from generator.patterns import Match, match
-from generator.reference import Reference, load_reference, trace
-from generator.sources import (
-    ROOT,
-    cpu_source,
-    cuda_source,
-    gradient_cuda_source,
-    gradient_operator_source,
-    operator_source,
-    without_shared_lines,
-)
+from generator.operator_layer import runtime_statements
+from generator.program import Program, ambient_kept, read_program
+from generator.prove import prove
+from generator.reference import Reference
+from generator.sources import ROOT
 from generator.statements import Statement, needed, split
 from harness.files import write_files
 
-RUNTIME = Path(__file__).resolve().parent / "runtime"
+_LATE = ("_CHAIN", "_ACTIVATION")  # constants that need what stands above them
+_CHECKED = "_checked_at_construction(ModelNew, _require_compiled_in)"
+_LONGEST = 60  # characters of a name
 
-_LATE = ("_CHAIN", "_ACTIVATION", "_INNER")  # constants that need what stands above them
-
+_KERNELS = """\
+On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. The convolution's
+gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE), built
+when the first one is asked for; on the CPU, and with create_graph=True, they are PyTorch's."""
+_COMPILED = """\
+Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
+model with others is refused); everything else is read from the modules at each call. Layers inside
+the model are never called: one that was replaced, or that has hooks, is refused by name."""
+_COMPILED_AND_LEFT = """\
+Numbers in the chains (scales, bounds of clamps) and what forward decides by are compiled in, as
+get_init_inputs() sets them (a model with others is refused); everything else is read from the
+modules at each call. Modules that forward walks past are never called: one of them that was
+replaced, or that has hooks, is refused by name."""
 _PRECISION = """\
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -39,48 +53,108 @@ the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32."""
 
 
-def generate(reference_path: Path, output_path: Path) -> str:
-    """The solution's text. Raises Refusal where the reference is of no known pattern."""
-    reference = load_reference(reference_path)
-    chain = read_chain(reference, trace(reference))
-    matched = match(reference, chain)
-    cuda = cuda_source(matched.entry, matched.headers)
-    cpu = cpu_source(matched.entry, matched.headers)
-    operator = operator_source(matched.entry)
-    shorter = without_shared_lines(gradient_cuda_source(), f"\n{cuda}")
-    gradients = shorter, gradient_operator_source()
-    slug = _slug(reference_path)
-    constants = {"_SLUG": repr(slug), **matched.constants}
-    own = _runtime_statements(matched, constants)
-    constants["_DIGEST"] = repr(_digest(own, constants))
-    theirs = solution_statements(reference, chain.input_name, matched.forward)
+def generate(reference_path: Path, output_path: Path, built: bool = False) -> str:
+    """The solution's text. Raises Refusal where there is none that computes what the reference
+    does: it is proved (prove.py) with its C++ half, which is built for that (`built`), or with
+    PyTorch's functions in the place of kernels.
+    """
+    with ambient_kept():
+        program = read_program(reference_path)
+        text = solution_text(program, output_path)
+        prove(program, text, built)
+    return text
+
+
+def solution_text(program: Program, output_path: Path) -> str:
+    """The text of what was decided. Raises Refusal where the reference's own text cannot be carried
+    over.
+    """
+    text = ""
+    for without_forwards in (False, True):
+        text = _solution_text(program, output_path, without_forwards)
+        if not _broken_rules(program, text):
+            break
+    _check(program, text)
+    return text
+
+
+def _solution_text(program: Program, output_path: Path, without_forwards: bool) -> str:
+    reference = program.reference
+    kernels = sources(program)
+    constants = kernels.constants
+    if kernels.all:
+        constants = {"_SLUG": repr(_slug(reference.path))} | constants
+    made, forward, checked = _forward(program, kernels)
+    late = constants_text(made)
+    written = "\n".join([*constants.values(), *late.values(), forward, checked])
+    own = runtime_statements(kernels, f"{written}\n{_CHECKED if checked else ''}")
+    if kernels.all:
+        constants["_DIGEST"] = repr(_digest(own, constants | late))
+    theirs = solution_statements(reference, signature(reference), forward, without_forwards)
     _refuse_clashes(reference, own, theirs)
-    text = "\n".join(
+    return "\n".join(
         [
-            _docstring(reference, matched, output_path, cuda, cpu, operator, *gradients),
+            _docstring(program, output_path, kernels),
             _imports(own, theirs),
             "",
-            f'CUDA_SOURCE = r"""\n{_raw(cuda)}"""',
-            "",
-            f'CPU_SOURCE = r"""\n{_raw(cpu)}"""',
-            "",
-            f'OPERATOR_SOURCE = r"""\n{_raw(operator)}"""',
-            "",
-            f'GRADIENT_CUDA_SOURCE = r"""\n{_raw(gradients[0])}"""',
-            "",
-            f'GRADIENT_OPERATOR_SOURCE = r"""\n{_raw(gradients[1])}"""',
-            "",
-            *(f"{name} = {value}" for name, value in constants.items() if name not in _LATE),
-            _join([statement for statement in own if not statement.is_import]),
-            "",
-            "",
-            *(f"{name} = {value}" for name, value in constants.items() if name in _LATE),
+            *_operator_layer(kernels, constants, own),
+            *(f"{name} = {value}" for name, value in late.items()),
             _join([statement for statement in theirs if not statement.is_import]),
+            *(["", "", checked, "", "", _CHECKED] if checked else []),
             "",
         ]
     )
-    _check(reference, text)
-    return text
+
+
+def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[Statement]) -> list[str]:
+    """Sources, constants and Python half of the operators, as pieces of text."""
+    is_late = {name: name.startswith(_LATE) for name in constants}
+    early = [f"{name} = {value}" for name, value in constants.items() if not is_late[name]]
+    late = [f"{name} = {value}" for name, value in constants.items() if is_late[name]]
+    parts = [statement for statement in own if not statement.is_import]
+    of_gradients = _texts(kernels.gradient_sources)
+    if len(kernels.all) < 2:
+        return [*_texts(kernels.sources), *of_gradients, *early, _join(parts), "", "", *late]
+    # Chains stand above what is registered of them, the repetition of sources above all.
+    ahead = needed(parts, {"_for_each_call"})
+    steps = needed(parts, set(re.findall(r"\b_\w+", " ".join(late))))
+    rest = [s for s in parts if s not in ahead and s not in steps]
+    texts = [
+        f'{name} = _for_each_call(\n    r"""\n{_raw(text)}"""\n)\n'
+        for name, text in kernels.sources.items()
+    ]
+    texts += of_gradients
+    return [*early, _join(ahead), "", "", *texts, _join(steps), "", "", *late, _join(rest), "", ""]
+
+
+def _texts(sources: dict[str, str]) -> list[str]:
+    return [f'{name} = r"""\n{_raw(text)}"""\n' for name, text in sources.items()]
+
+
+def _forward(program: Program, kernels: Kernels) -> tuple[Checks, str, str]:
+    """(what is checked, the body of ModelNew.forward, the function that checks a constructed
+    model)
+    """
+    reference = program.reference
+    taken = set(reference.namespace) | set(reference.bound_arguments()) | {"self", "torch"}
+    modules = Modules(taken)
+    for plan in program.plans:
+        for fused in plan.fused:
+            modules_of(fused, modules)
+    training, evaluation = (
+        body(reference, plan, kernels.suffixes, modules, taken) for plan in program.plans
+    )
+    lines = [f"{name} = {module_path(path)}" for path, name in modules.names.items()]
+    made = dataclasses.replace(program.checks, constants=list(program.checks.constants))
+    if training != evaluation:
+        made.constants += same_modes(program.watch)
+    lines += at_call(made, modules)
+    if training == evaluation:
+        lines.append(training)
+    else:
+        flag = f"{module_path(min(program.watch.modes, default=''))}.training"
+        lines += [f"if {flag}:", textwrap.indent(training, "    "), evaluation]
+    return made, "\n".join(lines), at_construction(made)
 
 
 def write(text: str, path: Path) -> None:
@@ -89,7 +163,8 @@ def write(text: str, path: Path) -> None:
 
 
 def _slug(path: Path) -> str:
-    return re.sub(r"\W+", "_", path.stem.lower()).strip("_")
+    """A name that C++, file systems and linkers take."""
+    return re.sub(r"[^a-z0-9_]+", "_", path.stem.lower()).strip("_")[:_LONGEST] or "reference"
 
 
 def _shown(path: Path) -> str:
@@ -98,46 +173,39 @@ def _shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 
 
-def _docstring(
-    reference: Reference,
-    matched: Match,
-    output: Path,
-    cuda: str,
-    cpu: str,
-    operator: str,
-    gradient_cuda: str,
-    gradient_operator: str,
-) -> str:
-    command = f"python -m generator {_shown(reference.path)} -o {_shown(output)}"
-    return f'''"""{_slug(reference.path)}: {matched.summary}.
-
-{textwrap.fill(matched.method, 98, break_on_hyphens=False)}
-
-On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
-OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. The convolution's
-gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE), built
-when the first one is asked for; on the CPU, and with create_graph=True, they are PyTorch's.
-
-{_PRECISION}
-
-Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
-model with others is refused); everything else is read from the modules at each call. Layers inside
-the model are never called: one that was replaced, or that has hooks, is refused by name.
-
-Generated, do not edit:
-    {command}
-sha256 of CUDA_SOURCE:     {_sha256(cuda)}
-sha256 of CPU_SOURCE:      {_sha256(cpu)}
-sha256 of OPERATOR_SOURCE: {_sha256(operator)}
-sha256 of GRADIENT_CUDA_SOURCE:     {_sha256(gradient_cuda)}
-sha256 of GRADIENT_OPERATOR_SOURCE: {_sha256(gradient_operator)}
-"""
-'''
+def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
+    command = f"python -m generator {_shown(program.reference.path)} -o {_shown(output)}"
+    parts = [f"{_slug(program.reference.path)}: {_title(program)}."]
+    parts += [_filled(METHODS[entry]) for entry in kernels.entries]
+    left = [line.text for line in explained(program) if line.is_left]
+    if kernels.all:
+        parts += [_KERNELS, _PRECISION, _COMPILED_AND_LEFT if left else _COMPILED]
+    if left:
+        rows = "\n".join(_filled(text, "    ") for text in left)
+        parts.append(f"Left to PyTorch, in the reference's order:\n{rows}")
+    parts += [_filled(sentence) for sentence in shortcuts(program)]
+    rows = [f"{f'sha256 of {name}:':<26} {value}" for name, value in _digests(kernels).items()]
+    parts.append("\n".join([f"Generated, do not edit:\n    {command}", *rows]))
+    text = "\n\n".join(parts).replace("\\", "/").replace('"', "'")
+    return f'"""{text}\n"""\n'
 
 
-def _sha256(source: str) -> str:
-    """Of the string as the solution holds it: a newline, then the source."""
-    return hashlib.sha256(f"\n{source}".encode()).hexdigest()
+def _title(program: Program) -> str:
+    if not program.kernels:
+        return "no kernel of ours, everything is left to PyTorch"
+    return "; ".join(dict.fromkeys(summary(f) for plan in program.plans for f in plan.fused))
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, 98, break_on_hyphens=False, initial_indent=indent, subsequent_indent=indent * 2
+    )
+
+
+def _digests(kernels: Kernels) -> dict[str, str]:
+    """SHA-256 of the sources as the solution's module holds them."""
+    made = {name: digest(kernels.held(name)) for name in kernels.sources}
+    return made | {name: digest(f"\n{text}") for name, text in kernels.gradient_sources.items()}
 
 
 def _digest(own: list[Statement], constants: dict[str, str]) -> str:
@@ -151,35 +219,6 @@ def _raw(source: str) -> str:
     if '"""' in source:
         raise Refusal("a kernel source holds three double quotes in a row")
     return source
-
-
-def _runtime_statements(matched: Match, constants: dict[str, str]) -> list[Statement]:
-    """The operator layer of this pattern, pruned to what is reached, in an order that Python can
-    execute.
-    """
-    statements: list[Statement] = []
-    seen: set[str] = set()
-
-    def collect(module: str) -> None:
-        if module in seen:
-            return
-        seen.add(module)
-        own = split((RUNTIME / f"{module}.py").read_text(encoding="utf-8"))
-        for statement in own:
-            if isinstance(statement.node, ast.ImportFrom) and statement.node.module:
-                prefix, _, name = statement.node.module.rpartition(".")
-                if prefix == "generator.runtime":
-                    if name != "generated":
-                        collect(name)
-                    continue
-            statements.append(statement)
-
-    steps = ("step_gradients", "activation_gradients")
-    for module in (*steps, "forward", "inner_modules", matched.entry, "build"):
-        collect(module)
-    written = " ".join([*constants.values(), matched.forward])
-    roots = set(re.findall(r"\b_\w+", written)) | {"_operator"}
-    return needed(statements, roots)
 
 
 def _imports(*groups: list[Statement]) -> str:
@@ -222,6 +261,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_INNER",
         "_COMPILED_IN",
         "_COMPILED_NAMES",
+        "_SIZES",
+        "_require_compiled_in",
     }
     for statement in split(reference.source, reference.tree):
         shared = statement.defines & ours
@@ -238,11 +279,16 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
             )
 
 
-def _check(reference: Reference, text: str) -> None:
-    broken = static_rules.violations(text)
+def _broken_rules(program: Program, text: str) -> list[str]:
+    return static_rules.violations(text, with_kernels=bool(program.kernels))
+
+
+def _check(program: Program, text: str) -> None:
+    """Raises Refusal where a text checker of the benchmark would not take the solution."""
+    broken = _broken_rules(program, text)
     if broken:
         raise Refusal(
-            f"{reference.path}: the solution would break a rule of the benchmark: "
-            f"{'; '.join(broken)}"
+            f"{program.reference.path}: its text holds what KernelBench's checker takes for "
+            f"cheating, so its solution would be rejected: {'; '.join(broken)}"
         )
     compile(text, "<solution>", "exec")

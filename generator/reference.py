@@ -1,8 +1,8 @@
-"""Loads a reference file and traces its model."""
+"""Loads a reference file and constructs its model and its inputs."""
 
 import ast
 import dataclasses
-import functools
+import inspect
 import sys
 import traceback
 import types
@@ -11,112 +11,108 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from generator.errors import Refusal
 
 
 @dataclasses.dataclass
 class Reference:
-    """A reference in KernelBench format: its text, and its model from get_init_inputs().
-
-    `called`: every name of every module inside the model that its forward calls; trace finds them.
+    """A reference in KernelBench format: its text, its namespace, its model from
+    get_init_inputs(), and inputs without data, as get_inputs() shapes them.
     """
 
     path: Path
     source: str
     tree: ast.Module
+    namespace: dict[str, Any]
     model: nn.Module
-    called: list[str] = dataclasses.field(default_factory=list)
+    inputs: list
 
+    @property
+    def module_name(self) -> str:
+        return self.namespace["__name__"]
 
-class _Tracer(fx.Tracer):
-    """Notes for every node the line of the reference file it came from, as node.meta["line"], and
-    the modules that forward calls, those whose own forward is traced included.
-    """
+    @property
+    def forward_line(self) -> int:
+        """Where the model's forward begins, in whatever class of the file."""
+        code = getattr(inspect.unwrap(type(self.model).forward), "__code__", None)
+        if code is not None and code.co_filename == str(self.path):
+            return code.co_firstlineno
+        return next(
+            node.lineno
+            for node in self.tree.body
+            if isinstance(node, ast.ClassDef) and node.name == "Model"
+        )
 
-    def __init__(self, file_name: str):
-        super().__init__()
-        self._file_name = file_name
-        self.called: set[nn.Module] = set()
-
-    def call_module(self, m: nn.Module, *args: Any) -> Any:
-        self.called.add(m)
-        return super().call_module(m, *args)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        frame: types.FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code.co_filename != self._file_name:
-            frame = frame.f_back
-        if frame is not None:
-            node.meta["line"] = frame.f_lineno
-        return node
+    def bound_arguments(self) -> dict[str, Any]:
+        """The inputs by the names of forward's parameters, defaults among them."""
+        signature = inspect.signature(self.model.forward)
+        bound = signature.bind(*self.inputs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
 
 def load_reference(path: Path) -> Reference:
     """Executes the file and constructs its Model. Raises Refusal where that is impossible."""
     if not path.is_file():
         raise Refusal(f"{path}: no such file")
-    source = _attempt("reading the file", path, lambda: path.read_text(encoding="utf-8"))
+    source = attempt("reading the file", path, lambda: _read(path))
     module = types.ModuleType(f"_tconv_reference_{path.stem}")
     module.__file__ = str(path)
 
     def execute() -> ast.Module:
         tree = ast.parse(source, filename=str(path))
-        exec(compile(tree, str(path), "exec"), module.__dict__)
+        sys.modules[module.__name__] = module  # where dataclasses look for their annotations
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            exec(compile(tree, str(path), "exec"), module.__dict__)
         return tree
 
-    tree = _attempt("executing the file", path, execute)
+    tree = attempt("executing the file", path, execute)
     for name in ("Model", "get_inputs", "get_init_inputs"):
         if not callable(getattr(module, name, None)):
             raise Refusal(f"{path}: a reference must define {name}")
     with torch.random.fork_rng(devices=[]):
-        model = _attempt(
+        model = attempt(
             "Model(*get_init_inputs())", path, lambda: module.Model(*module.get_init_inputs())
         )
     if not isinstance(model, nn.Module):
         raise Refusal(f"{path}: Model must be a torch.nn.Module, got {type(model).__name__}")
-    return Reference(path, source, tree, model)
+    inputs = attempt("get_inputs()", path, lambda: _shaped_inputs(module.get_inputs))
+    reference = Reference(path, source, tree, module.__dict__, model, inputs)
+    attempt("forward(*get_inputs())", path, reference.bound_arguments)
+    return reference
 
 
-def trace(reference: Reference) -> fx.Graph:
-    """The graph of the model's forward, the same in training and in eval mode. Raises Refusal."""
-    graphs = []
-    for training in (False, True):
-        reference.model.train(training)
-        tracer = _Tracer(str(reference.path))
-        graphs.append(
-            _attempt(
-                "tracing forward",
-                reference.path,
-                functools.partial(tracer.trace, reference.model),
-            )
-        )
-    named = reference.model.named_modules(remove_duplicate=False)
-    reference.called = [name for name, module in named if module in tracer.called]
-    in_eval, in_training = graphs
-    for left, right in zip(in_eval.nodes, in_training.nodes, strict=False):
-        if _describe(left) != _describe(right):
-            raise Refusal(
-                f"{reference.path}:{right.meta.get('line', '?')}: forward does something else in "
-                "eval mode than in "
-                f"training mode at `{right.format_node() or right.name}`"
-            )
-    if len(in_eval.nodes) != len(in_training.nodes):
-        raise Refusal(
-            f"{reference.path}: forward has other operations in eval mode than in training mode"
-        )
-    return in_training
+def _read(path: Path) -> str:
+    text = path.read_bytes().decode("utf-8-sig")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _describe(node: fx.Node) -> tuple:
-    return node.op, node.target, str(node.args), str(node.kwargs)
+def _shaped_inputs(get_inputs: Callable[[], list]) -> list:
+    """Its inputs on the CPU without data: nothing of their memory is touched."""
+    with torch.random.fork_rng(devices=[]):
+        made: Any = None
+        try:
+            with torch.device("meta"):
+                made = list(get_inputs())
+        except Exception:  # noqa: BLE001 - what looks into its tensors needs them
+            made = list(get_inputs())
+    return torch.utils._pytree.tree_map_only(torch.Tensor, _empty_like, made)
 
 
-def _attempt(what: str, path: Path, action: Callable[[], Any]) -> Any:
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return empty.requires_grad_(tensor.requires_grad)
+
+
+def attempt(what: str, path: Path, action: Callable[[], Any]) -> Any:
+    """action(), or a Refusal with the last line of the file that its exception went through."""
     try:
         return action()
+    except Refusal:
+        raise
     except (Exception, SystemExit) as error:
         lines = [
             frame.lineno
@@ -125,4 +121,5 @@ def _attempt(what: str, path: Path, action: Callable[[], Any]) -> Any:
         ]
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
         place = f"{path}:{line}" if line else str(path)
-        raise Refusal(f"{place}: {what} raised {type(error).__name__}: {error}") from error
+        told = (str(error).strip().splitlines() or ["no message"])[0]
+        raise Refusal(f"{place}: {what} raised {type(error).__name__}: {told}") from error

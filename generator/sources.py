@@ -59,18 +59,55 @@ def _find(name: str, includer: Path) -> Path:
     return beside if beside.is_file() else (KERNELS / name).resolve()
 
 
-def cuda_source(entry: str, replacements: dict[str, str]) -> str:
-    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements)
+def cuda_source(entries: list[str], replacements: dict[str, str]) -> str:
+    """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif."""
+    return _resolved([KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries], replacements)
 
 
-def cpu_source(entry: str, replacements: dict[str, str]) -> str:
-    return resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", replacements)
+def cpu_source(entries: list[str], replacements: dict[str, str]) -> str:
+    """The C++ half, likewise."""
+    return _resolved([KERNELS / "cpu" / f"entry_{entry}.cpp" for entry in entries], replacements)
 
 
-def operator_source(entry: str) -> str:
-    """What stands behind cpu_source(entry) in one file, whose headers it shares."""
+def operator_source(entries: list[str], replacements: dict[str, str]) -> str:
+    """What stands behind cpu_source(entries) in one file, whose headers it shares."""
     shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
-    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", given=shared)
+    paths = [KERNELS / "binding" / f"operator_{entry}.cpp" for entry in entries]
+    return _resolved(paths, {}, shared)
+
+
+def _resolved(paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...] = ()) -> str:
+    if len(paths) == 1:
+        return resolve(paths[0], replacements, given)
+    # Headers first: each is there once, whichever of the entries is built.
+    split = [_segments(path.read_text(encoding="utf-8")) for path in paths]
+    lines = ["#pragma once"]
+    for depth in range(max(map(len, split)) - 1):
+        given_here = [s[depth] if depth + 1 < len(s) else ([], []) for s in split]
+        for kind, (ahead, _) in enumerate(given_here):
+            lines += _only(kind, ahead)
+        lines += [line for _, includes in given_here for line in includes]
+    for kind, segments in enumerate(split):
+        lines += _only(kind, segments[-1][0])
+    together = paths[0].with_name("several" + paths[0].suffix)
+    return resolve(together, replacements | {together.name: "\n".join(lines)}, given)
+
+
+def _segments(text: str) -> list[tuple[list[str], list[str]]]:
+    """(lines, the #includes behind them), in order; the last has none."""
+    found: list[tuple[list[str], list[str]]] = [([], [])]
+    for line in text.splitlines():
+        if _INCLUDE.match(line):
+            found[-1][1].append(line)
+        elif line.strip():
+            if found[-1][1]:
+                found.append(([], []))
+            found[-1][0].append(line)
+    return [*found, ([], [])] if found[-1][1] else found
+
+
+def _only(kind: int, lines: list[str]) -> list[str]:
+    return [f"#if TCONV_KIND == {kind}", *lines, "#endif"] if lines else []
 
 
 def gradient_cuda_source() -> str:

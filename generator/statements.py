@@ -17,13 +17,21 @@ class Statement:
     def is_import(self) -> bool:
         return isinstance(self.node, ast.Import | ast.ImportFrom)
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether executing it may do more than define a function or a class."""
+        if isinstance(self.node, ast.ImportFrom):
+            return self.node.module == "__future__" or self.node.names[0].name == "*"
+        kinds = ast.Import | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        return not isinstance(self.node, kinds)
+
 
 def split(source: str, tree: ast.Module | None = None) -> list[Statement]:
     """The statements of a module in order, without its docstring; comments stay with the statement
     below them.
     """
     tree = tree or ast.parse(source)
-    lines = source.splitlines()
+    lines = source.split("\n")
     statements = []
     previous_end = 0
     for index, node in enumerate(tree.body):
@@ -44,15 +52,20 @@ def split(source: str, tree: ast.Module | None = None) -> list[Statement]:
 
 
 def needed(statements: list[Statement], roots: set[str]) -> list[Statement]:
-    """The statements that define `roots` or what those read, transitively, in their order."""
+    """The statements that define `roots` or what those read, transitively, in their order, and
+    those that define nothing but do something.
+    """
+    acting = [statement for statement in statements if not statement.defines]
     wanted, found = set(roots), set()
+    for statement in acting:
+        wanted |= statement.uses
     while wanted:
         name = wanted.pop()
         found.add(name)
         for statement in statements:
             if name in statement.defines:
                 wanted |= statement.uses - found
-    return [statement for statement in statements if statement.defines & found]
+    return [s for s in statements if s.defines & found or not s.defines]
 
 
 def _defines(node: ast.stmt) -> frozenset[str]:

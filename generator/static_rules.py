@@ -55,8 +55,10 @@ _FORBIDDEN = {
 _REQUIRED = {"a CUDA kernel (__global__)": "__global__", "a build (load_inline)": "load_inline"}
 
 
-def violations(text: str) -> list[str]:
-    """One line for every rule that the solution `text` breaks; empty where it is clean."""
+def violations(text: str, with_kernels: bool = True) -> list[str]:
+    """One line for every rule that the solution `text` breaks; empty where it is clean. Without
+    kernels of its own it breaks one by its nature, which is not counted then.
+    """
     code = "\n".join(re.split(r"#|//", line, maxsplit=1)[0] for line in text.split("\n"))
     found = []
     for rule, pattern in _FORBIDDEN.items():
@@ -64,5 +66,6 @@ def violations(text: str) -> list[str]:
         if match:
             line = code.count("\n", 0, match.start())
             found.append(f"{rule}: `{code.splitlines()[line].strip()}`")
-    found += [f"missing {what}" for what, word in _REQUIRED.items() if word not in code]
+    if with_kernels:
+        found += [f"missing {what}" for what, word in _REQUIRED.items() if word not in code]
     return found

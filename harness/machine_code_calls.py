@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from generator.chain import read_chain
 from generator.errors import Refusal
-from generator.reference import load_reference, trace
+from generator.program import program_of
+from generator.reference import load_reference
 from harness.errors import UsageError
 from harness.machine_code_build import Built
 
@@ -58,9 +58,12 @@ def launches(built: Built, record: dict, reference: Path) -> list[str]:
     device = _device(record["device"])
     try:
         loaded = load_reference(reference)
-        vectors = len(read_chain(loaded, trace(loaded)).vectors)
+        (fused,) = program_of(loaded).kernels.values()
     except Refusal as refusal:
         raise UsageError(f"the call of {reference} is not known: {refusal}") from None
+    except ValueError:
+        raise UsageError(f"{reference} is not one call of one kernel") from None
+    vectors = len(fused.vectors)
     if "shapes" not in record:
         if "input_shape" not in record:
             record = {**record, "input_shape": _input_shape(reference)}

@@ -3,6 +3,7 @@
 // Vectors and tensors have the call's dtype unless stated.
 #pragma once
 
+#include "explanation.h"
 #include "layer.h"
 
 namespace tconv {
@@ -22,7 +23,8 @@ struct ConvCall {
   void* out;                                        // contiguous NCHW
   void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
-  void* stream;  // CUDA only
+  void* stream;              // CUDA only
+  Explanation* explanation;  // to be filled, or null
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)

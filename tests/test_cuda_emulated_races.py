@@ -124,6 +124,7 @@ def broken(request, shelf, tmp_path_factory):
     return {name: emulator.Emulated(*pair) for name, pair in zip(names, built, strict=True)}
 
 
-@pytest.mark.parametrize("name", swept(BROKEN))
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", BROKEN)
 def test_the_detector_sees(broken, name):
     assert any(races(broken[name], case, 0) for case in RACED.values())

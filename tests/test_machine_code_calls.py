@@ -91,6 +91,7 @@ def test_arguments_count(built):
     assert [a == b for a, b in zip(before, wider, strict=True)] == [True, False, True]
 
 
+@pytest.mark.sweep
 def test_addresses_count_by_buffer_and_alignment(built):
     before = launches(built())
     assert launches(built(offset="64")) == before  # 256 bytes on

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.utils import cpp_extension
 
-from generator.chain import read_chain
+from generator.calls import Modules, call_text
 from generator.emit import generate
-from generator.reference import load_reference, trace
+from generator.expressions import Expressions
+from generator.program import program_of
+from generator.reference import load_reference
 from generator.runtime import activation_gradients, step_gradients
 from generator.runtime.gradients import _chain_backward, _chain_forward
 from tests.operator_library import Functors
@@ -38,10 +40,12 @@ def chains(tmp_path_factory):
         path = folder / f"chain_{seed}.py"
         path.write_text(random_reference(seed))
         reference = load_reference(path)
-        chain = read_chain(reference, trace(reference))
-        steps = [operation.values["step"] for operation in chain.operations[1:]]
+        (fused,) = program_of(reference).training.items
+        call = call_text(fused, "", Expressions(reference, None), Modules(set())).splitlines()
+        vectors = [line.strip(" ,") for line in call[9:-1]]
+        assert len(vectors) == len(fused.vectors)
         reference.model.conv = nn.Identity()
-        read.append((reference.model.double(), steps, chain.vectors))
+        read.append((reference.model.double(), fused.steps, vectors))
     return read, Functors("cpu", [steps for _, steps, _ in read], folder)
 
 

@@ -68,7 +68,7 @@ def test_second_derivatives(shelf, name):
     assert torch.autograd.gradgradcheck(call, operands(name), fast_mode=True)
 
 
-@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("requires_grad", swept([True, False]), ids=["grad", "no grad"])
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(shelf, name, requires_grad):
     arguments = operands(name, dtype=torch.float32, requires_grad=requires_grad)

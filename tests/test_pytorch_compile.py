@@ -20,6 +20,7 @@ from tests.pytorch_tools import (
     pair_of,
 )
 from tests.solution_tools import load_text
+from tests.sweeps import swept
 
 modes = pytest.mark.parametrize(("name", "training"), MODES, ids=MODE_IDS)
 
@@ -34,7 +35,7 @@ def test_compile_max_autotune(shelf):
         assert_same(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@modes
+@pytest.mark.parametrize(("name", "training"), swept(MODES, (1, 3), names=2), ids=MODE_IDS)
 def test_compile_dynamic_makes_one_graph(shelf, name, training):
     """Batch, height and width symbolic from the first call on."""
     model, new = pair_of(shelf, name, training)

@@ -8,6 +8,7 @@ import pytest
 
 from tests import readme_session
 
+pytestmark = pytest.mark.sweep  # a build and two evaluations
 TEXT = readme_session.README.read_text()
 # The evaluation as a stranger runs it takes minutes: here one sample, and eager alone beside it; of
 # the second one the README shows no times.

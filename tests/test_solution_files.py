@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator import emit
+from generator import emit, operator_layer
 from tests.solution_tools import PROBLEMS, ROOT, load_text
 from tests.sweeps import swept
 
@@ -67,7 +67,8 @@ namespace["ModelNew"](*namespace["get_init_inputs"]())(x)
 """
 
 
-@pytest.mark.parametrize("number", swept(["11", "65"]))
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", ["11", "65"])
 def test_the_same_text_is_one_operator(number, tmp_path):
     """Loaded again in a process, under whatever build folder, it is the operator of the first time;
     in another process it has the same name.
@@ -103,7 +104,7 @@ def test_another_text_is_another_operator(shelf):
 def test_the_digest_is_of_the_python_half(tmp_path, monkeypatch):
     """Another formula of a gradient gives another digest."""
     runtime = tmp_path / "runtime"
-    shutil.copytree(emit.RUNTIME, runtime)
+    shutil.copytree(operator_layer.RUNTIME, runtime)
     gradients = runtime / "gradients.py"
     changed = gradients.read_text().replace(
         "return grad, vector_grads", "return grad * 2, vector_grads"
@@ -114,7 +115,7 @@ def test_the_digest_is_of_the_python_half(tmp_path, monkeypatch):
     for _ in range(2):
         text = emit.generate(reference, tmp_path / "solution.py")
         digests.append(re.search(r"^_DIGEST = '(\w+)'", text, re.MULTILINE)[1])
-        monkeypatch.setattr(emit, "RUNTIME", runtime)
+        monkeypatch.setattr(operator_layer, "RUNTIME", runtime)
         gradients.write_text(changed)
     assert digests[0] != digests[1]
 
@@ -184,6 +185,7 @@ def test_processes_building_at_the_same_time(tmp_path):
     assert len(list(tmp_path.glob("tconv_*/*.so"))) == 1
 
 
+@pytest.mark.sweep
 def test_a_killed_build_does_not_block_the_next(built):
     """A build that dies leaves PyTorch's lock file behind, for which PyTorch itself would wait for
     ever.

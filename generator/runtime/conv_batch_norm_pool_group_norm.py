@@ -15,7 +15,7 @@ from generator.runtime.arguments import (
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.batch_norm import _update_running_statistics
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
-from generator.runtime.generated import _ACTIVATION
+from generator.runtime.generated import _ACTIVATION, _CALL
 from generator.runtime.gradients import (
     _conv_gradients,
     _group_norm_gradients,
@@ -30,8 +30,8 @@ from generator.runtime.registration import _register
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
 _SCHEMA = (
-    "conv_transpose2d_batch_norm_pool_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] "
-    "stride, int[] padding, "
+    f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
+    "int[] stride, int[] padding, "
     "int[] output_padding, int[] dilation, int groups, Tensor? batch_norm_weight, Tensor? "
     "batch_norm_bias, "
     "Tensor? running_mean, Tensor? running_var, bool use_batch_stats, float batch_norm_eps, int[] "
@@ -270,7 +270,7 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 
 
 _run, _traced = _register(
-    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(
     _flat_run, _save_eager, _backward_eager, _flat_traced

@@ -4,7 +4,7 @@ from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
-from generator.runtime.generated import _CHAIN, _NUM_VECTORS
+from generator.runtime.generated import _CALL, _CHAIN, _NUM_VECTORS
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
@@ -20,8 +20,8 @@ from generator.runtime.registration import _register, _vector_arguments
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
 # is GroupNorm's (num_groups, weight, bias, eps).
 _SCHEMA = (
-    "conv_transpose2d_group_norm(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] "
-    "padding, "
+    f"conv_transpose2d_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, "
+    "int[] padding, "
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
@@ -118,6 +118,6 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
 
 
 _run, _traced = _register(
-    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)

@@ -2,6 +2,8 @@
 
 _SLUG = "stand_in"
 _DIGEST = ""
+_CALL = ""
+_CALLS = ()
 _CHAIN = ()
 _NUM_VECTORS = 0
 _ACTIVATION = None

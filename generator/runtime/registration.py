@@ -41,31 +41,36 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
 
 
-def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+def _register(
+    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
 
+    call: what tells this operator's names from those of others in the same text.
     run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
     compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
     shapes, setup_context and backward those of torch.library.register_autograd.
     """
     namespace = getattr(torch.ops, _NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
+    if "_tconv_loaded" not in vars(namespace):
         _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
+        namespace._tconv_loaded = True
+    run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
+    if f"_tconv_registry{call}" not in vars(namespace):
         registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
-        name = schema.partition("(")[0]
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
+        implementation = _refusing_forward_mode(make_traced(make_run(run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
         torch.library.register_fake(qualified, fake, lib=registry)
-        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run{call}", make_fake_run(fake), lib=registry)
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
-        namespace._tconv_registry = registry  # keeps them alive
-    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
+    return make_run(run.default), getattr(namespace, name).default

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "explain.h"
 #include "kernel_names.h"
 
 namespace tconv {
@@ -25,10 +26,11 @@ inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool t
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
+// `why`: of a forced kernel that cannot run, or empty; `error`: of a status that is CUDA's.
+[[noreturn]] inline void raise_failure(int64_t status, const std::string& why, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
-    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer", why);
     case kWorkspaceTooSmall: refuse("the workspace is too small");
     default: break;
   }
@@ -44,11 +46,23 @@ struct Half {
   const char* (*error_string)(int64_t);
 };
 
+// Behind an error's text, why a forced kernel cannot run the call: asked once more, as that runs nothing.
+template <typename Call>
+std::string why_not(int64_t status, Call call, const Half<Call>& half) {
+  if (status != kUnsupportedKernel) return "";
+  Explanation told;
+  call.conv.explanation = &told;
+  half.run(&call);
+  return told.failure == nullptr ? "" : joined(": ", told.failure);
+}
+
 // call: filled but for workspace, threads and stream.
 template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  Explanation told;
+  if (explains()) call.conv.explanation = &told;
   const int64_t needed = half.workspace_bytes(&call);
-  if (needed < 0) raise_failure(needed, "");
+  if (needed < 0) raise_failure(needed, why_not(needed, call, half), "");
   OptionalTensor block;
   std::vector<char> small;
   if (needed > 0) {
@@ -66,7 +80,8 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
     call.conv.workspace_bytes = needed;
   }
   const int64_t status = half.run(&call);
-  if (status != kOk) raise_failure(status, half.error_string(status));
+  if (status != kOk) raise_failure(status, why_not(status, call, half), half.error_string(status));
+  if (call.conv.explanation != nullptr) tell(call.conv, device, told);
 }
 
 #if defined(TCONV_WITH_CUDA)
@@ -122,15 +137,23 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace tconv
 
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
 #if defined(__GNUC__) && !defined(__clang__)
 #define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                      \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); } \
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR

@@ -6,6 +6,7 @@
 
 #include "conv_transpose_packed.h"
 #include "conv_transpose_plain.h"
+#include "explain.h"
 
 namespace tconv {
 namespace cpu {
@@ -13,8 +14,9 @@ namespace cpu {
 // kOk, or why this call cannot run here. fp16 and bf16 arrive as fp32.
 inline int64_t check_call(const ConvCall& call) {
   if (call.dtype != kFloat32 && call.dtype != kFloat64) return kUnsupportedDType;
-  if (call.kernel_choice == kHopper || call.kernel_choice == kDirect) return kUnsupportedKernel;
-  return kOk;
+  if (call.kernel_choice != kHopper && call.kernel_choice != kDirect) return kOk;
+  if (call.explanation != nullptr) call.explanation->fail(reason::kNoSuchKernel);
+  return kUnsupportedKernel;
 }
 
 // A convolution that is run on up to `samples_at_once` samples at a time. With a null workspace it only measures.
@@ -35,6 +37,7 @@ class ConvTranspose {
   // Once per call, before run.
   void pack() {
     if (packed_) packed_->pack();
+    explain(call_, why_no_tiles());
   }
 
   void run(const ConvOutputs<T>& outputs) const {
@@ -44,6 +47,13 @@ class ConvTranspose {
   }
 
  private:
+  // Null where tiles are computed.
+  const char* why_no_tiles() const {
+    if (std::is_same<T, double>::value) return reason::kFP64;
+    if (!packed_) return reason::kForced;
+    return packed_->has_finite_weights() ? nullptr : reason::kNonFiniteWeights;
+  }
+
   const ConvCall& call_;
   std::unique_ptr<PackedConvTranspose> packed_;
 };

@@ -30,6 +30,7 @@ class PackedConvTranspose {
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
   int64_t num_partials() const { return plan_.first_block.back(); }
+  bool has_finite_weights() const { return finite_weights_; }  // once packed
 
   void pack() {
     const float* weight = static_cast<const float*>(call_.weight);

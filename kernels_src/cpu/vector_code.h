@@ -29,18 +29,26 @@ namespace cpu {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
-// The widest that the machine has and `kernel_choice` allows.
-inline Isa pick_isa([[maybe_unused]] int64_t kernel_choice) {
+// What the machine has of the instructions that Isa's names stand for.
+struct CpuFeatures {
+  bool avx2, avx512;
+};
+
+inline CpuFeatures cpu_features() {
 #if TCONV_HAVE_X86_VECTORS
-  if (kernel_choice != kAuto && kernel_choice != kAtMostAvx2) return Isa::kBaseline;
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kBaseline;
-  if (kernel_choice == kAuto && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    return Isa::kAvx512;
-  return Isa::kAvx2;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return {avx2, avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")};
 #else
-  return Isa::kBaseline;
+  return {false, false};
 #endif
+}
+
+// The widest that the machine has and `kernel_choice` allows.
+inline Isa pick_isa(int64_t kernel_choice, CpuFeatures features = cpu_features()) {
+  if (kernel_choice == kAuto && features.avx512) return Isa::kAvx512;
+  if ((kernel_choice == kAuto || kernel_choice == kAtMostAvx2) && features.avx2) return Isa::kAvx2;
+  return Isa::kBaseline;
 }
 
 #if TCONV_HAVE_X86_VECTORS

@@ -12,8 +12,8 @@ namespace cuda {
 namespace held {
 
 struct CallPlan {
-  int64_t status;  // kOk, or why the call cannot be done
-  const char* reason;
+  int64_t status;      // kOk, or why the call cannot be done
+  const char* reason;  // the same in words
   Plan plan;
   KernelPlan fallback;  // nothing but its workspace and what launch_fallback reads
 };
@@ -41,25 +41,22 @@ inline CallPlan plan_anew(const ConvCall& call) {
   };
   const ConvTransposeLayer& p = call.layer;
   const bool wanted = call.kernel_choice == kHeld;
-  if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, "another kernel is forced");
-  if (has_no_outputs(p)) return refuse(kUnsupportedKernel, "nothing to compute");
-  if (!wanted && !hopper_pays(p)) return refuse(kUnsupportedKernel, "too few channels");
-  if (wants_one_launch(call)) return refuse(kUnsupportedKernel, "few products");
+  if (!wanted && call.kernel_choice != kAuto) return refuse(kUnsupportedKernel, reason::kForced);
+  if (has_no_outputs(p)) return refuse(kUnsupportedKernel, nullptr);
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return refuse(status, "the device cannot be queried");
-  const char* const why_not = hopper::cannot_run(call, device);
-  if (why_not != nullptr) return refuse(kUnsupportedKernel, why_not);
-  if (call.dtype == kFloat32 && !fits_32_bit_indices(p))
-    return refuse(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
+  if (status != kOk) return refuse(status, nullptr);
+  const char* why = hopper::cannot_run(call, device);
+  if (why == nullptr && !wanted) why = hopper_is_slower(p);
+  if (why == nullptr) why = wants_one_launch(call);
+  if (why == nullptr && call.dtype == kFloat32 && !fits_32_bit_indices(p)) why = reason::kLongIndices;
+  if (why != nullptr) return refuse(kUnsupportedKernel, why);
   result.plan = make_plan(p, call.dtype == kFloat32 ? 4 : 2, static_cast<int>(device.smem_per_block), device.sm_count);
   if (!result.plan.usable) return refuse(kUnsupportedKernel, result.plan.reason);
-  if (!wanted && !pays(result.plan, device.sm_count))
-    return refuse(kUnsupportedKernel, "most processors would have nothing to do");
+  if (!wanted && !pays(result.plan, device.sm_count)) return refuse(kUnsupportedKernel, reason::kIdleProcessors);
   result.fallback.workspace_bytes = Workspace(result.plan).total_bytes;
   result.fallback.num_partials = 1;
-  if (!add_fallback(result.fallback, call, device))
-    return refuse(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
+  if (!add_fallback(result.fallback, call, device)) return refuse(kUnsupportedKernel, reason::kNoPortableTile);
   return result;
 }
 

@@ -29,8 +29,8 @@ inline Plan make_plan(const ConvTransposeLayer& p, int value_bytes, int smem_lim
     best.reason = reason;
     return best;
   };
-  if (p.stride_h != 1 || p.stride_w != 1 || p.groups != 1) return refuse("strides or groups");
-  if (p.in_channels > hopper::kBlockIC || p.out_channels > kChannels) return refuse("more than 64 channels");
+  if (p.stride_h != 1 || p.stride_w != 1 || p.groups != 1) return refuse(reason::kStridesOrGroups);
+  if (p.in_channels > hopper::kBlockIC || p.out_channels > kChannels) return refuse(reason::kOver64Channels);
   const hopper::Plan geometry = hopper::plan_geometry(p);
   if (!geometry.usable) return refuse(geometry.reason);
   const hopper::Phase& phase = geometry.phases[0];
@@ -43,7 +43,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, int value_bytes, int smem_lim
   plan.num_chunks = hopper::ceil_div(plan.in_channels, kChunkChannels);
   plan.taps_h = phase.taps_h, plan.taps_w = phase.taps_w;
   plan.row_offset = geometry.row_offset, plan.col_offset = geometry.col_offset;
-  if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse("weights do not fit in shared memory");
+  if (plan.taps_w > smem_limit / (kMinWeightStages * kTapBytes)) return refuse(reason::kLongWeightRow);
   plan.weight_stage_bytes = plan.taps_w * kTapBytes;
   // Windows begin at pairs of pixels, not at whole quads.
   plan.whole_rows = p.in_w % hopper::kVectorPixels == 0;
@@ -51,8 +51,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, int value_bytes, int smem_lim
   plan.col_offset += skipped;
   const int64_t beyond_h = phase.row_shift + int64_t{phase.taps_h - 1} * geometry.tap_step_h;
   const int64_t beyond_w = col_shift + int64_t{phase.taps_w - 1} * geometry.tap_step_w;
-  best.reason = "no tile whose window and outputs fit in shared memory";
-  const char* const too_large = "a sample does not fit on the device";
+  best.reason = reason::kNoHeldTile;
   for (int strips = 1; strips <= num_sms; ++strips) {
     // The last one has what is left.
     plan.num_strips = strips;
@@ -61,7 +60,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, int value_bytes, int smem_lim
     const int64_t widest = strips == 1 ? p.out_w : plan.strip_w, pitch = hopper::round_up(widest + beyond_w, 2);
     const int64_t line = (p.out_h - 1) * pitch + widest;
     if (line > int64_t{num_sms} * kTilePixels) {
-      if (!best.usable) best.reason = too_large;
+      if (!best.usable) best.reason = reason::kLargeSample;
       continue;
     }
     plan.pitch = static_cast<int>(pitch);
@@ -73,7 +72,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, int value_bytes, int smem_lim
     plan.first_pixel = phase.row_shift * plan.pitch + col_shift;
     plan.tap_step_h = geometry.tap_step_h * plan.pitch, plan.tap_step_w = geometry.tap_step_w;
     if (plan.blocks_per_sample() > num_sms) {
-      if (!best.usable) best.reason = too_large;
+      if (!best.usable) best.reason = reason::kLargeSample;
       continue;
     }
     plan.window_quads = 0;

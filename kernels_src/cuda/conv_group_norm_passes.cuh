@@ -79,6 +79,7 @@ class InSlices {
     ConvTransposeLayer& p = part.conv.layer;
     p.batch = std::min(samples_, p.batch - first);
     part.conv.kernel_choice = kAuto;
+    if (first > 0) part.conv.explanation = nullptr;  // the first one's goes for all
     part.conv.x = static_cast<const S*>(call_.conv.x) + first * p.x_stride_n;
     part.conv.out = static_cast<S*>(call_.conv.out) + first * sample_outputs_;
     return part;

@@ -14,8 +14,9 @@ namespace cuda {
 
 struct DirectPlan {
   bool usable;
-  int channels;  // of a block
-  int phases;    // of the columns that a lane computes
+  const char* reason;  // why not usable
+  int channels;        // of a block
+  int phases;          // of the columns that a lane computes
   int row_blocks, column_parts, channel_blocks;
   int64_t smem_bytes, blocks;
 
@@ -26,7 +27,12 @@ struct DirectPlan {
 inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const DeviceLimits& device) {
   using Config = DirectConfig;
   DirectPlan plan{};
-  if (!indexable || p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return plan;
+  const auto refuse = [&](const char* why) {
+    plan.reason = why;
+    return plan;
+  };
+  if (!indexable) return refuse(reason::kLongIndices);
+  if (p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return refuse(reason::kWideStride);
   const int64_t oc = p.out_channels / p.groups;
   plan.channels = oc == 1 ? 1 : 4;
   plan.phases = p.stride_w == 2 ? 2 : 1;
@@ -40,8 +46,11 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
       p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
   plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
   // Two blocks to a multiprocessor, or latencies show.
-  plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
-                plan.smem_bytes <= device.smem_per_block - 1024 && plan.blocks <= INT32_MAX;
+  if (plan.smem_bytes > device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 ||
+      plan.smem_bytes > device.smem_per_block - 1024)
+    return refuse(reason::kManyWeights);
+  if (plan.blocks > INT32_MAX) return refuse(reason::kManyBlocks);
+  plan.usable = true;
   return plan;
 }
 

@@ -12,10 +12,16 @@
 namespace tconv {
 namespace cuda {
 
+// Why kernels that are faster where they run do not: null of those that do, and of slower ones.
+struct WhyNot {
+  const char *hopper, *portable, *direct;
+};
+
 struct KernelPlan {
-  int64_t status;  // kOk, or why the call cannot be done
+  int64_t status;      // kOk, or why the call cannot be done
+  const char* reason;  // the same in words, where there are
   KernelChoice kernel;
-  const char* reason;
+  WhyNot why_not;
   TileGeometry geometry;  // kPortable
   hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
@@ -50,10 +56,9 @@ inline bool has_no_outputs(const ConvTransposeLayer& p) {
   return p.batch == 0 || p.out_channels == 0 || p.out_h <= 0 || p.out_w <= 0;
 }
 
-inline KernelPlan plain_plan(const ConvCall& call, const char* reason) {
+inline KernelPlan plain_plan(const ConvCall& call) {
   KernelPlan plan{};
   plan.kernel = kPlain;
-  plan.reason = reason;
   plan.num_partials = plain_blocks_per_plane(call.layer);
   return plan;
 }
@@ -81,38 +86,35 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
 
 // The direct kernel's plan, or one whose status and reason say why not.
 inline KernelPlan direct_plan(const ConvCall& call) {
-  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, "fp64 has the plain kernel");
+  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, reason::kFP64);
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  if (status != kOk) return failed_plan(status, nullptr);
   KernelPlan plan{};
   plan.direct = plan_direct(call.layer, fits_32_bit_indices(call.layer), device);
-  if (!plan.direct.usable)
-    return failed_plan(kUnsupportedKernel, "a stride over 8, weights that do not fit shared memory, or 64-bit indices");
+  if (!plan.direct.usable) return failed_plan(kUnsupportedKernel, plan.direct.reason);
   plan.kernel = kDirect;
-  plan.reason = "few channels per group";
   plan.num_partials = plan.direct.num_partials(call.layer);
   return plan;
 }
 
-// The portable kernel's plan, or a plain one with the reason why not.
+// The portable kernel's plan, or one whose status and reason say why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
-  if (call.dtype == kFloat64) return plain_plan(call, "fp64 has no tensor-core path");
-  if (!fits_32_bit_indices(p)) return plain_plan(call, "a sample or its strides need 64-bit indices");
+  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, reason::kFP64);
+  if (!fits_32_bit_indices(p)) return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  if (device.compute_major < 8) return plain_plan(call, "the device has no TF32 and bf16 tensor cores");
+  if (status != kOk) return failed_plan(status, nullptr);
+  if (device.compute_major < 8) return failed_plan(kUnsupportedKernel, reason::kNoTensorCores);
   return with_portable_config(call, [&](auto config) {
     using Config = decltype(config);
     KernelPlan plan{};
     plan.workspace_bytes = PortableWorkspace<Config>(p).total_bytes;
     if (!choose_geometry<Config>(p, portable_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry) ||
         !add_fallback(plan, call, device))
-      return plain_plan(call, "no tile fits this device's shared memory");
+      return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
     plan.kernel = kPortable;
-    plan.reason = "tensor cores";
     plan.num_partials = portable_num_partials(p, plan.geometry);
     return plan;
   });
@@ -123,27 +125,27 @@ template <hopper::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  if (status != kOk) return failed_plan(status, nullptr);
   const hopper::Plan hopper = hopper::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
-    return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
+    return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   KernelPlan plan{};
   plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
-  if (!add_fallback(plan, call, device))
-    return failed_plan(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
+  if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
   plan.kernel = kHopper;
-  plan.reason = "wgmma";
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is
-// still ahead, with few of both it is behind, and where it would store every third column.
-inline bool hopper_pays(const ConvTransposeLayer& p) {
+// Why the Hopper kernel does not pay, or null. It multiplies 64 output channels by 16 input channels at a time: with
+// few of one of the two it is still ahead, with few of both it is behind, and where it would store every third column.
+inline const char* hopper_is_slower(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
-  return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
+  if (in < 4) return reason::kFewInputChannels;
+  if (in < 16 && out < 16) return reason::kFewChannels;
+  return p.stride_w > 2 ? reason::kColumnsApart : nullptr;
 }
 
 // Products of an input and a weight, those that padding crops included.
@@ -152,61 +154,110 @@ inline double num_products(const ConvTransposeLayer& p) {
          p.kernel_w;
 }
 
-// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few
-// channels a group), and where the tensor cores' way would take five launches for little.
-inline bool wants_one_launch(const ConvCall& call) {
+// Why the rule has one launch answer in fp32, though TF32 is allowed, or null: PyTorch answers in fp32, too (few
+// channels a group), or the tensor cores' way would take five launches for little.
+inline const char* wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
-  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
-  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
+  if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
+  return num_products(p) <= kFewProducts ? reason::kFewProducts : nullptr;
 }
 
-template <Outputs kOutputs>
-KernelPlan choose_kernel_anew(const ConvCall& call) {
+// Why the rule takes no kernel of the tensor cores, or null.
+inline const char* few_products(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
-  if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
-  if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
-  switch (call.kernel_choice) {
-    case kPlain: return plain_plan(call, "forced");
-    case kPortable: {
-      const KernelPlan plan = portable_plan(call);
-      return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
-    }
-    case kHopper: return hopper_plan<kOutputs>(call);
-    case kDirect: return direct_plan(call);
-    case kAuto: break;
-    default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
-  }
   // Split operands leave some 2^-21 of each product: of fewer products than these, fp32 units make less of an error.
   constexpr int64_t kLeastStrictProducts = 5;
   if (portable_numeric(call) == Numeric::kStrictFP32 &&
-      p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts) {
-    const KernelPlan plan = direct_plan(call);
-    return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
-  }
-  if (wants_one_launch(call)) {
-    const KernelPlan plan = direct_plan(call);
-    if (plan.status == kOk) return plan;
-  }
+      p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts)
+    return reason::kFewStrictProducts;
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =
       with_portable_config(call, [&](auto config) { return portable_useful_fraction<decltype(config)>(p); });
-  if (useful < kMinUsefulFraction) {
-    const KernelPlan plan = direct_plan(call);
-    return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  return useful < kMinUsefulFraction ? reason::kMostlyPadding : nullptr;
+}
+
+// The plan without its why_not: of the forced kernel, or why it cannot be.
+template <Outputs kOutputs>
+KernelPlan forced_plan(const ConvCall& call) {
+  switch (call.kernel_choice) {
+    case kPlain: return plain_plan(call);
+    case kPortable: return portable_plan(call);
+    case kHopper: return hopper_plan<kOutputs>(call);
+    case kDirect: return direct_plan(call);
+    default: return failed_plan(kUnsupportedKernel, reason::kNoSuchKernel);
   }
-  if (hopper_pays(p)) {
+}
+
+// Why the Hopper kernel can run no layer with this call's device and numbers, or null.
+inline const char* hopper_never_runs(const ConvCall& call) {
+  DeviceLimits device;
+  return query_device_limits(&device) == kOk ? hopper::cannot_run(call, device) : nullptr;
+}
+
+// The plan of the kernel that the rule takes.
+template <Outputs kOutputs>
+KernelPlan plan_by_rule(const ConvCall& call) {
+  const char* const never = hopper_never_runs(call);
+  const auto with_reasons = [&](KernelPlan plan, const char* hopper, const char* portable, const char* direct) {
+    plan.why_not = {never != nullptr ? never : hopper, portable, direct};
+    return plan;
+  };
+  const char* const one_launch = wants_one_launch(call);
+  if (one_launch != nullptr) {
+    const KernelPlan plan = direct_plan(call);
+    if (plan.status == kOk) return with_reasons(plan, one_launch, one_launch, nullptr);
+  }
+  const char* const few = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
+  if (few != nullptr) {
+    const KernelPlan plan = direct_plan(call);
+    if (plan.status == kOk) return with_reasons(plan, few, few, nullptr);
+    return with_reasons(plain_plan(call), few, few, plan.reason);
+  }
+  const char* no_hopper = hopper_is_slower(call.layer);
+  if (no_hopper == nullptr) {
     const KernelPlan plan = hopper_plan<kOutputs>(call);
     if (plan.status == kOk) return plan;
+    no_hopper = plan.reason;
   }
-  return portable_plan(call);
+  const KernelPlan plan = portable_plan(call);
+  if (plan.status != kUnsupportedKernel) return with_reasons(plan, no_hopper, nullptr, nullptr);
+  return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
+}
+
+template <Outputs kOutputs>
+KernelPlan choose_kernel_anew(const ConvCall& call) {
+  if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, nullptr);
+  if (has_no_outputs(call.layer)) return plain_plan(call);
+  if (call.kernel_choice == kAuto) return plan_by_rule<kOutputs>(call);
+  KernelPlan plan = forced_plan<kOutputs>(call);
+  if (plan.kernel != kHopper) plan.why_not.hopper = reason::kForced;
+  if (plan.kernel == kDirect || plan.kernel == kPlain) plan.why_not.portable = reason::kForced;
+  if (plan.kernel == kPlain) plan.why_not.direct = reason::kForced;
+  return plan;
 }
 
 // Which kernel a call gets, why, and what it needs.
 template <Outputs kOutputs>
 const KernelPlan& choose_kernel(const ConvCall& call) {
   return remembered_plan<KernelPlan, choose_kernel_anew<kOutputs>>(call);
+}
+
+// What a plan says of itself. `to`: null, or where.
+inline void explain(const KernelPlan& plan, Explanation* to) {
+  if (to == nullptr) return;
+  if (plan.status != kOk) return to->fail(plan.reason);
+  switch (plan.kernel) {
+    case kHopper: to->kernel = "hopper"; break;
+    case kPortable: to->kernel = "portable"; break;
+    case kDirect: to->kernel = "direct"; break;
+    default: to->kernel = "plain";
+  }
+  to->rule_out("hopper", plan.why_not.hopper);
+  to->rule_out("portable", plan.why_not.portable);
+  to->rule_out("direct", plan.why_not.direct);
 }
 
 template <Outputs kOutputs>
@@ -261,8 +312,9 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
 template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   const KernelPlan plan = choose_kernel<kOutputs>(call);
+  if (has_no_outputs(call.layer)) return plan.status;
+  explain(plan, call.explanation);
   if (plan.status != kOk) return plan.status;
-  if (has_no_outputs(call.layer)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);

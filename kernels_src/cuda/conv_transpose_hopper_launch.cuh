@@ -16,10 +16,10 @@ namespace hopper {
 
 // Why no kernel for Hopper can run a call on a device, or null.
 inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
-  if (device.compute_major != 9 || device.compute_minor != 0) return "not a compute capability 9.0 device";
+  if (device.compute_major != 9 || device.compute_minor != 0) return reason::kNotHopper;
   const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
   if (sixteen_bit || (call.dtype == kFloat32 && call.math == kMathTF32)) return nullptr;
-  return "neither fp32 with TF32 allowed nor fp16 nor bf16";
+  return call.dtype == kFloat64 ? reason::kFP64 : reason::kStrictFP32;
 }
 
 // The plan of a call on a device, or an unusable one with the reason.

@@ -37,10 +37,10 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
     plan.reason = reason;
     return plan;
   };
-  if (p.stride_h * p.stride_w > kMaxPhases) return refuse("more than 16 stride phases");
+  if (p.stride_h * p.stride_w > kMaxPhases) return refuse(reason::kManyPhases);
   const int64_t limit = int64_t(1) << 30;
   if (p.batch * p.groups > limit || p.in_h > limit || p.in_w > limit || p.out_h > limit || p.out_w > limit)
-    return refuse("an extent over 2^30");
+    return refuse(reason::kLongExtent);
   plan.num_groups = static_cast<int>(p.groups);
   plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
   plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
@@ -72,7 +72,7 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
       plan.kernel_step_w = w.tap_step;
     }
   }
-  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
+  if (plan.last_tapped_phase < 0) return refuse(reason::kNoTaps);
   plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
   for (int i = 0; i < plan.num_phases; ++i) {
     if (plan.phases[i].taps_h == 0) continue;
@@ -222,7 +222,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
-  best.reason = "no tile whose window fits in shared memory";
+  best.reason = reason::kNoHopperTile;
   for (const Shape& shape : kShapes) {
     if (!serves(shape, outputs, sixteen_bit)) continue;
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).

@@ -11,7 +11,7 @@ namespace cuda {
 
 struct PooledPlan {
   int64_t status;
-  const char* reason;  // why not
+  const char* reason;  // why not, in words
   hopper::Plan hopper;
   int64_t num_partials, workspace_bytes;
 };
@@ -26,14 +26,17 @@ inline PooledPlan no_pooled_plan(int64_t status, const char* reason) {
 inline PooledPlan plan_pooled_anew(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto && call.kernel_choice != kHopper)
-    return no_pooled_plan(kUnsupportedKernel, "another kernel is forced");
-  if (has_no_outputs(p) || p.out_h < 2 || p.out_w < 2) return no_pooled_plan(kUnsupportedKernel, "no whole window");
-  if (call.kernel_choice == kAuto && !hopper_pays(p)) return no_pooled_plan(kUnsupportedKernel, "too few channels");
-  if (wants_one_launch(call)) return no_pooled_plan(kUnsupportedKernel, "few products");
-  if (!fits_32_bit_indices(p)) return no_pooled_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
+    return no_pooled_plan(kUnsupportedKernel, reason::kForced);
+  if (has_no_outputs(p) || p.out_h < 2 || p.out_w < 2)
+    return no_pooled_plan(kUnsupportedKernel, reason::kNoWholeWindow);
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return no_pooled_plan(status, "the device cannot be queried");
+  if (status != kOk) return no_pooled_plan(status, nullptr);
+  const char* why = hopper::cannot_run(call, device);
+  if (why == nullptr && call.kernel_choice == kAuto) why = hopper_is_slower(p);
+  if (why == nullptr) why = wants_one_launch(call);
+  if (why == nullptr && !fits_32_bit_indices(p)) why = reason::kLongIndices;
+  if (why != nullptr) return no_pooled_plan(kUnsupportedKernel, why);
   PooledPlan plan{};
   plan.hopper = hopper::plan_call(call, hopper::Outputs::kPooled, device);
   if (!plan.hopper.usable) return no_pooled_plan(kUnsupportedKernel, plan.hopper.reason);
@@ -51,7 +54,6 @@ inline const PooledPlan& plan_pooled(const ConvCall& call) {
 // pool_weight: the BatchNorm weight, [out_channels], or null.
 inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
                              const void* pool_weight, void* workspace) {
-  const ConvTransposeLayer& p = call.layer;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(

@@ -2,16 +2,21 @@
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
 
-constexpr auto kOutputs = tconv::cuda::Outputs::kAlone;
+namespace tconv {
+namespace cuda {
+constexpr auto kOutputs = Outputs::kAlone;
+}  // namespace cuda
+}  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
-  return tconv::cuda::conv_workspace_bytes<kOutputs>(call->conv);
+  return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
-  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<kOutputs>(conv)) return tconv::kWorkspaceTooSmall;
-  return tconv::cuda::launch_conv_transpose<kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
+  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
+    return tconv::kWorkspaceTooSmall;
+  return tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }

@@ -35,10 +35,25 @@ struct ConvBatchNormPoolGroupNorm {
                                              : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
+    return has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
+  }
+
+  // Are windows 2 x 2, side by side and unpadded?
+  static bool has_2x2_windows(const ConvBatchNormPoolGroupNormCall& call) {
     const ConvTransposeLayer& p = call.conv.layer;
     return norm::make_pool_geometry(p.out_h, p.out_w, call.batch_norm_pool).is_2x2() &&
-           call.batch_norm_pool.pooled_h == p.out_h / 2 && call.batch_norm_pool.pooled_w == p.out_w / 2 &&
-           plan_pooled(call.conv).status == kOk;
+           call.batch_norm_pool.pooled_h == p.out_h / 2 && call.batch_norm_pool.pooled_w == p.out_w / 2;
+  }
+
+  void explain(const ConvBatchNormPoolGroupNormCall& call) const {
+    Explanation* const to = call.conv.explanation;
+    if (to == nullptr) return;
+    if (pooled) {
+      to->kernel = "hopper", to->way = "with pooling, then BatchNorm, activation and GroupNorm";
+      return;
+    }
+    to->way = "then BatchNorm, activation, pooling and GroupNorm";
+    to->rule_out("hopper with pooling", has_2x2_windows(call) ? plan_pooled(call.conv).reason : reason::kOtherWindows);
   }
 
   static int64_t pre_norm_elements(const ConvBatchNormPoolGroupNormCall& call) {
@@ -65,6 +80,7 @@ struct ConvBatchNormPoolGroupNorm {
     if (pre_norm_elements(call) == 0) return kOk;
     if (conv.workspace_bytes < layout.bytes()) return kWorkspaceTooSmall;
 
+    explain(call);
     if (pooled) return run_pooled(call, stream);
     S* y = norm::at_offset<S>(conv.workspace, pre_norm);
     S* out = static_cast<S*>(conv.out);

@@ -49,17 +49,37 @@ int64_t workspace_bytes(const ConvGroupNormCall& call) {
   return bytes;
 }
 
+// Says of a way that is not the first what it is, and why it is taken. `to`: null, or where.
+inline void explain(Explanation* to, const char* way, const char* why_not_held) {
+  if (to == nullptr) return;
+  to->way = way;
+  to->rule_out("held", why_not_held);
+}
+
 template <typename S>
 int64_t run(const ConvGroupNormCall& call) {
   if (shape_of(call).elements() == 0) return kOk;
   if (call.conv.workspace_bytes < workspace_bytes<S>(call)) return kWorkspaceTooSmall;
-  if (call.conv.kernel_choice == kInSlices) return InSlices<S>(call).run();
+  Explanation* const to = call.conv.explanation;
+  if (call.conv.kernel_choice == kInSlices) {
+    explain(to, "then GroupNorm, in slices of the batch", reason::kForced);
+    return InSlices<S>(call).run();
+  }
+  const char* why_not_held = reason::kFP64;
   if constexpr (!std::is_same<S, double>::value) {
-    if (held::plan_call(call.conv).status == kOk) {
+    const held::CallPlan& plan = held::plan_call(call.conv);
+    why_not_held = plan.reason;
+    if (plan.status == kOk) {
       const int64_t status = HeldOnChip<S>(call).run(call);
-      if (status != cudaErrorCooperativeLaunchTooLarge || call.conv.kernel_choice == kHeld) return status;
+      why_not_held = reason::kNotAtOnce;
+      if (status != cudaErrorCooperativeLaunchTooLarge || call.conv.kernel_choice == kHeld) {
+        if (to != nullptr) to->kernel = "held", to->way = "with GroupNorm";
+        return status;
+      }
     }
   }
+  if (to != nullptr && call.conv.kernel_choice == kHeld) to->fail(why_not_held);
+  explain(to, "then GroupNorm", why_not_held);
   return InPasses<S>(call).run(call);
 }
 

@@ -22,13 +22,14 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     1605c6b3b2b0b368f368d6ad8e98446cfc7bded2d139727c258c7bdd4fe168db
-sha256 of CPU_SOURCE:      a1efec03a7fa4e92ec89e5d0764a9f66aaea426631b2c2fba3ed754e085cd24d
-sha256 of OPERATOR_SOURCE: 5fe5047822a60fcdd6c00e946438c79cc2cf20496342f7f22ea12fede29a6df5
+sha256 of CUDA_SOURCE:     1d335e2dbc143545aed0ca4b6dec5d746b8223d553e80ffadb2acba818247fee
+sha256 of CPU_SOURCE:      0ede4bce94a47e3a3579473e1b73290f6091aa56f76d88e5e23b850698a7c552
+sha256 of OPERATOR_SOURCE: 9ff167e92ddd6cf19883709ae7a48bc71df25cfa3edee50bdbfc9e8c89c00b51
 """
 
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
+import functools as _functools
 import hashlib as _hashlib
 import math as _math
 import os as _os
@@ -62,6 +63,95 @@ CUDA_SOURCE = r"""
 // of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
+// ---- kernels_src/explanation.h
+// What a call tells of itself if it is asked to: the kernel that it takes, and why it takes none of the faster ones.
+// Host only.
+
+// ---- kernels_src/reasons.h
+// Why a kernel does not run a call, in words: what TCONV_EXPLAIN=1 and refusals say. Host only.
+
+namespace tconv {
+namespace reason {
+
+// Of any kernel.
+inline constexpr const char* kForced = "TCONV_KERNEL forces another kernel";
+inline constexpr const char* kNoSuchKernel = "this device and pattern have no such kernel";
+inline constexpr const char* kFP64 = "fp64 is computed by the plain kernel alone";
+inline constexpr const char* kLongIndices = "a sample or its strides need 64-bit indices";
+
+// Of kernels for tensor cores: the rule has the direct or the plain kernel take the call.
+inline constexpr const char* kFewStrictProducts =
+    "fewer than 5 products an output, which fp32 units add with less error";
+inline constexpr const char* kFewGroupChannels =
+    "groups of at most 8 input channels, which are answered in fp32, as by PyTorch";
+inline constexpr const char* kFewProducts = "at most 2^20 products, for which one launch takes less time";
+inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
+
+// Of the Hopper kernel, and what holds or pools its outputs on the chip.
+inline constexpr const char* kNotHopper = "the device's compute capability is not 9.0";
+inline constexpr const char* kStrictFP32 = "fp32 with TF32 forbidden";
+inline constexpr const char* kFewInputChannels = "fewer than 4 input channels a group";
+inline constexpr const char* kFewChannels = "fewer than 16 input and 16 output channels a group";
+inline constexpr const char* kColumnsApart = "slower where the stride is over two columns";
+inline constexpr const char* kManyPhases = "more than 16 stride phases";
+inline constexpr const char* kLongExtent = "an extent over 2^30";
+inline constexpr const char* kNoTaps = "no output has a tap";
+inline constexpr const char* kNoHopperTile = "no tile fits: shared memory or 32-bit lengths";
+inline constexpr const char* kStridesOrGroups = "strides or groups";
+inline constexpr const char* kOver64Channels = "more than 64 channels";
+inline constexpr const char* kLongWeightRow = "a row of weights does not fit in shared memory";
+inline constexpr const char* kLargeSample = "a sample's outputs do not fit the shared memory of all processors";
+inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
+inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
+inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
+inline constexpr const char* kNoWholeWindow = "no whole pooling window";
+
+// Of the portable kernel.
+inline constexpr const char* kNoTensorCores = "the device has no tensor cores for TF32 and bf16";
+inline constexpr const char* kNoPortableTile = "no tile fits: shared memory or number of blocks";
+
+// Of the direct kernel.
+inline constexpr const char* kWideStride = "a stride over 8";
+inline constexpr const char* kManyWeights =
+    "the weights of a few output channels do not fit in half of the shared memory";
+inline constexpr const char* kManyBlocks = "more than 2^31 blocks";
+inline constexpr const char* kForFewChannels = "slower unless channels are few";
+
+// On a CPU.
+inline constexpr const char* kNoAvx512 = "the processor has no AVX-512 (F, DQ, BW, VL)";
+inline constexpr const char* kNoAvx2 = "the processor has no AVX2 with FMA";
+inline constexpr const char* kNonFiniteWeights =
+    "a weight is infinite or NaN, which tiles would multiply by absent inputs' zeros";
+
+}  // namespace reason
+}  // namespace tconv
+
+namespace tconv {
+
+struct Explanation {
+  static constexpr int kMost = 8;
+  struct RuledOut {
+    const char* kernel;
+    const char* why;
+  };
+
+  const char* kernel = nullptr;  // null where there is nothing to compute
+  const char* way = "";          // what is done with its outputs, where a pattern has several ways
+  RuledOut ruled_out[kMost];     // kernels that are faster, where they run
+  int num_ruled_out = 0;
+  const char* failure = nullptr;  // why no kernel may take the call
+
+  // `why` null: the kernel was not ruled out.
+  void rule_out(const char* name, const char* why) {
+    if (why != nullptr && num_ruled_out < kMost) ruled_out[num_ruled_out++] = {name, why};
+  }
+  void fail(const char* why) {
+    if (failure == nullptr) failure = why;
+  }
+};
+
+}  // namespace tconv
 // ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
@@ -201,7 +291,8 @@ struct ConvCall {
   void* out;                                        // contiguous NCHW
   void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
-  void* stream;  // CUDA only
+  void* stream;              // CUDA only
+  Explanation* explanation;  // to be filled, or null
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
@@ -1375,8 +1466,9 @@ namespace cuda {
 
 struct DirectPlan {
   bool usable;
-  int channels;  // of a block
-  int phases;    // of the columns that a lane computes
+  const char* reason;  // why not usable
+  int channels;        // of a block
+  int phases;          // of the columns that a lane computes
   int row_blocks, column_parts, channel_blocks;
   int64_t smem_bytes, blocks;
 
@@ -1387,7 +1479,12 @@ struct DirectPlan {
 inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const DeviceLimits& device) {
   using Config = DirectConfig;
   DirectPlan plan{};
-  if (!indexable || p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return plan;
+  const auto refuse = [&](const char* why) {
+    plan.reason = why;
+    return plan;
+  };
+  if (!indexable) return refuse(reason::kLongIndices);
+  if (p.stride_h > Config::kMaxStride || p.stride_w > Config::kMaxStride) return refuse(reason::kWideStride);
   const int64_t oc = p.out_channels / p.groups;
   plan.channels = oc == 1 ? 1 : 4;
   plan.phases = p.stride_w == 2 ? 2 : 1;
@@ -1401,8 +1498,11 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
       p.in_channels / p.groups * row_taps * p.kernel_w * plan.channels * static_cast<int64_t>(sizeof(float));
   plan.blocks = p.batch * p.groups * plan.channel_blocks * plan.num_partials(p);
   // Two blocks to a multiprocessor, or latencies show.
-  plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 &&
-                plan.smem_bytes <= device.smem_per_block - 1024 && plan.blocks <= INT32_MAX;
+  if (plan.smem_bytes > device.smem_per_sm / 2 - device.smem_reserved_per_block - 1024 ||
+      plan.smem_bytes > device.smem_per_block - 1024)
+    return refuse(reason::kManyWeights);
+  if (plan.blocks > INT32_MAX) return refuse(reason::kManyBlocks);
+  plan.usable = true;
   return plan;
 }
 
@@ -4643,10 +4743,10 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
     plan.reason = reason;
     return plan;
   };
-  if (p.stride_h * p.stride_w > kMaxPhases) return refuse("more than 16 stride phases");
+  if (p.stride_h * p.stride_w > kMaxPhases) return refuse(reason::kManyPhases);
   const int64_t limit = int64_t(1) << 30;
   if (p.batch * p.groups > limit || p.in_h > limit || p.in_w > limit || p.out_h > limit || p.out_w > limit)
-    return refuse("an extent over 2^30");
+    return refuse(reason::kLongExtent);
   plan.num_groups = static_cast<int>(p.groups);
   plan.in_channels_per_group = static_cast<int>(p.in_channels / p.groups);
   plan.out_channels_per_group = static_cast<int>(p.out_channels / p.groups);
@@ -4678,7 +4778,7 @@ inline Plan plan_geometry(const ConvTransposeLayer& p) {
       plan.kernel_step_w = w.tap_step;
     }
   }
-  if (plan.last_tapped_phase < 0) return refuse("no phase has taps");
+  if (plan.last_tapped_phase < 0) return refuse(reason::kNoTaps);
   plan.col_offset = p.in_w % kVectorPixels == 0 ? round_down(leftmost, kVectorPixels) : leftmost;
   for (int i = 0; i < plan.num_phases; ++i) {
     if (plan.phases[i].taps_h == 0) continue;
@@ -4828,7 +4928,7 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
   if (!geometry.usable) return geometry;
   Plan best = geometry;
   best.usable = false;
-  best.reason = "no tile whose window fits in shared memory";
+  best.reason = reason::kNoHopperTile;
   for (const Shape& shape : kShapes) {
     if (!serves(shape, outputs, sixteen_bit)) continue;
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
@@ -4861,10 +4961,10 @@ namespace hopper {
 
 // Why no kernel for Hopper can run a call on a device, or null.
 inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) {
-  if (device.compute_major != 9 || device.compute_minor != 0) return "not a compute capability 9.0 device";
+  if (device.compute_major != 9 || device.compute_minor != 0) return reason::kNotHopper;
   const bool sixteen_bit = call.dtype == kFloat16 || call.dtype == kBFloat16;
   if (sixteen_bit || (call.dtype == kFloat32 && call.math == kMathTF32)) return nullptr;
-  return "neither fp32 with TF32 allowed nor fp16 nor bf16";
+  return call.dtype == kFloat64 ? reason::kFP64 : reason::kStrictFP32;
 }
 
 // The plan of a call on a device, or an unusable one with the reason.
@@ -5082,10 +5182,16 @@ const Plan& remembered_plan(const ConvCall& call) {
 namespace tconv {
 namespace cuda {
 
+// Why kernels that are faster where they run do not: null of those that do, and of slower ones.
+struct WhyNot {
+  const char *hopper, *portable, *direct;
+};
+
 struct KernelPlan {
-  int64_t status;  // kOk, or why the call cannot be done
+  int64_t status;      // kOk, or why the call cannot be done
+  const char* reason;  // the same in words, where there are
   KernelChoice kernel;
-  const char* reason;
+  WhyNot why_not;
   TileGeometry geometry;  // kPortable
   hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
@@ -5120,10 +5226,9 @@ inline bool has_no_outputs(const ConvTransposeLayer& p) {
   return p.batch == 0 || p.out_channels == 0 || p.out_h <= 0 || p.out_w <= 0;
 }
 
-inline KernelPlan plain_plan(const ConvCall& call, const char* reason) {
+inline KernelPlan plain_plan(const ConvCall& call) {
   KernelPlan plan{};
   plan.kernel = kPlain;
-  plan.reason = reason;
   plan.num_partials = plain_blocks_per_plane(call.layer);
   return plan;
 }
@@ -5151,38 +5256,35 @@ inline bool add_fallback(KernelPlan& plan, const ConvCall& call, const DeviceLim
 
 // The direct kernel's plan, or one whose status and reason say why not.
 inline KernelPlan direct_plan(const ConvCall& call) {
-  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, "fp64 has the plain kernel");
+  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, reason::kFP64);
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  if (status != kOk) return failed_plan(status, nullptr);
   KernelPlan plan{};
   plan.direct = plan_direct(call.layer, fits_32_bit_indices(call.layer), device);
-  if (!plan.direct.usable)
-    return failed_plan(kUnsupportedKernel, "a stride over 8, weights that do not fit shared memory, or 64-bit indices");
+  if (!plan.direct.usable) return failed_plan(kUnsupportedKernel, plan.direct.reason);
   plan.kernel = kDirect;
-  plan.reason = "few channels per group";
   plan.num_partials = plan.direct.num_partials(call.layer);
   return plan;
 }
 
-// The portable kernel's plan, or a plain one with the reason why not.
+// The portable kernel's plan, or one whose status and reason say why not.
 inline KernelPlan portable_plan(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
-  if (call.dtype == kFloat64) return plain_plan(call, "fp64 has no tensor-core path");
-  if (!fits_32_bit_indices(p)) return plain_plan(call, "a sample or its strides need 64-bit indices");
+  if (call.dtype == kFloat64) return failed_plan(kUnsupportedKernel, reason::kFP64);
+  if (!fits_32_bit_indices(p)) return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return failed_plan(status, "the device cannot be queried");
-  if (device.compute_major < 8) return plain_plan(call, "the device has no TF32 and bf16 tensor cores");
+  if (status != kOk) return failed_plan(status, nullptr);
+  if (device.compute_major < 8) return failed_plan(kUnsupportedKernel, reason::kNoTensorCores);
   return with_portable_config(call, [&](auto config) {
     using Config = decltype(config);
     KernelPlan plan{};
     plan.workspace_bytes = PortableWorkspace<Config>(p).total_bytes;
     if (!choose_geometry<Config>(p, portable_tiles_elsewhere<Config>(p), tile_limits(device), &plan.geometry) ||
         !add_fallback(plan, call, device))
-      return plain_plan(call, "no tile fits this device's shared memory");
+      return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
     plan.kernel = kPortable;
-    plan.reason = "tensor cores";
     plan.num_partials = portable_num_partials(p, plan.geometry);
     return plan;
   });
@@ -5193,27 +5295,27 @@ template <hopper::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
   DeviceLimits device;
   const int64_t status = query_device_limits(&device);
-  if (status != kOk) return failed_plan(status, "the device cannot be queried");
+  if (status != kOk) return failed_plan(status, nullptr);
   const hopper::Plan hopper = hopper::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
   if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
-    return failed_plan(kUnsupportedKernel, "a sample or its strides need 64-bit indices");
+    return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   KernelPlan plan{};
   plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
-  if (!add_fallback(plan, call, device))
-    return failed_plan(kUnsupportedKernel, "no tile of the fallback fits this device's shared memory");
+  if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
   plan.kernel = kHopper;
-  plan.reason = "wgmma";
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
   return plan;
 }
 
-// The Hopper kernel multiplies 64 output channels by 16 input channels at a time: with few of one of the two it is
-// still ahead, with few of both it is behind, and where it would store every third column.
-inline bool hopper_pays(const ConvTransposeLayer& p) {
+// Why the Hopper kernel does not pay, or null. It multiplies 64 output channels by 16 input channels at a time: with
+// few of one of the two it is still ahead, with few of both it is behind, and where it would store every third column.
+inline const char* hopper_is_slower(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
-  return in >= 4 && (in >= 16 || out >= 16) && p.stride_w <= 2;
+  if (in < 4) return reason::kFewInputChannels;
+  if (in < 16 && out < 16) return reason::kFewChannels;
+  return p.stride_w > 2 ? reason::kColumnsApart : nullptr;
 }
 
 // Products of an input and a weight, those that padding crops included.
@@ -5222,61 +5324,110 @@ inline double num_products(const ConvTransposeLayer& p) {
          p.kernel_w;
 }
 
-// Whether the rule has one launch answer in fp32, though TF32 is allowed: where PyTorch answers in fp32, too (few
-// channels a group), and where the tensor cores' way would take five launches for little.
-inline bool wants_one_launch(const ConvCall& call) {
+// Why the rule has one launch answer in fp32, though TF32 is allowed, or null: PyTorch answers in fp32, too (few
+// channels a group), or the tensor cores' way would take five launches for little.
+inline const char* wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
-  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return false;
-  return (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) || num_products(p) <= kFewProducts;
+  if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
+  if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
+  return num_products(p) <= kFewProducts ? reason::kFewProducts : nullptr;
 }
 
-template <Outputs kOutputs>
-KernelPlan choose_kernel_anew(const ConvCall& call) {
+// Why the rule takes no kernel of the tensor cores, or null.
+inline const char* few_products(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
-  if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, "unknown dtype");
-  if (has_no_outputs(p)) return plain_plan(call, "nothing to compute");
-  switch (call.kernel_choice) {
-    case kPlain: return plain_plan(call, "forced");
-    case kPortable: {
-      const KernelPlan plan = portable_plan(call);
-      return plan.status == kOk && plan.kernel != kPortable ? failed_plan(kUnsupportedKernel, plan.reason) : plan;
-    }
-    case kHopper: return hopper_plan<kOutputs>(call);
-    case kDirect: return direct_plan(call);
-    case kAuto: break;
-    default: return failed_plan(kUnsupportedKernel, "no such kernel in this build");
-  }
   // Split operands leave some 2^-21 of each product: of fewer products than these, fp32 units make less of an error.
   constexpr int64_t kLeastStrictProducts = 5;
   if (portable_numeric(call) == Numeric::kStrictFP32 &&
-      p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts) {
-    const KernelPlan plan = direct_plan(call);
-    return plan.status == kOk ? plan : plain_plan(call, "few products, in fp32");
-  }
-  if (wants_one_launch(call)) {
-    const KernelPlan plan = direct_plan(call);
-    if (plan.status == kOk) return plan;
-  }
+      p.in_channels / p.groups * p.kernel_h * p.kernel_w < kLeastStrictProducts)
+    return reason::kFewStrictProducts;
   // Products on padding are wasted; below this share a few real ones, one by one, are faster.
   constexpr double kMinUsefulFraction = 1.0 / 32;
   const double useful =
       with_portable_config(call, [&](auto config) { return portable_useful_fraction<decltype(config)>(p); });
-  if (useful < kMinUsefulFraction) {
-    const KernelPlan plan = direct_plan(call);
-    return plan.status == kOk ? plan : plain_plan(call, "too few channels per group to fill a tensor-core tile");
+  return useful < kMinUsefulFraction ? reason::kMostlyPadding : nullptr;
+}
+
+// The plan without its why_not: of the forced kernel, or why it cannot be.
+template <Outputs kOutputs>
+KernelPlan forced_plan(const ConvCall& call) {
+  switch (call.kernel_choice) {
+    case kPlain: return plain_plan(call);
+    case kPortable: return portable_plan(call);
+    case kHopper: return hopper_plan<kOutputs>(call);
+    case kDirect: return direct_plan(call);
+    default: return failed_plan(kUnsupportedKernel, reason::kNoSuchKernel);
   }
-  if (hopper_pays(p)) {
+}
+
+// Why the Hopper kernel can run no layer with this call's device and numbers, or null.
+inline const char* hopper_never_runs(const ConvCall& call) {
+  DeviceLimits device;
+  return query_device_limits(&device) == kOk ? hopper::cannot_run(call, device) : nullptr;
+}
+
+// The plan of the kernel that the rule takes.
+template <Outputs kOutputs>
+KernelPlan plan_by_rule(const ConvCall& call) {
+  const char* const never = hopper_never_runs(call);
+  const auto with_reasons = [&](KernelPlan plan, const char* hopper, const char* portable, const char* direct) {
+    plan.why_not = {never != nullptr ? never : hopper, portable, direct};
+    return plan;
+  };
+  const char* const one_launch = wants_one_launch(call);
+  if (one_launch != nullptr) {
+    const KernelPlan plan = direct_plan(call);
+    if (plan.status == kOk) return with_reasons(plan, one_launch, one_launch, nullptr);
+  }
+  const char* const few = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
+  if (few != nullptr) {
+    const KernelPlan plan = direct_plan(call);
+    if (plan.status == kOk) return with_reasons(plan, few, few, nullptr);
+    return with_reasons(plain_plan(call), few, few, plan.reason);
+  }
+  const char* no_hopper = hopper_is_slower(call.layer);
+  if (no_hopper == nullptr) {
     const KernelPlan plan = hopper_plan<kOutputs>(call);
     if (plan.status == kOk) return plan;
+    no_hopper = plan.reason;
   }
-  return portable_plan(call);
+  const KernelPlan plan = portable_plan(call);
+  if (plan.status != kUnsupportedKernel) return with_reasons(plan, no_hopper, nullptr, nullptr);
+  return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
+}
+
+template <Outputs kOutputs>
+KernelPlan choose_kernel_anew(const ConvCall& call) {
+  if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, nullptr);
+  if (has_no_outputs(call.layer)) return plain_plan(call);
+  if (call.kernel_choice == kAuto) return plan_by_rule<kOutputs>(call);
+  KernelPlan plan = forced_plan<kOutputs>(call);
+  if (plan.kernel != kHopper) plan.why_not.hopper = reason::kForced;
+  if (plan.kernel == kDirect || plan.kernel == kPlain) plan.why_not.portable = reason::kForced;
+  if (plan.kernel == kPlain) plan.why_not.direct = reason::kForced;
+  return plan;
 }
 
 // Which kernel a call gets, why, and what it needs.
 template <Outputs kOutputs>
 const KernelPlan& choose_kernel(const ConvCall& call) {
   return remembered_plan<KernelPlan, choose_kernel_anew<kOutputs>>(call);
+}
+
+// What a plan says of itself. `to`: null, or where.
+inline void explain(const KernelPlan& plan, Explanation* to) {
+  if (to == nullptr) return;
+  if (plan.status != kOk) return to->fail(plan.reason);
+  switch (plan.kernel) {
+    case kHopper: to->kernel = "hopper"; break;
+    case kPortable: to->kernel = "portable"; break;
+    case kDirect: to->kernel = "direct"; break;
+    default: to->kernel = "plain";
+  }
+  to->rule_out("hopper", plan.why_not.hopper);
+  to->rule_out("portable", plan.why_not.portable);
+  to->rule_out("direct", plan.why_not.direct);
 }
 
 template <Outputs kOutputs>
@@ -5331,8 +5482,9 @@ inline int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, const
 template <Outputs kOutputs>
 int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, void* workspace) {
   const KernelPlan plan = choose_kernel<kOutputs>(call);
+  if (has_no_outputs(call.layer)) return plan.status;
+  explain(plan, call.explanation);
   if (plan.status != kOk) return plan.status;
-  if (has_no_outputs(call.layer)) return kOk;
   if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
@@ -5347,16 +5499,21 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 }  // namespace cuda
 }  // namespace tconv
 
-constexpr auto kOutputs = tconv::cuda::Outputs::kAlone;
+namespace tconv {
+namespace cuda {
+constexpr auto kOutputs = Outputs::kAlone;
+}  // namespace cuda
+}  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
-  return tconv::cuda::conv_workspace_bytes<kOutputs>(call->conv);
+  return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
-  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<kOutputs>(conv)) return tconv::kWorkspaceTooSmall;
-  return tconv::cuda::launch_conv_transpose<kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
+  if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
+    return tconv::kWorkspaceTooSmall;
+  return tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
@@ -5446,18 +5603,26 @@ namespace cpu {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
-// The widest that the machine has and `kernel_choice` allows.
-inline Isa pick_isa([[maybe_unused]] int64_t kernel_choice) {
+// What the machine has of the instructions that Isa's names stand for.
+struct CpuFeatures {
+  bool avx2, avx512;
+};
+
+inline CpuFeatures cpu_features() {
 #if TCONV_HAVE_X86_VECTORS
-  if (kernel_choice != kAuto && kernel_choice != kAtMostAvx2) return Isa::kBaseline;
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kBaseline;
-  if (kernel_choice == kAuto && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    return Isa::kAvx512;
-  return Isa::kAvx2;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return {avx2, avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")};
 #else
-  return Isa::kBaseline;
+  return {false, false};
 #endif
+}
+
+// The widest that the machine has and `kernel_choice` allows.
+inline Isa pick_isa(int64_t kernel_choice, CpuFeatures features = cpu_features()) {
+  if (kernel_choice == kAuto && features.avx512) return Isa::kAvx512;
+  if ((kernel_choice == kAuto || kernel_choice == kAtMostAvx2) && features.avx2) return Isa::kAvx2;
+  return Isa::kBaseline;
 }
 
 #if TCONV_HAVE_X86_VECTORS
@@ -5564,6 +5729,95 @@ struct ConvOutputs {
 // of the call (CUDA) or on the host (CPU).
 // Vectors and tensors have the call's dtype unless stated.
 
+// ---- kernels_src/explanation.h
+// What a call tells of itself if it is asked to: the kernel that it takes, and why it takes none of the faster ones.
+// Host only.
+
+// ---- kernels_src/reasons.h
+// Why a kernel does not run a call, in words: what TCONV_EXPLAIN=1 and refusals say. Host only.
+
+namespace tconv {
+namespace reason {
+
+// Of any kernel.
+inline constexpr const char* kForced = "TCONV_KERNEL forces another kernel";
+inline constexpr const char* kNoSuchKernel = "this device and pattern have no such kernel";
+inline constexpr const char* kFP64 = "fp64 is computed by the plain kernel alone";
+inline constexpr const char* kLongIndices = "a sample or its strides need 64-bit indices";
+
+// Of kernels for tensor cores: the rule has the direct or the plain kernel take the call.
+inline constexpr const char* kFewStrictProducts =
+    "fewer than 5 products an output, which fp32 units add with less error";
+inline constexpr const char* kFewGroupChannels =
+    "groups of at most 8 input channels, which are answered in fp32, as by PyTorch";
+inline constexpr const char* kFewProducts = "at most 2^20 products, for which one launch takes less time";
+inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
+
+// Of the Hopper kernel, and what holds or pools its outputs on the chip.
+inline constexpr const char* kNotHopper = "the device's compute capability is not 9.0";
+inline constexpr const char* kStrictFP32 = "fp32 with TF32 forbidden";
+inline constexpr const char* kFewInputChannels = "fewer than 4 input channels a group";
+inline constexpr const char* kFewChannels = "fewer than 16 input and 16 output channels a group";
+inline constexpr const char* kColumnsApart = "slower where the stride is over two columns";
+inline constexpr const char* kManyPhases = "more than 16 stride phases";
+inline constexpr const char* kLongExtent = "an extent over 2^30";
+inline constexpr const char* kNoTaps = "no output has a tap";
+inline constexpr const char* kNoHopperTile = "no tile fits: shared memory or 32-bit lengths";
+inline constexpr const char* kStridesOrGroups = "strides or groups";
+inline constexpr const char* kOver64Channels = "more than 64 channels";
+inline constexpr const char* kLongWeightRow = "a row of weights does not fit in shared memory";
+inline constexpr const char* kLargeSample = "a sample's outputs do not fit the shared memory of all processors";
+inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
+inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
+inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
+inline constexpr const char* kNoWholeWindow = "no whole pooling window";
+
+// Of the portable kernel.
+inline constexpr const char* kNoTensorCores = "the device has no tensor cores for TF32 and bf16";
+inline constexpr const char* kNoPortableTile = "no tile fits: shared memory or number of blocks";
+
+// Of the direct kernel.
+inline constexpr const char* kWideStride = "a stride over 8";
+inline constexpr const char* kManyWeights =
+    "the weights of a few output channels do not fit in half of the shared memory";
+inline constexpr const char* kManyBlocks = "more than 2^31 blocks";
+inline constexpr const char* kForFewChannels = "slower unless channels are few";
+
+// On a CPU.
+inline constexpr const char* kNoAvx512 = "the processor has no AVX-512 (F, DQ, BW, VL)";
+inline constexpr const char* kNoAvx2 = "the processor has no AVX2 with FMA";
+inline constexpr const char* kNonFiniteWeights =
+    "a weight is infinite or NaN, which tiles would multiply by absent inputs' zeros";
+
+}  // namespace reason
+}  // namespace tconv
+
+namespace tconv {
+
+struct Explanation {
+  static constexpr int kMost = 8;
+  struct RuledOut {
+    const char* kernel;
+    const char* why;
+  };
+
+  const char* kernel = nullptr;  // null where there is nothing to compute
+  const char* way = "";          // what is done with its outputs, where a pattern has several ways
+  RuledOut ruled_out[kMost];     // kernels that are faster, where they run
+  int num_ruled_out = 0;
+  const char* failure = nullptr;  // why no kernel may take the call
+
+  // `why` null: the kernel was not ruled out.
+  void rule_out(const char* name, const char* why) {
+    if (why != nullptr && num_ruled_out < kMost) ruled_out[num_ruled_out++] = {name, why};
+  }
+  void fail(const char* why) {
+    if (failure == nullptr) failure = why;
+  }
+};
+
+}  // namespace tconv
 // ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
@@ -5658,7 +5912,8 @@ struct ConvCall {
   void* out;                                        // contiguous NCHW
   void* workspace;                                  // workspace_bytes, 256-byte aligned
   int64_t workspace_bytes;
-  void* stream;  // CUDA only
+  void* stream;              // CUDA only
+  Explanation* explanation;  // to be filled, or null
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
@@ -6536,6 +6791,7 @@ class PackedConvTranspose {
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
   int64_t num_partials() const { return plan_.first_block.back(); }
+  bool has_finite_weights() const { return finite_weights_; }  // once packed
 
   void pack() {
     const float* weight = static_cast<const float*>(call_.weight);
@@ -6679,6 +6935,33 @@ class PackedConvTranspose {
 
 }  // namespace cpu
 }  // namespace tconv
+// ---- kernels_src/cpu/explain.h
+// What a convolution on a CPU says of itself.
+
+
+namespace tconv {
+namespace cpu {
+
+// `no_tiles`: null where the vectorised kernel runs, or why it does not.
+inline void explain(const ConvCall& call, const char* no_tiles, CpuFeatures features = cpu_features()) {
+  Explanation* const to = call.explanation;
+  if (to == nullptr) return;
+  const Isa isa = pick_isa(call.kernel_choice, features);
+  to->kernel = "plain";
+  if (no_tiles == nullptr) to->kernel = isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "portable";
+  const auto why_not = [&](Isa wider, bool allowed, const char* not_here) -> const char* {
+    if (no_tiles != nullptr) return no_tiles;
+    if (isa >= wider) return nullptr;
+    return allowed ? not_here : reason::kForced;
+  };
+  const bool free = call.kernel_choice == kAuto;
+  to->rule_out("avx512", why_not(Isa::kAvx512, free, reason::kNoAvx512));
+  to->rule_out("avx2", why_not(Isa::kAvx2, free || call.kernel_choice == kAtMostAvx2, reason::kNoAvx2));
+  to->rule_out("portable", no_tiles);
+}
+
+}  // namespace cpu
+}  // namespace tconv
 
 namespace tconv {
 namespace cpu {
@@ -6686,8 +6969,9 @@ namespace cpu {
 // kOk, or why this call cannot run here. fp16 and bf16 arrive as fp32.
 inline int64_t check_call(const ConvCall& call) {
   if (call.dtype != kFloat32 && call.dtype != kFloat64) return kUnsupportedDType;
-  if (call.kernel_choice == kHopper || call.kernel_choice == kDirect) return kUnsupportedKernel;
-  return kOk;
+  if (call.kernel_choice != kHopper && call.kernel_choice != kDirect) return kOk;
+  if (call.explanation != nullptr) call.explanation->fail(reason::kNoSuchKernel);
+  return kUnsupportedKernel;
 }
 
 // A convolution that is run on up to `samples_at_once` samples at a time. With a null workspace it only measures.
@@ -6708,6 +6992,7 @@ class ConvTranspose {
   // Once per call, before run.
   void pack() {
     if (packed_) packed_->pack();
+    explain(call_, why_no_tiles());
   }
 
   void run(const ConvOutputs<T>& outputs) const {
@@ -6717,6 +7002,13 @@ class ConvTranspose {
   }
 
  private:
+  // Null where tiles are computed.
+  const char* why_no_tiles() const {
+    if (std::is_same<T, double>::value) return reason::kFP64;
+    if (!packed_) return reason::kForced;
+    return packed_->has_finite_weights() ? nullptr : reason::kNonFiniteWeights;
+  }
+
   const ConvCall& call_;
   std::unique_ptr<PackedConvTranspose> packed_;
 };
@@ -7176,6 +7468,68 @@ inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, cons
 
 }  // namespace binding
 }  // namespace tconv
+// ---- kernels_src/binding/explain.h
+// TCONV_EXPLAIN=1: which kernel a call takes and why no faster one, a line on standard error for each kind of call.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+
+namespace tconv {
+namespace binding {
+
+// The environment is read by the first call that works.
+inline bool explains() {
+  static const bool wanted = [] {
+    const char* const value = std::getenv("TCONV_EXPLAIN");
+    if (value == nullptr || std::strcmp(value, "0") == 0) return false;
+    if (std::strcmp(value, "1") == 0) return true;
+    refuse_value("TCONV_EXPLAIN must be 0 or 1, got '", value, "'");
+  }();
+  return wanted;
+}
+
+// The layer and how it is computed.
+inline std::string signature(const ConvCall& call, const Device& device) {
+  const ConvTransposeLayer& p = call.layer;
+  const auto pair = [](const char* name, int64_t h, int64_t w) { return joined(", ", name, " ", h, "x", w); };
+  std::string text = joined("input ", p.batch, "x", p.in_channels, "x", p.in_h, "x", p.in_w, ", output ",
+                            p.out_channels, "x", p.out_h, "x", p.out_w);
+  text += pair("kernel", p.kernel_h, p.kernel_w) + pair("stride", p.stride_h, p.stride_w) +
+          pair("padding", p.padding_h, p.padding_w) + pair("dilation", p.dilation_h, p.dilation_w);
+  text += joined(", groups ", p.groups, ", in ", dtype_name(torch_dtype(call.dtype)));
+  if (call.dtype == kFloat32 && !device.is_cpu()) text += call.math == kMathTF32 ? " with TF32" : " without TF32";
+  return joined(text, " on ", device.name());
+}
+
+inline std::string line_of(const ConvCall& call, const Device& device, const Explanation& told) {
+  std::string text = joined("tconv: ", signature(call, device), ": ", told.kernel == nullptr ? "nothing" : told.kernel);
+  if (*told.way != 0) text += joined(", ", told.way);
+  const char* why = nullptr;
+  for (int i = 0; i < told.num_ruled_out; ++i) {
+    const Explanation::RuledOut& out = told.ruled_out[i];
+    const bool ends = i + 1 == told.num_ruled_out || told.ruled_out[i + 1].why != out.why;
+    text += joined(why == out.why ? " or " : "; not ", out.kernel);
+    if (ends) text += joined(": ", out.why);
+    why = out.why;
+  }
+  return text + "\n";
+}
+
+inline void tell(const ConvCall& call, const Device& device, const Explanation& told) {
+  static std::mutex mutex;
+  static std::unordered_set<std::string> known;
+  const std::string line = line_of(call, device, told);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (known.insert(line).second) std::fputs(line.c_str(), stderr);
+}
+
+}  // namespace binding
+}  // namespace tconv
 // ---- kernels_src/binding/kernel_names.h
 // TCONV_KERNEL: the names of the kernels that can be forced.
 
@@ -7229,10 +7583,11 @@ inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool t
   return call;
 }
 
-[[noreturn]] inline void raise_failure(int64_t status, const char* error) {
+// `why`: of a forced kernel that cannot run, or empty; `error`: of a status that is CUDA's.
+[[noreturn]] inline void raise_failure(int64_t status, const std::string& why, const char* error) {
   switch (status) {
     case kUnsupportedDType: refuse("the kernel does not support this dtype");
-    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer", why);
     case kWorkspaceTooSmall: refuse("the workspace is too small");
     default: break;
   }
@@ -7248,11 +7603,23 @@ struct Half {
   const char* (*error_string)(int64_t);
 };
 
+// Behind an error's text, why a forced kernel cannot run the call: asked once more, as that runs nothing.
+template <typename Call>
+std::string why_not(int64_t status, Call call, const Half<Call>& half) {
+  if (status != kUnsupportedKernel) return "";
+  Explanation told;
+  call.conv.explanation = &told;
+  half.run(&call);
+  return told.failure == nullptr ? "" : joined(": ", told.failure);
+}
+
 // call: filled but for workspace, threads and stream.
 template <typename Call>
 void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  Explanation told;
+  if (explains()) call.conv.explanation = &told;
   const int64_t needed = half.workspace_bytes(&call);
-  if (needed < 0) raise_failure(needed, "");
+  if (needed < 0) raise_failure(needed, why_not(needed, call, half), "");
   OptionalTensor block;
   std::vector<char> small;
   if (needed > 0) {
@@ -7270,7 +7637,8 @@ void run_with_workspace(Call& call, const Device& device, const Half<Call>& half
     call.conv.workspace_bytes = needed;
   }
   const int64_t status = half.run(&call);
-  if (status != kOk) raise_failure(status, half.error_string(status));
+  if (status != kOk) raise_failure(status, why_not(status, call, half), half.error_string(status));
+  if (call.conv.explanation != nullptr) tell(call.conv, device, told);
 }
 
 #if defined(TCONV_WITH_CUDA)
@@ -7326,17 +7694,25 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
 }  // namespace tconv
 
 // STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
 #define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
 #define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
 #if defined(__GNUC__) && !defined(__clang__)
 #define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
 #else
 #define TCONV_END_OF_OPERATOR
 #endif
-#define TCONV_REGISTER(SCHEMA)                                                                      \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("run", &tconv::binding::run); }  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("run", &tconv::binding::run); } \
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR
 // ---- kernels_src/binding/stack.h
 // The operator's arguments as PyTorch hands them over, and its result.
@@ -7495,14 +7871,13 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_REGISTER("run(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
+TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 """
 
 _SLUG = '65_conv_transpose_3x7'
+_CALL = ''
 _NUM_VECTORS = 0
-_COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
-_COMPILED_IN = ('zeros',)
-_DIGEST = 'fdd45f2322fb5fb29a4c428230c146fddedf7fa110e461b30d7f0982941a531d'
+_DIGEST = '510b169e54f86e765b8c29ba662ce6240deebc10e9786f844782e30358705da8'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -7516,6 +7891,19 @@ def _require_constants(names: tuple, compiled: tuple, *given) -> None:
                     f"this solution was generated for {name} = {constant!r}, the model has "
                     f"{value!r}: generate it again from a reference that sets it"
                 )
+
+
+def _checked_at_construction(model_class, require) -> None:
+    """Has every construction of `model_class` end with require(model)."""
+    construct = model_class.__init__
+
+    @_functools.wraps(construct)
+    def __init__(self, *args, **kwargs):
+        construct(self, *args, **kwargs)
+        if type(self) is model_class:
+            require(self)
+
+    model_class.__init__ = __init__
 
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -8029,39 +8417,44 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
     return 2 * batch * _math.prod(x_shape[-2:]) * _math.prod(weight_shape)
 
 
-def _register(schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward):
+def _register(
+    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
 
+    call: what tells this operator's names from those of others in the same text.
     run: the kernels, as kernels_src/binding/ defines them. traced: the operator `schema` that
     compilers and exporters see, which calls them; make_traced(run) is its implementation, fake its
     shapes, setup_context and backward those of torch.library.register_autograd.
     """
     namespace = getattr(torch.ops, _NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
+    if "_tconv_loaded" not in vars(namespace):
         _load_library()
+        namespace._tconv_loaded = True
+    run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
+    if f"_tconv_registry{call}" not in vars(namespace):
         registry = torch.library.Library(_NAMESPACE, "FRAGMENT")
-        name = schema.partition("(")[0]
         # flexible_layout: any strides of the input are read in place, so a compiler need not
         # restore eager's.
         registry.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-        implementation = _refusing_forward_mode(make_traced(make_run(namespace.run.default)))
+        implementation = _refusing_forward_mode(make_traced(make_run(run.default)))
         for key in ("CPU", "CUDA"):
             registry.impl(name, implementation, key)
         qualified = f"{_NAMESPACE}::{name}"
         torch.library.register_fake(qualified, fake, lib=registry)
-        torch.library.register_fake(f"{_NAMESPACE}::run", make_fake_run(fake), lib=registry)
+        torch.library.register_fake(f"{_NAMESPACE}::run{call}", make_fake_run(fake), lib=registry)
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([namespace.run, getattr(namespace, name)])(_count_flops)
-        namespace._tconv_registry = registry  # keeps them alive
-    return make_run(namespace.run.default), getattr(namespace, schema.partition("(")[0]).default
+        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
+    return make_run(run.default), getattr(namespace, name).default
 
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each.
 _SCHEMA = (
-    "conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
+    f"conv_transpose2d{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
     f"int[] output_padding, int[] dilation, int groups{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
 
@@ -8151,7 +8544,7 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
 
 
 _run, _traced = _register(
-    _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
@@ -8160,10 +8553,12 @@ _CHAIN = ()
 _INNER = (
     ('conv_transpose2d', _nn.ConvTranspose2d),
 )
+_COMPILED_NAMES = ('conv_transpose2d.padding_mode',)
+_COMPILED_IN = ('zeros',)
 
 
 class ModelNew(nn.Module):
-    """Model with forward as one fused operator; same parameters and state_dict."""
+    """Model with forward as fused operators; same parameters and state_dict."""
 
     def __init__(
         self,
@@ -8225,3 +8620,18 @@ def get_inputs():
 
 def get_init_inputs():
     return [in_channels, out_channels, kernel_size]
+
+
+def _require_compiled_in(self) -> None:
+    _require_inner_modules(
+        _INNER,
+        self._modules.get("conv_transpose2d"),
+    )
+    _require_constants(
+        _COMPILED_NAMES,
+        _COMPILED_IN,
+        self._modules.get("conv_transpose2d").padding_mode,
+    )
+
+
+_checked_at_construction(ModelNew, _require_compiled_in)

@@ -21,7 +21,7 @@ import torch.utils.cpp_extension as cpp_extension
 from generator.sources import KERNELS, resolve
 from tests.cuda_emulator.translate import HERE, translate
 
-HOPPER, AMPERE, FULL_HOPPER = 0, 1, 2  # runtime.h's devices
+HOPPER, AMPERE, FULL_HOPPER, TURING = range(4)  # runtime.h's devices
 # Device code, CUDA's headers too, reads words as other types.
 _FLAGS = "-std=c++17 -w -fPIC -march=native -fno-strict-aliasing -fno-gnu-unique".split()
 # What the operator calls, in place of the CPU half: the emulated CUDA half (translate.py).
@@ -55,9 +55,8 @@ def _compile(command: list, what: str) -> None:
 
 def build(text: str, folder: Path, optimise: str = "-O2") -> Path:
     """Compile the CUDA source of a solution's text for the CPU; the object file."""
-    return build_source(
-        re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1], folder, optimise
-    )
+    source = re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1]
+    return build_source(source, folder, optimise)
 
 
 def build_source(source: str, folder: Path, optimise: str = "-O2") -> Path:
@@ -161,6 +160,7 @@ class Emulated(EmulatedLibrary):
             mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=folder),
         ):
             exec(compile(text, "<emulated>", "exec"), namespace)
+        self.kernels = kernels  # the object file
         super().__init__(_loaded[namespace["_NAMESPACE"]])
 
     @property

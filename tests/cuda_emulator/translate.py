@@ -194,6 +194,7 @@ void emulator_set(int64_t device, int64_t seed, int64_t detect_races, int64_t to
   emu::num_launches = 0;
   emu::first_races.clear();
 }
+void emulator_set_idle(int64_t idle) { emu::idle = idle != 0; }
 int64_t emulator_races() { return emu::num_races; }
 int64_t emulator_launches() { return emu::num_launches; }
 const char* emulator_first_races() { return emu::first_races.c_str(); }

@@ -1,0 +1,159 @@
+"""One call of our operator as source of ModelNew.forward."""
+
+from generator.expressions import Expressions, module_path
+from generator.fuse import Fused, label, overload_of
+from generator.ir import Node, Value
+
+METHODS = {
+    "conv": (
+        "One kernel walks a tap table: outputs with the same residue modulo the stride share "
+        "their taps, so every "
+        "phase is a dense sliding product and no multiplication by an inserted zero is done. "
+        "Bias and element-wise "
+        "operations are applied to the accumulator before its only store."
+    ),
+    "conv_group_norm": (
+        "The convolution walks a tap table (outputs with the same residue modulo the stride "
+        "share their taps); bias, "
+        "element-wise operations and the moments that GroupNorm needs are computed while a "
+        "tile is on chip, so the "
+        "statistics cost no read of the output. Normalisation reads the moments and rewrites "
+        "the output once."
+    ),
+    "conv_batch_norm_pool_group_norm": (
+        "The convolution walks a tap table and gathers the moments of every channel for "
+        "BatchNorm. BatchNorm is "
+        "affine per channel and the activation never decreases, so max-pooling can come first "
+        "(the minimum where the "
+        "scale is negative): BatchNorm, activation and GroupNorm then work on the pooled "
+        "image only."
+    ),
+}
+_PARAMETERS = ("stride", "padding", "output_padding", "dilation", "groups")
+_DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+# Positions in aten.conv_transpose2d.input and aten.max_pool2d.default.
+_CONV = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_POOL = ("self", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+_NORM = ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled")
+
+
+class Modules:
+    """Local names of the modules that calls of ours read at run time."""
+
+    def __init__(self, taken: set[str]):
+        self._taken = set(taken)
+        self.names: dict[str, str] = {}  # by path
+
+    def name(self, path: str, wanted: str) -> str:
+        """The local variable that holds the module `path`."""
+        if path not in self.names:
+            name, count = wanted, 0
+            while name in self._taken:
+                count += 1
+                name = f"{wanted}_{count}"
+            self._taken.add(name)
+            self.names[path] = name
+        return self.names[path]
+
+
+def call_text(fused: Fused, suffix: str, text: Expressions, modules: Modules) -> str:
+    """The call, one argument a line."""
+    conv, channels = _convolution(fused.conv, text, modules)
+    vectors = [_vector(value, channels, text) for value in fused.vectors]
+    if fused.entry == "conv":
+        x, weight, bias, *parameters = conv
+        call = _call(f"_operator{suffix}", x, weight, bias, *parameters, *vectors)
+        if any(len(v.shape) == 4 for v in fused.vectors):
+            call = f"_with_batch_dimension({call})"
+        return call
+    group_norm = _group_norm(fused.rest[-1], text, modules)
+    if fused.entry == "conv_group_norm":
+        return _call(f"_operator{suffix}", *conv, *group_norm, *vectors)
+    norm, _, pool, _ = fused.rest
+    name = modules.name(norm.path, "batch_norm")
+    arguments = [
+        name,
+        *conv[:3],
+        f"({', '.join(conv[3:])})",
+        f"({', '.join(_max_pool(pool, text, modules))})",
+        f"({', '.join(group_norm)})",
+    ]
+    return _call(f"_forward_and_track{suffix}", *arguments)
+
+
+def modules_of(fused: Fused, modules: Modules) -> None:
+    """Gives the modules of a call their names, in the order in which they run."""
+    kinds = ["conv"] + (["batch_norm", "", "pool", "group_norm"] if len(fused.rest) == 4 else [])
+    nodes = [fused.conv, *fused.rest]
+    if fused.entry == "conv_group_norm":
+        kinds = ["conv", "group_norm"]
+    for node, kind in zip(nodes, kinds, strict=False):
+        if kind and node.op == "layer":
+            modules.name(node.path, kind)
+
+
+def summary(fused: Fused) -> str:
+    """The chain in words."""
+    return " -> ".join(map(label, fused.nodes))
+
+
+def _call(function: str, *arguments: str) -> str:
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    return f"{function}(\n{lines})"
+
+
+def _named(call: Node, names: tuple[str, ...]) -> dict:
+    return dict(zip(names, call.args, strict=False)) | call.kwargs
+
+
+def _convolution(node: Node, text: Expressions, modules: Modules) -> tuple[list[str], str]:
+    """(x, weight, bias, parameters as texts, the number of output channels as text)"""
+    if node.op == "layer":
+        name = modules.name(node.path, "conv")
+        parts = [f"{name}.{part}" for part in ("weight", "bias", *_PARAMETERS)]
+        return [text.argument(node.args[0]), *parts], f"{name}.out_channels"
+    given = _DEFAULTS | _named(node, _CONV)
+    weight = text.argument(given["weight"])
+    parts = [text.argument(given["input"]), weight, text.argument(given.get("bias"))]
+    for name in _PARAMETERS[:-1]:
+        value = given[name]
+        parts.append(_pair(value, text))
+    groups = text.argument(given["groups"])
+    return [*parts, groups], f"{weight}.shape[1] * {groups}"
+
+
+def _pair(value, text: Expressions) -> str:
+    """An int, or a list of one or two, as the text of a pair."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return text.argument(tuple(values * 2 if len(values) == 1 else values))
+
+
+def _vector(value: Value, channels: str, text: Expressions) -> str:
+    flat = f"{text.value(value)}.reshape(-1)"
+    one = all(size == 1 for size in value.shape)
+    return f"{flat}.expand({channels})" if one else flat
+
+
+def _group_norm(node: Node, text: Expressions, modules: Modules) -> list[str]:
+    if node.op == "layer":
+        name = modules.name(node.path, "group_norm")
+        return [f"{name}.{part}" for part in ("num_groups", "weight", "bias", "eps")]
+    given = {"weight": None, "bias": None, "eps": 1e-5} | _named(node, _NORM)
+    return [text.argument(given[part]) for part in ("num_groups", "weight", "bias", "eps")]
+
+
+def _max_pool(node: Node, text: Expressions, modules: Modules) -> list[str]:
+    if node.op == "layer":
+        name = modules.name(node.path, "pool")
+        return [f"{name}.{part}" for part in _POOL[1:]]
+    given = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
+    given |= _named(overload_of(node), _POOL)
+    if given["stride"] in (None, [], ()):
+        given["stride"] = given["kernel_size"]
+    pairs = [_pair(given[part], text) for part in _POOL[1:-1]]
+    return [*pairs, str(bool(given["ceil_mode"]))]
+
+
+def module_text(path: str) -> str:
+    """How forward looks a module up."""
+    return module_path(path)

@@ -1,0 +1,118 @@
+"""What becomes of every operator of a reference, in words."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+from generator.calls import summary
+from generator.errors import Refusal
+from generator.fuse import Fused, Plan, label
+from generator.ir import Node
+from generator.program import Program, read_program
+
+_TRANSPOSED = re.compile(r"ConvTranspose|conv_transpose")
+
+# Layers whose mean alone is asked for: mathematics would do without the convolution.
+_MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One operator: its text, and whether it stays PyTorch's."""
+
+    text: str
+    is_left: bool
+
+
+def explained(program: Program) -> list[Line]:
+    """A line for each operator of forward in training mode, then for those that eval mode has
+    otherwise.
+    """
+    lines = _lines(program, program.training)
+    known = {line.text for line in lines}
+    more = [line for line in _lines(program, program.evaluation) if line.text not in known]
+    lines += [Line(f"{line.text} (in eval mode)", line.is_left) for line in more]
+    return lines
+
+
+def report(program: Program) -> str:
+    """All of it, for a reader at a terminal."""
+    lines = [line.text for line in explained(program)]
+    count = len(program.kernels)
+    kernels = {0: "no kernel of ours", 1: "one kernel"}.get(count, f"{count} kernels")
+    calls = sum(isinstance(item, Fused) for item in program.training.items)
+    head = f"{program.reference.path}: {calls} fused calls, {kernels}"
+    return "\n".join([head, *(f"  {line}" for line in [*lines, *shortcuts(program)])])
+
+
+def table(folder: Path) -> str:
+    """A row for each reference below a folder whose text names a transposed convolution: what runs
+    in kernels of ours and what is left, in Markdown.
+    """
+    rows = ["| reference | in kernels of ours | left to PyTorch |", "| --- | --- | --- |"]
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "class Model" not in text or not _TRANSPOSED.search(text):
+            continue
+        name = path.relative_to(folder).as_posix()
+        try:
+            rows.append(f"| {name} | {' | '.join(_cells(read_program(path)))} |")
+        except Refusal as refusal:
+            rows.append(f"| {name} | refused | {str(refusal).replace('|', '/')} |")
+    return "\n".join(rows)
+
+
+def _cells(program: Program) -> tuple[str, str]:
+    plan = program.training
+    fused = [summary(item) for item in plan.items if isinstance(item, Fused)]
+    left = [
+        label(item)
+        for item in plan.items
+        if isinstance(item, Node) and not item.op.startswith(("python.", "aten.sym_"))
+    ]
+    return _counted(fused), _counted(left)
+
+
+def _counted(names: list[str]) -> str:
+    counts = {name: names.count(name) for name in names}
+    return (
+        ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
+        or "–"
+    )
+
+
+def _lines(program: Program, plan: Plan) -> list[Line]:
+    lines = []
+    for item in plan.items:
+        if isinstance(item, Fused):
+            index = list(program.kernels).index(item.headers)
+            where = f"kernel {index}" if len(program.kernels) > 1 else "the kernel"
+            for node in item.nodes:
+                lines.append(
+                    Line(f"{_place(node)}{label(node)}: in {where} of {summary(item)}", False)
+                )
+        elif not item.op.startswith(("python.", "aten.sym_")):
+            lines.append(Line(f"{_place(item)}{label(item)}: left, {plan.why[item]}", True))
+    return lines
+
+
+def _place(node: Node) -> str:
+    place = f"line {node.line}: " if node.line else ""
+    return f"{place}{node.path} " if node.path else place
+
+
+def shortcuts(program: Program) -> list[str]:
+    """Sentences on convolutions that mathematics could leave out and the generator does not."""
+    found = []
+    for plan in program.plans[:1]:
+        for fused in plan.fused:
+            readers = [
+                n for n in plan.items if isinstance(n, Node) and fused.result in n.operands()
+            ]
+            linear = all(step.kind in ("add", "sub", "mul", "div", "neg") for step in fused.steps)
+            if fused.entry == "conv" and linear and readers and readers[0].op in _MEANS:
+                found.append(
+                    f"{label(readers[0])} of {summary(fused)} could be had from sums of the input, "
+                    "without the convolution: it is computed, as the benchmark means it"
+                )
+    return found

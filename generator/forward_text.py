@@ -1,0 +1,147 @@
+"""The body of ModelNew.forward: calls of ours and PyTorch's operators, in the reference's order."""
+
+import ast
+import inspect
+import textwrap
+
+from generator.calls import Modules, call_text, modules_of
+from generator.expressions import Expressions, attribute_path
+from generator.fuse import Fused, Plan
+from generator.ir import Node, Region, Value, leaves
+from generator.reference import Reference
+
+
+class Names:
+    """Local variables of results; one is used again once nothing reads it any more, so that
+    forward keeps no tensor longer than the reference does.
+    """
+
+    def __init__(self, taken: set[str]):
+        self._taken, self._free, self._count = taken, [], 0
+
+    def take(self) -> str:
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        while f"v{self._count}" in self._taken:
+            self._count += 1
+        return f"v{self._count}"
+
+    def give(self, name: str) -> None:
+        self._free.append(name)
+
+
+def body(
+    reference: Reference, plan: Plan, suffixes: dict[tuple, str], modules: Modules, taken: set[str]
+) -> str:
+    """The statements of one mode, without indentation, the return last."""
+    text = Expressions(reference, device_of_inputs(plan))
+    names = Names(taken)
+    last_use = _last_uses(plan)
+    lines: list[str] = []
+    opened: tuple[Region, ...] = ()
+    for place, item in enumerate(plan.items):
+        regions = item.conv.regions if isinstance(item, Fused) else item.regions
+        if regions != opened:
+            lines += _switches(regions, opened, text)
+            opened = regions
+        call = _item_text(reference, item, suffixes, text, modules)
+        result = item.result
+        is_end = place + 1 == len(plan.items) and plan.outputs is result and not opened
+        for value in last_use.get(place, ()):
+            if value in text.names:
+                names.give(text.names[value])
+        if is_end:
+            statement = f"return {call}"
+        elif _is_read(result, last_use):
+            text.names[result] = names.take()
+            statement = f"{text.names[result]} = {call}"
+        else:
+            statement = call
+        lines.append(textwrap.indent(statement, "    " * len(regions)))
+        if is_end:
+            return "\n".join(lines)
+    lines.append(f"return {text.argument(plan.outputs)}")
+    return "\n".join(lines)
+
+
+def device_of_inputs(plan: Plan) -> str | None:
+    """The text of the device on which forward's inputs are."""
+    for item in plan.items:
+        nodes = item.nodes if isinstance(item, Fused) else [item]
+        for value in (v for node in nodes for v in node.operands()):
+            if value.kind == "input" and value.shape is not None:
+                return f"{Expressions.value(None, value)}.device"
+    return None
+
+
+def signature(reference: Reference) -> str:
+    """forward's parameters as the reference writes them; one plain tensor gets its annotation."""
+    parameters = list(inspect.signature(reference.model.forward).parameters.values())
+    if len(parameters) == 1 and parameters[0].default is inspect.Parameter.empty:
+        if parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            return f"self, {parameters[0].name}: torch.Tensor) -> torch.Tensor"
+    for node in ast.walk(reference.tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "forward":
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first == reference.forward_line or node.lineno == reference.forward_line:
+                return f"{ast.unparse(node.args)})"
+    return f"self, {', '.join(parameter.name for parameter in parameters)})"
+
+
+def _last_uses(plan: Plan) -> dict[int, list[Value]]:
+    """By the place of an item, the results that nothing reads after it."""
+    last: dict[Value, int] = {}
+    for place, item in enumerate(plan.items):
+        nodes = item.nodes if isinstance(item, Fused) else [item]
+        for node in nodes:
+            for value in node.operands():
+                last[value] = place
+    for value in leaves(plan.outputs):
+        last[value] = len(plan.items)
+    found: dict[int, list[Value]] = {}
+    for value, place in last.items():
+        found.setdefault(place, []).append(value)
+    return found
+
+
+def _is_read(value: Value, last_use: dict[int, list[Value]]) -> bool:
+    return any(value in values for values in last_use.values())
+
+
+def _item_text(
+    reference: Reference,
+    item: Fused | Node,
+    suffixes: dict[tuple, str],
+    text: Expressions,
+    modules: Modules,
+) -> str:
+    if isinstance(item, Fused):
+        modules_of(item, modules)
+        return call_text(item, suffixes[item.headers], text, modules)
+    if item.op == "layer":
+        layer = attribute_path(reference.model, item.path)
+        return f"{layer}({text.argument(item.args[0])})"
+    return text.call(item.op, item.args, item.kwargs)
+
+
+def _switches(
+    regions: tuple[Region, ...], opened: tuple[Region, ...], text: Expressions
+) -> list[str]:
+    """The `with` statements of regions that are not open yet."""
+    lines = []
+    shared = 0
+    while shared < min(len(regions), len(opened)) and regions[shared] is opened[shared]:
+        shared += 1
+    for depth, region in enumerate(regions[shared:], shared):
+        if region.kind == "grad":
+            switch = f"torch.set_grad_enabled({region.settings[0]})"
+        else:
+            device, dtype, enabled, caches = region.settings
+            given = [text.device_type(device)]
+            given += [f"dtype={dtype}"] if dtype is not None else []
+            given += [f"enabled={enabled}"]
+            given += [f"cache_enabled={caches}"] if caches is not None else []
+            switch = f"torch.autocast({', '.join(given)})"
+        lines.append("    " * depth + f"with {switch}:")
+    return lines

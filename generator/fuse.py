@@ -1,0 +1,372 @@
+"""Which operators run in one kernel call with a transposed convolution, and why others do not."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from generator import ops
+from generator.errors import Refusal
+from generator.front.layers import layer_class
+from generator.front.watch import Watch
+from generator.ir import Graph, Node, Value, leaves
+from generator.ops.record import ChannelVector, Number, Unary
+from generator.reference import Reference
+from generator.sources import MAX_CHANNEL_VECTORS
+from generator.step_table import Step
+
+TRANSPOSED = {
+    "aten.conv_transpose1d.default": "conv_transpose1d",
+    "aten.conv_transpose2d.input": "conv_transpose2d",
+    "aten.conv_transpose3d.input": "conv_transpose3d",
+}
+_ANCHOR = "aten.conv_transpose2d.input"
+_RECORDS = {record.module: record for record in ops.UNARY if record.module is not None}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclasses.dataclass(eq=False)
+class Fused:
+    """One call of our operator: the convolution and the nodes that it takes along.
+
+    `entry`: kernels_src/<device>/entry_<entry>.*; `steps`: what its element-wise nodes compute;
+    `vectors`: their per-channel operands, in the order of their indices; `rest`: the nodes of
+    norms, activation and pool behind them.
+    """
+
+    entry: str
+    conv: Node
+    elementwise: list[Node]
+    steps: list[Step]
+    vectors: list[Value]
+    rest: list[Node]
+    activation: Step | None = None  # in `rest`, where that begins with BatchNorm
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [self.conv, *self.elementwise, *self.rest]
+
+    @property
+    def result(self) -> Value:
+        return self.nodes[-1].result
+
+    @property
+    def headers(self) -> tuple:
+        """What makes one kernel of two calls: entry, steps, number of vectors, activation."""
+        steps = tuple((step.device, step.python) for step in self.steps)
+        activation = self.activation
+        return self.entry, steps, len(self.vectors), activation and activation.python
+
+
+@dataclasses.dataclass
+class Plan:
+    """The order of forward: calls of ours among nodes that stay PyTorch's, each left for the reason
+    that `why` gives.
+    """
+
+    items: list[Fused | Node]
+    why: dict[Node, str]
+    outputs: Any
+
+    @property
+    def fused(self) -> list[Fused]:
+        return [item for item in self.items if isinstance(item, Fused)]
+
+
+def hooks_of(module: nn.Module) -> list[str]:
+    """The kinds of hooks that a module has, in words."""
+    return [name.strip("_").replace("_", " ") for name in _HOOKS if getattr(module, name)]
+
+
+def overload_of(node: Node) -> Node | None:
+    """The one ATen call that a node is, itself or as a layer; None for a layer of several."""
+    if node.op != "layer":
+        return node
+    return node.inner[0] if len(node.inner) == 1 else None
+
+
+def fuse(reference: Reference, graph: Graph, watch: Watch) -> Plan:
+    """Takes every two-dimensional transposed convolution of the graph with what can follow it in
+    one kernel call.
+    """
+    return _Fusion(reference, graph).plan()
+
+
+@dataclasses.dataclass
+class _Read:
+    """What one node is behind a value: a step with its operand, or why it is none."""
+
+    step: Step | None = None
+    vector: Value | None = None
+    why: str = ""
+
+
+class _Fusion:
+    def __init__(self, reference: Reference, graph: Graph):
+        self._reference, self._graph = reference, graph
+        self._users = graph.users()
+        self._place = {node: place for place, node in enumerate(graph.nodes)}
+        self._why: dict[Node, str] = {}
+
+    def plan(self) -> Plan:
+        taken: dict[Node, Fused] = {}
+        for node in self._graph.nodes:
+            if node not in taken and self._is_anchor(node):
+                fused = self._grow(node)
+                taken |= dict.fromkeys(fused.nodes, fused)
+        items: list[Fused | Node] = []
+        for node in self._graph.nodes:
+            fused = taken.get(node)
+            if fused is None:
+                items.append(node)
+                self._why.setdefault(node, _why_left(node))
+            elif fused.conv is node:
+                items.append(fused)
+        left = {node: why for node, why in self._why.items() if node not in taken}
+        return Plan(items, left, self._graph.outputs)
+
+    def _is_anchor(self, node: Node) -> bool:
+        inner = next((n for n in node.inner if n.op == _ANCHOR), None)
+        if node.op != _ANCHOR and inner is None:
+            return False
+        if node.op == "layer":
+            module = self._reference.model.get_submodule(node.path)
+            if layer_class(module) is not nn.ConvTranspose2d:
+                return False
+            if hooks := hooks_of(module):
+                self._why[node] = f"it has {hooks[0]}, which PyTorch must run"
+                return False
+            if node.args[0] is not (inner.args[0] if inner.args else inner.kwargs["input"]):
+                self._why[node] = "it changes its input before it convolves"
+                return False
+        if node.result.dtype not in (
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+        ):
+            self._why[node] = f"the kernels compute no {node.result.dtype}"
+            return False
+        return True
+
+    def _next(self, value: Value, last: Node, anchor: Node) -> Node | None:
+        """The one node that reads `value`, where it can run with the anchor."""
+        users = self._users.get(value, [])
+        if len(users) != 1 or users[0] is None:
+            if len(users) > 1:
+                for user in users:
+                    if user is not None:
+                        self._why.setdefault(
+                            user, f"the result of {label(last)} is read {len(users)} times"
+                        )
+            return None
+        node = users[0]
+        if node.regions != anchor.regions:
+            self._why[node] = "it runs under another switch (no_grad or autocast)"
+            return None
+        for between in self._graph.nodes[self._place[anchor] + 1 : self._place[node]]:
+            if between not in self._members and _writes(between):
+                self._why[node] = f"{label(between)} writes to a tensor in between"
+                return None
+        return node
+
+    def _grow(self, conv: Node) -> Fused:
+        fused = Fused("conv", conv, [], [], [], [])
+        self._members = {conv}
+        last = conv
+        while True:
+            if (joined := self._softsign(last.result, conv)) is not None:
+                fused.elementwise += joined
+                fused.steps.append(_RECORDS[nn.Softsign].make())
+                self._members |= set(joined)
+                last = joined[-1]
+                continue
+            node = self._next(last.result, last, conv)
+            if node is None:
+                break
+            if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
+                self._why[node] = "it has hooks, which PyTorch must run"
+                break
+            read = self._step(node, last.result, fused)
+            if read.step is None:
+                if self._take_norms(fused, node):
+                    break
+                self._why[node] = read.why
+                break
+            if read.vector is not None:
+                if len(fused.vectors) == MAX_CHANNEL_VECTORS:
+                    self._why[node] = f"at most {MAX_CHANNEL_VECTORS} per-channel operands fit"
+                    break
+                fused.vectors.append(read.vector)
+            fused.elementwise.append(node)
+            fused.steps.append(read.step)
+            self._members.add(node)
+            last = node
+        return fused
+
+    def _step(self, node: Node, value: Value | None, fused: Fused | None = None) -> "_Read":
+        module = self._reference.model.get_submodule(node.path) if node.op == "layer" else None
+        record = _RECORDS.get(layer_class(module)) if module is not None else None
+        if record is None:
+            return _step(node, value, fused)
+        try:
+            return _Read(record.step_of_module(module))
+        except ValueError as error:
+            return _Read(why=f"it {error}")
+
+    def _softsign(self, value: Value, anchor: Node) -> list[Node] | None:
+        """v / (abs(v) + 1), which is what PyTorch's function softsign is."""
+        users = self._users.get(value, [])
+        ops_of = [user.op if user is not None else "" for user in users]
+        if sorted(ops_of) != ["aten.abs.default", "aten.div.Tensor"]:
+            return None
+        absolute, divided = sorted(users, key=lambda user: user.op)
+        (added,) = (
+            self._users.get(absolute.result, [])
+            if len(self._users.get(absolute.result, [])) == 1
+            else (None,)
+        )
+        if added is None or added.op != "aten.add.Tensor" or added.args[1:] != (1,):
+            return None
+        found = [absolute, added, divided]
+        if divided.args != (value, added.result) or self._users[added.result] != [divided]:
+            return None
+        same = all(node.regions == anchor.regions and not node.kwargs for node in found)
+        return found if same else None
+
+    def _take_norms(self, fused: Fused, node: Node) -> bool:
+        """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""
+        if self._is_group_norm(node):
+            fused.entry, fused.rest = "conv_group_norm", [node]
+            return True
+        if self._layer(node) is not nn.BatchNorm2d or fused.elementwise:
+            return False
+        nodes = [node]
+        for accepts in (self._is_rising, self._is_max_pool, self._is_group_norm):
+            self._members.add(nodes[-1])
+            following = self._next(nodes[-1].result, nodes[-1], fused.conv)
+            if following is None or not accepts(following):
+                self._members -= set(nodes)
+                return False
+            nodes.append(following)
+        fused.entry, fused.rest = "conv_batch_norm_pool_group_norm", nodes
+        fused.activation = self._step(nodes[1], None).step
+        return True
+
+    def _layer(self, node: Node) -> type[nn.Module] | None:
+        if node.op != "layer":
+            return None
+        module = self._reference.model.get_submodule(node.path)
+        kind = layer_class(module)
+        return None if hooks_of(module) else kind
+
+    def _is_group_norm(self, node: Node) -> bool:
+        if node.op == "layer":
+            return self._layer(node) is nn.GroupNorm
+        return node.op == "aten.group_norm.default" and isinstance(node.args[1], int)
+
+    def _is_max_pool(self, node: Node) -> bool:
+        if node.op == "layer":
+            return self._layer(node) is nn.MaxPool2d and overload_of(node) is not None
+        return node.op == "aten.max_pool2d.default" and not any(leaves(node.args[1:]))
+
+    def _is_rising(self, node: Node) -> bool:
+        if node.op == "layer" and self._layer(node) is None:
+            return False
+        read = self._step(node, None)
+        return read.step is not None and read.step.monotone and read.vector is None
+
+
+def _step(node: Node, value: Value | None, fused: Fused | None = None) -> _Read:
+    call = overload_of(node)
+    record = ops.by_overload(call.op) if call is not None else None
+    if record is None:
+        return _Read(why=_why_left(node))
+    try:
+        if isinstance(record, Unary):
+            if any(leaves((call.args[1:], call.kwargs))):
+                return _Read(why="it has a tensor where the kernels take a number")
+            return _Read(record.step_of_overload(call.op, call.args[1:], call.kwargs))
+        return _binary(record, call, value, fused)
+    except ValueError as error:
+        return _Read(why=f"it {error}")
+
+
+def _binary(record: ops.Binary, call: Node, value: Value | None, fused: Fused | None) -> _Read:
+    if call.kwargs.get("alpha", 1) != 1 or len(call.args) > 2:
+        return _Read(why="it scales its operand (alpha)")
+    left, right = [*call.args, *[v for k, v in call.kwargs.items() if k != "alpha"]][:2]
+    if value is None or (left is value) == (right is value):
+        return _Read(why="its operand is the same tensor")
+    other, swapped = (right, False) if left is value else (left, True)
+    swapped ^= call.op.removeprefix("aten.") in record.reversed_overloads
+    if not isinstance(other, Value):
+        if not record.takes_numbers:
+            return _Read(why="it takes no number")
+        return _Read(record.step(Number(other), swapped))
+    if why := _why_no_vector(other, value):
+        return _Read(why=why)
+    index = len(fused.vectors) if fused is not None else 0
+    return _Read(record.step(ChannelVector(index), swapped), other)
+
+
+def _why_no_vector(other: Value, value: Value) -> str:
+    if other.shape is None:
+        return "its operand is a number that forward computes"
+    if other.kind not in ("parameter", "buffer"):
+        return "its operand is no parameter or buffer"
+    if other.dtype != value.dtype:
+        return f"its operand is {other.dtype} beside {value.dtype}"
+    channels = value.shape[-3]
+    one = all(size == 1 for size in other.shape)
+    if one and len(other.shape) <= len(value.shape):
+        return ""
+    if other.shape in ((channels, 1, 1), (1, channels, 1, 1)):
+        return "" if len(other.shape) <= len(value.shape) else "it adds a dimension"
+    return f"its operand of shape {other.shape} is neither one value nor one for each channel"
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node may change a tensor that others see (a layer's own statistics are not)."""
+    inner = node.inner or (node,)
+    for call in inner:
+        packet, _, overload = call.op.removeprefix("aten.").partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if operator is None:
+            continue
+        for argument, given in zip(operator._schema.arguments, call.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and not (node.inner and _stored(given)):
+                return True
+    return False
+
+
+def _stored(given: Any) -> bool:
+    return isinstance(given, Value) and given.kind == "buffer"
+
+
+def label(node: Node) -> str:
+    """A node as a reader of the reference knows it."""
+    return node.layer or node.op.split(".")[1]
+
+
+def _why_left(node: Node) -> str:
+    call = overload_of(node) or node
+    if call.op in TRANSPOSED and call.op != _ANCHOR:
+        return "the kernels are for two dimensions"
+    name = next((n.op for n in node.inner if n.op in TRANSPOSED), call.op)
+    if name in TRANSPOSED and name != _ANCHOR:
+        return "the kernels are for two dimensions"
+    if ops.by_overload(call.op) is not None:
+        return "no transposed convolution comes right before it"
+    return "no kernel computes it"
+
+
+def require_transposed(reference: Reference, graph: Graph) -> None:
+    """Raises Refusal for a forward without any transposed convolution."""
+    if not any(call.op in TRANSPOSED for node in graph.nodes for call in (node, *node.inner)):
+        raise Refusal(
+            f"{reference.path}:{reference.forward_line}: forward calls no transposed convolution, "
+            "so there is nothing to generate"
+        )

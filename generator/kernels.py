@@ -1,0 +1,136 @@
+"""The sources and constants of the kernels that one solution calls."""
+
+import dataclasses
+import hashlib
+
+from generator.fuse import Fused
+from generator.program import Program
+from generator.runtime.several_calls import _repeated
+from generator.sources import (
+    cpu_source,
+    cuda_source,
+    gradient_cuda_source,
+    gradient_operator_source,
+    operator_source,
+    without_shared_lines,
+)
+from generator.step_table import activation_header, epilogue_header
+
+HEADERS = ("generated_epilogue.h", "generated_activation.h")
+
+
+@dataclasses.dataclass
+class Kernel:
+    """One operator of a solution: `suffix` tells its names from those of others."""
+
+    fused: Fused
+    suffix: str
+
+
+@dataclasses.dataclass
+class Kernels:
+    """`sources`: CUDA_SOURCE, CPU_SOURCE, OPERATOR_SOURCE; of several operators each holds what
+    _for_each_call (generator/runtime/several_calls.py) repeats.
+    """
+
+    all: list[Kernel]
+    sources: dict[str, str]
+
+    def held(self, name: str) -> str:
+        """A source as the solution's module holds it."""
+        text = f"\n{self.sources[name]}"
+        kinds = [self.entries.index(kernel.fused.entry) for kernel in self.all]
+        return _repeated(text, kinds) if len(kinds) > 1 else text
+
+    @property
+    def gradient_sources(self) -> dict[str, str]:
+        """Of the library of the gradients, which all operators share."""
+        if not self.all:
+            return {}
+        return {
+            "GRADIENT_CUDA_SOURCE": without_shared_lines(
+                gradient_cuda_source(), self.held("CUDA_SOURCE")
+            ),
+            "GRADIENT_OPERATOR_SOURCE": gradient_operator_source(),
+        }
+
+    @property
+    def suffixes(self) -> dict[tuple, str]:
+        """By what makes a kernel."""
+        return {kernel.fused.headers: kernel.suffix for kernel in self.all}
+
+    @property
+    def entries(self) -> list[str]:
+        """The kinds of calls, each once."""
+        return list(dict.fromkeys(kernel.fused.entry for kernel in self.all))
+
+    @property
+    def constants(self) -> dict[str, str]:
+        """What stands in for generator/runtime/generated.py."""
+        made = {}
+        if len(self.all) > 1:
+            kinds = [self.entries.index(kernel.fused.entry) for kernel in self.all]
+            made["_CALLS"] = f"({', '.join(map(str, kinds))})"
+        for kernel in self.all:
+            made[f"_CALL{kernel.suffix}"] = repr(kernel.suffix)
+            made |= _constants(kernel)
+        return made
+
+
+def sources(program: Program) -> Kernels:
+    """All kernels of a program; none where it calls none of ours."""
+    fused = list(program.kernels.values())
+    made = Kernels([Kernel(*pair) for pair in kernels_of(program)], {})
+    if not fused:
+        return made
+    headers = [_headers(f) for f in fused]
+    given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
+    for name, resolve in (
+        ("CUDA_SOURCE", cuda_source),
+        ("CPU_SOURCE", cpu_source),
+        ("OPERATOR_SOURCE", operator_source),
+    ):
+        made.sources[name] = resolve(made.entries, given)
+    return made
+
+
+def kernels_of(program: Program) -> list[tuple[Fused, str]]:
+    """Every kernel with the suffix of its names; none where it is alone."""
+    fused = list(program.kernels.values())
+    return [(f, f"_{index}" if len(fused) > 1 else "") for index, f in enumerate(fused)]
+
+
+def digest(source: str) -> str:
+    """SHA-256 of a source as the solution's module holds it."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _constants(kernel: Kernel) -> dict[str, str]:
+    fused, suffix = kernel.fused, kernel.suffix
+    if fused.activation is not None:
+        return {f"_ACTIVATION{suffix}": fused.activation.python}
+    steps = [step.python for step in fused.steps]
+    return {
+        f"_CHAIN{suffix}": f"({', '.join(steps)}{',' if steps else ''})",
+        f"_NUM_VECTORS{suffix}": str(len(fused.vectors)),
+    }
+
+
+def _headers(fused: Fused) -> dict[str, str]:
+    made = {"generated_epilogue.h": epilogue_header(fused.steps)}
+    if fused.activation is not None:
+        made["generated_activation.h"] = activation_header(fused.activation)
+    return made
+
+
+def _chosen(name: str, headers: list[dict[str, str]]) -> str:
+    """One text for all calls: what each includes, then the part of the call that is built."""
+    included: dict[str, None] = {}
+    parts = []
+    for index, header in enumerate(headers):
+        lines = header.get(name, "").splitlines()
+        included |= dict.fromkeys(line for line in lines if line.startswith("#include"))
+        rest = [line for line in lines if not line.startswith(("#include", "#pragma once"))]
+        if any(rest):
+            parts += [f"#if TCONV_CALL == {index}", *rest, "#endif"]
+    return "\n".join(["#pragma once", *included, *parts, ""])

@@ -1,0 +1,82 @@
+"""Everything that is decided about one reference before a line of its solution is written."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from generator.checks import Checks, checks
+from generator.errors import Refusal
+from generator.front.export import export
+from generator.front.lower import lower
+from generator.front.watch import Watch
+from generator.fuse import Fused, Plan, fuse, require_transposed
+from generator.reference import Reference, load_reference
+
+
+@dataclasses.dataclass
+class Program:
+    """`training` and `evaluation`: the plans of the two modes; `kernels`: one call of ours for each
+    kernel that differs from the others, by what makes it differ.
+    """
+
+    reference: Reference
+    training: Plan
+    evaluation: Plan
+    watch: Watch
+    checks: Checks
+    kernels: dict[tuple, Fused]
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [self.training, self.evaluation]
+
+
+def read_program(path: Path) -> Program:
+    """Loads, traces and fuses. Raises Refusal by name and line."""
+    return program_of(load_reference(path))
+
+
+def program_of(reference: Reference) -> Program:
+    """The same of a reference that is loaded."""
+    plans, watch = [], Watch()
+    for training in (True, False):
+        exported, seen = export(reference, training)
+        graph = lower(reference, exported, seen)
+        require_transposed(reference, graph)
+        plans.append(fuse(reference, graph, seen))
+        watch.merge(seen)
+    _require_a_call(reference, plans)
+    kernels: dict[tuple, Fused] = {}
+    for plan in plans:
+        for fused in plan.fused:
+            kernels.setdefault(fused.headers, fused)
+    made = checks(reference, plans, watch)
+    return Program(reference, *plans, watch, made, kernels)
+
+
+def _require_a_call(reference: Reference, plans: list[Plan]) -> None:
+    """Refuses a file without any call of ours where a hook alone is the reason."""
+    if any(plan.fused for plan in plans):
+        return
+    for plan in plans:
+        for node, why in plan.why.items():
+            if node.layer == "ConvTranspose2d" and "which PyTorch must run" in why:
+                raise Refusal(
+                    f"{reference.path}:{node.line}: {node.path} ({node.layer}): {why}, so nothing "
+                    "is left to generate: remove it, or use torch.nn.utils.parametrizations"
+                )
+
+
+@contextlib.contextmanager
+def ambient_kept() -> Iterator[None]:
+    """Restores what a reference may change of PyTorch while it is executed."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)

@@ -1,0 +1,90 @@
+"""Models of our own (tests/references/) as solutions with their kernels: what they compute, their
+gradients and what they keep are the reference's, in float64, in training and in eval mode.
+"""
+
+import os
+import re
+
+import pytest
+
+from generator.emit import solution_text
+from generator.errors import Refusal
+from generator.explain import explained
+from generator.program import read_program
+from generator.prove import prove
+from tests.solution_tools import REFERENCES, environment
+
+MODELS = sorted(path.stem for path in REFERENCES.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def build_folder(tmp_path_factory):
+    """Where models with the same kernels share a build."""
+    return os.environ.get("TORCH_EXTENSIONS_DIR") or tmp_path_factory.mktemp("models")
+
+
+def shared(text: str) -> str:
+    """The solution under a name that it shares with others of the same kernels and chains."""
+    text = re.sub(r"^_SLUG = .*$", "_SLUG = 'shared'", text, flags=re.MULTILINE)
+    chains = "".join(re.findall(r"^_(?:CHAIN|ACTIVATION).*$", text, re.MULTILINE))
+    return re.sub(r"^_DIGEST = .*$", lambda _: f"_DIGEST = {chains!r}", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_what_its_reference_does(name, build_folder, tmp_path):
+    program = read_program(REFERENCES / f"{name}.py")
+    text = shared(solution_text(program, tmp_path / "solution.py"))
+    with environment(TORCH_EXTENSIONS_DIR=build_folder):
+        prove(program, text, built=True)
+
+
+KERNELS = {
+    "dcgan_generator": (3, 2),
+    "unet": (2, 1),
+    "vae_decoder": (2, 2),
+    "two_heads": (4, 3),
+    "all_entries": (4, 4),
+    "shared_weights": (3, 3),
+    "residual_decoder": (3, 2),
+    "one_and_three_dimensions": (1, 1),
+    "volume_only": (0, 0),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_equal_calls_share_a_kernel(name):
+    program = read_program(REFERENCES / f"{name}.py")
+    assert (len(program.training.fused), len(program.kernels)) == KERNELS[name]
+
+
+def _left(lines: list[str]) -> str:
+    return next((line for line in lines if "ConvTranspose2d: left" in line), "")
+
+
+def test_every_transposed_convolution_of_two_dimensions_is_ours():
+    """But for one whose weight a hook computes."""
+    left = {}
+    for name in MODELS:
+        lines = [line.text for line in explained(read_program(REFERENCES / f"{name}.py"))]
+        if told := _left(lines):
+            left[name] = told
+    assert list(left) == ["old_weight_norm"] and "hooks" in left["old_weight_norm"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("torch.ops.aten.add_.Tensor(self.counter.calls, 1)", "None", r"state_dict.*counter.calls"),
+        ("torch.ops.aten.mul.Tensor(v2, self.scale)", "v2 * 2.5", "the result in training mode"),
+        ("set_grad_enabled(False)", "set_grad_enabled(True)", "would (differ|fail)"),
+        ("torch.zeros(6)", "torch.zeros(7)", "state_dict.. of a new model"),
+        ("conv.bias", "conv.bias.detach()", "gradients of parameters.*up.bias"),
+        ("return v2", "return v3", "the result in training mode"),
+    ],
+)
+def test_a_proof_notices_what_differs(old, new, where, tmp_path):
+    program = read_program(REFERENCES / "counting_buffers.py")
+    text = solution_text(program, tmp_path / "solution.py")
+    assert old in text
+    with pytest.raises(Refusal, match=where):
+        prove(program, text.replace(old, new))
