@@ -48,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         help="print every operator of the reference: fused where, or left, and why; of a folder "
         "a table of its references",
     )
+    parser.add_argument(
+        "--own-gradients",
+        action="store_true",
+        help="kernels of our own for the convolution's gradients on CUDA, too, which have run in "
+        "the emulator, but on no GPU so far; without it they are PyTorch's",
+    )
     return parser
 
 
@@ -96,7 +102,17 @@ def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
     texts, refused = [], 0
     for reference, output in jobs:
         try:
-            texts.append((generate(reference, output, built=not arguments.check), output))
+            texts.append(
+                (
+                    generate(
+                        reference,
+                        output,
+                        built=not arguments.check,
+                        own_gradients=arguments.own_gradients,
+                    ),
+                    output,
+                )
+            )
         except Refusal as refusal:  # which is no reason to leave the others
             refused += 1
             print(f"refused: {refusal}", file=sys.stderr)

@@ -20,7 +20,6 @@ from generator.operator_layer import runtime_statements
 from generator.program import Program, ambient_kept, read_program
 from generator.prove import prove
 from generator.reference import Reference
-from generator.runtime.several_calls import _repeated
 from generator.sources import ROOT
 from generator.statements import Statement, needed, split
 from harness.files import write_files
@@ -32,6 +31,10 @@ _LONGEST = 60  # characters of a name
 _KERNELS = """\
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI."""
+_GRADIENTS = """\
+The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
+GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
+create_graph=True, they are PyTorch's."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -52,34 +55,39 @@ the end. fp64 is computed in fp64. On the CPU, fp32 is computed in
 fp32."""
 
 
-def generate(reference_path: Path, output_path: Path, built: bool = False) -> str:
-    """The solution's text. Raises Refusal where there is none that computes what the reference
+def generate(
+    reference_path: Path, output_path: Path, built: bool = False, own_gradients: bool = False
+) -> str:
+    """The solution's text, with kernels for the convolution's gradients on CUDA
+    or without. Raises Refusal where there is none that computes what the reference
     does: it is proved (prove.py) with its C++ half, which is built for that (`built`), or with
     PyTorch's functions in the place of kernels.
     """
     with ambient_kept():
         program = read_program(reference_path)
-        text = solution_text(program, output_path)
+        text = solution_text(program, output_path, own_gradients)
         prove(program, text, built)
     return text
 
 
-def solution_text(program: Program, output_path: Path) -> str:
+def solution_text(program: Program, output_path: Path, own_gradients: bool = False) -> str:
     """The text of what was decided. Raises Refusal where the reference's own text cannot be carried
     over.
     """
     text = ""
     for without_forwards in (False, True):
-        text = _solution_text(program, output_path, without_forwards)
+        text = _solution_text(program, output_path, without_forwards, own_gradients)
         if not _broken_rules(program, text):
             break
     _check(program, text)
     return text
 
 
-def _solution_text(program: Program, output_path: Path, without_forwards: bool) -> str:
+def _solution_text(
+    program: Program, output_path: Path, without_forwards: bool, own_gradients: bool
+) -> str:
     reference = program.reference
-    kernels = sources(program)
+    kernels = sources(program, own_gradients)
     constants = kernels.constants
     if kernels.all:
         constants = {"_SLUG": repr(_slug(reference.path))} | constants
@@ -111,9 +119,9 @@ def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[State
     early = [f"{name} = {value}" for name, value in constants.items() if not is_late[name]]
     late = [f"{name} = {value}" for name, value in constants.items() if is_late[name]]
     parts = [statement for statement in own if not statement.is_import]
+    of_gradients = _texts(kernels.gradient_sources)
     if len(kernels.all) < 2:
-        texts = [f'{name} = r"""\n{_raw(text)}"""\n' for name, text in kernels.sources.items()]
-        return [*texts, *early, _join(parts), "", "", *late]
+        return [*_texts(kernels.sources), *of_gradients, *early, _join(parts), "", "", *late]
     # Chains stand above what is registered of them, the repetition of sources above all.
     ahead = needed(parts, {"_for_each_call"})
     steps = needed(parts, set(re.findall(r"\b_\w+", " ".join(late))))
@@ -122,7 +130,12 @@ def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[State
         f'{name} = _for_each_call(\n    r"""\n{_raw(text)}"""\n)\n'
         for name, text in kernels.sources.items()
     ]
+    texts += of_gradients
     return [*early, _join(ahead), "", "", *texts, _join(steps), "", "", *late, _join(rest), "", ""]
+
+
+def _texts(sources: dict[str, str]) -> list[str]:
+    return [f'{name} = r"""\n{_raw(text)}"""\n' for name, text in sources.items()]
 
 
 def _forward(program: Program, kernels: Kernels) -> tuple[Checks, str, str]:
@@ -173,7 +186,12 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     parts += [_filled(METHODS[entry]) for entry in kernels.entries]
     left = [line.text for line in explained(program) if line.is_left]
     if kernels.all:
-        parts += [_KERNELS, _PRECISION, _COMPILED_AND_LEFT if left else _COMPILED]
+        parts += [
+            _KERNELS,
+            *([_GRADIENTS] if kernels.gradient_sources else []),
+            _PRECISION,
+            _COMPILED_AND_LEFT if left else _COMPILED,
+        ]
     if left:
         rows = "\n".join(_filled(text, "    ") for text in left)
         parts.append(f"Left to PyTorch, in the reference's order:\n{rows}")
@@ -198,11 +216,8 @@ def _filled(text: str, indent: str = "") -> str:
 
 def _digests(kernels: Kernels) -> dict[str, str]:
     """SHA-256 of the sources as the solution's module holds them."""
-    kinds = [kernels.entries.index(kernel.fused.entry) for kernel in kernels.all]
-    return {
-        name: digest(_repeated(f"\n{source}", kinds) if len(kinds) > 1 else f"\n{source}")
-        for name, source in kernels.sources.items()
-    }
+    made = {name: digest(kernels.held(name)) for name in kernels.sources}
+    return made | {name: digest(f"\n{text}") for name, text in kernels.gradient_sources.items()}
 
 
 def _digest(own: list[Statement], constants: dict[str, str]) -> str:
@@ -249,6 +264,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "CUDA_SOURCE",
         "CPU_SOURCE",
         "OPERATOR_SOURCE",
+        "GRADIENT_CUDA_SOURCE",
+        "GRADIENT_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",

@@ -5,7 +5,15 @@ import hashlib
 
 from generator.fuse import Fused
 from generator.program import Program
-from generator.sources import cpu_source, cuda_source, operator_source
+from generator.runtime.several_calls import _repeated
+from generator.sources import (
+    cpu_source,
+    cuda_source,
+    gradient_cuda_source,
+    gradient_operator_source,
+    operator_source,
+    without_shared_lines,
+)
 from generator.step_table import activation_header, epilogue_header
 
 HEADERS = ("generated_epilogue.h", "generated_activation.h")
@@ -27,6 +35,25 @@ class Kernels:
 
     all: list[Kernel]
     sources: dict[str, str]
+    own_gradients: bool = False
+
+    def held(self, name: str) -> str:
+        """A source as the solution's module holds it."""
+        text = f"\n{self.sources[name]}"
+        kinds = [self.entries.index(kernel.fused.entry) for kernel in self.all]
+        return _repeated(text, kinds) if len(kinds) > 1 else text
+
+    @property
+    def gradient_sources(self) -> dict[str, str]:
+        """Of the library of the gradients, which all operators share."""
+        if not self.all or not self.own_gradients:
+            return {}
+        return {
+            "GRADIENT_CUDA_SOURCE": without_shared_lines(
+                gradient_cuda_source(), self.held("CUDA_SOURCE")
+            ),
+            "GRADIENT_OPERATOR_SOURCE": gradient_operator_source(),
+        }
 
     @property
     def suffixes(self) -> dict[tuple, str]:
@@ -51,10 +78,10 @@ class Kernels:
         return made
 
 
-def sources(program: Program) -> Kernels:
+def sources(program: Program, own_gradients: bool = False) -> Kernels:
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
-    made = Kernels([Kernel(*pair) for pair in kernels_of(program)], {})
+    made = Kernels([Kernel(*pair) for pair in kernels_of(program)], {}, own_gradients)
     if not fused:
         return made
     headers = [_headers(f) for f in fused]
@@ -75,8 +102,8 @@ def kernels_of(program: Program) -> list[tuple[Fused, str]]:
 
 
 def digest(source: str) -> str:
-    """SHA-256 of a string as the solution holds it: a newline, then the source."""
-    return hashlib.sha256(f"\n{source}".encode()).hexdigest()
+    """SHA-256 of a source as the solution's module holds it."""
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def _constants(kernel: Kernel) -> dict[str, str]:

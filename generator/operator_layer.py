@@ -15,7 +15,7 @@ _OF_A_CALL = frozenset({"_CALL", "_CHAIN", "_NUM_VECTORS", "_ACTIVATION"})
 
 def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
     """The statements in an order that Python can execute. `written`: the text that uses them."""
-    statements = _Collected()
+    statements = _Collected(kernels.own_gradients)
     modules = [*_ALWAYS, "inner_modules"]
     if kernels.all:
         modules += [*kernels.entries, "build"]
@@ -33,7 +33,8 @@ def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
 class _Collected:
     """Statements of the modules of generator/runtime/; those of an entry apart."""
 
-    def __init__(self):
+    def __init__(self, own_gradients: bool):
+        self._own_gradients = own_gradients
         self.shared: list[Statement] = []
         self.of_entry: dict[str, list[Statement]] = {}
         self._seen: set[str] = set()
@@ -42,6 +43,8 @@ class _Collected:
         if module in self._seen:
             return
         self._seen.add(module)
+        if module == "gradient_kernels" and not self._own_gradients:
+            module = "pytorch_gradients"
         place = self.shared
         if module.startswith("conv") and module != "conv_gradients":
             place = self.of_entry.setdefault(module, [])

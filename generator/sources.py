@@ -13,6 +13,8 @@ MAX_CHANNEL_VECTORS = int(
     re.search(r"kMaxChannelVectors = (\d+)", (KERNELS / "call.h").read_text(encoding="utf-8"))[1]
 )
 
+SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, without the last
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 
@@ -106,3 +108,46 @@ def _segments(text: str) -> list[tuple[list[str], list[str]]]:
 
 def _only(kind: int, lines: list[str]) -> list[str]:
     return [f"#if TCONV_KIND == {kind}", *lines, "#endif"] if lines else []
+
+
+def gradient_cuda_source() -> str:
+    """Of the gradients' library, the same for every pattern: its convolutions have no epilogue."""
+    return resolve(KERNELS / "cuda" / "entry_gradients.cu")
+
+
+def gradient_operator_source() -> str:
+    """The library's C++: what there is for a CPU, then the operator."""
+    cpu = resolve(KERNELS / "cpu" / "entry_gradients.cpp")
+    shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h", "gradient_call.h"))
+    return cpu + resolve(KERNELS / "binding" / "operator_gradients.cpp", given=shared)
+
+
+def without_shared_lines(text: str, given: str, least: int = 12) -> str:
+    """`text` with one line, SHARED_LINES, in place of each run of `least` lines or more that
+    `given` has, too: a solution then holds what two of its sources share once.
+    generator/runtime/gradient_kernels.py puts them back.
+    """
+    lines, there = text.splitlines(), given.splitlines()
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(there):
+        places.setdefault(line, []).append(place)
+    kept, at = [], 0
+    while at < len(lines):
+        best, begin = 0, 0
+        for place in places.get(lines[at], []) if lines[at].strip() else []:
+            count = 0
+            while (
+                at + count < len(lines)
+                and place + count < len(there)
+                and lines[at + count] == there[place + count]
+            ):
+                count += 1
+            if count > best:
+                best, begin = count, place
+        if best >= least:
+            kept.append(SHARED_LINES.format(first=begin, end=begin + best))
+            at += best
+        else:
+            kept.append(lines[at])
+            at += 1
+    return "\n".join(kept) + "\n"

@@ -11,6 +11,7 @@ from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
 from generator.emit import generate
 from generator.runtime.build import _CUDA_FLAGS
+from generator.sources import KERNELS, gradient_cuda_source
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 
@@ -19,17 +20,29 @@ ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
 
+GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all solutions
+
+
+def cuda_source_of(path: Path) -> str:
+    """Of a reference's solution, or of the library of the gradients."""
+    if path == GRADIENTS:
+        return gradient_cuda_source()
+    return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generate(path, path), re.DOTALL)[1]
+
+
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, by name; `compiled` those of (object file,
-    nvcc's run) by reference. Both are empty where no test asks, or the compiler is missing.
+    `emulated` has those of the object files of EMULATED, by name; `gradients` that of the library
+    of the gradients; `compiled` those of (object file, nvcc's run) by reference, or GRADIENTS. They
+    are empty or None where no test asks, or the compiler is missing.
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
         self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1))
         self._folder = folder
         self.emulated: dict[str, Future] = {}
+        self.gradients: Future | None = None
         self.compiled: dict[Path, Future] = {}
         asked = {name for item in items for name in item.fixturenames}
         # Texts are not made in threads: torch.fx patches globals.
@@ -37,11 +50,13 @@ class BuildsAhead:
             for name in EMULATED:
                 place = self._place(f"emulated_{name}")
                 self.emulated[name] = self._pool.submit(emulator.build, shelf.text(name), place)
+        if "emulated_gradients" in asked and emulator.cuda_headers():
+            source, place = cuda_source_of(GRADIENTS), self._place("emulated_gradients")
+            self.gradients = self._pool.submit(emulator.build_source, source, place, "-O1")
         wanted = {i.callspec.params["compiled"] for i in items if "compiled" in i.fixturenames}
         for path in sorted(wanted) if shutil.which("nvcc") else ():
             source = self._place(f"compiled_{path.stem}") / "cuda.cu"
-            text = generate(path, path)
-            source.write_text(re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1])
+            source.write_text(cuda_source_of(path))
             self.compiled[path] = self._pool.submit(run_nvcc, source)
 
     def close(self) -> None:

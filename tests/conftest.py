@@ -90,3 +90,9 @@ def emulated_solutions(shelf, builds_ahead):
 @pytest.fixture(scope="session")
 def emulated_conv(emulated_solutions):
     return emulated_solutions["69"]
+
+
+@pytest.fixture(scope="session")
+def emulated_gradients(builds_ahead):
+    """The gradients' library, whose CUDA kernels run on the CPU."""
+    return emulator.EmulatedGradients(builds_ahead.gradients.result())

@@ -14,10 +14,10 @@ goes on. Under compute-sanitizer, which names such an access at once:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \\
         --kernel-regex kns=tconv python -m tests.fuzz_operator --seed S --count 300 \\
-        --device cuda --no-pytorch --no-gradients
+        --device cuda --no-pytorch
 
 Without PyTorch's caching allocator accesses beyond a tensor's end are seen; without PyTorch's
-answers and gradients, which none of our kernels computes, it takes minutes.
+answers it takes minutes.
 """
 
 import argparse

@@ -51,9 +51,9 @@ class Errors:
     def failures(self) -> list[str]:
         """What is wrong, in words; empty where nothing is.
 
-        Outputs obey the bound. Gradients are PyTorch's own convolution_backward, whose algorithms
-        (Winograd, FFT) obey none: where PyTorch's own gradient oversteps it too, ours may err twice
-        as much.
+        Outputs obey the bound. So do gradients on CUDA; on a CPU they are PyTorch's own
+        convolution_backward, whose algorithms (Winograd, FFT) obey none: where PyTorch's own
+        gradient oversteps it too, ours may err twice as much.
         """
         found = []
         for index, (ours, torchs) in enumerate(

@@ -130,8 +130,31 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
             finite = bool(model(_on_device(x, run.layout)).cpu().isfinite().all())
             if run.dtype == torch.float32:  # beyond fp16's range: the guard and what stands behind
                 finite &= bool(model(_on_device(x * 1e6, run.layout)).cpu().isfinite().all())
+        if run.problem == "69":
+            with environment(TCONV_KERNEL=run.kernel):
+                finite &= _gradients_are_finite(run, model, x)
     finally:
         torch.backends.cudnn.allow_tf32 = old
+    return finite
+
+
+def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
+    """Of input and parameters, for gradients within the containers' range and beyond it."""
+    leaf = _on_device(x, run.layout).requires_grad_()
+    y = model(leaf)
+    grad = torch.randn(y.shape)
+    grads = [grad, torch.where(grad.abs() > 1, grad * 1e9, grad)]
+    finite = True
+    for given in grads if run.dtype == torch.float32 else grads[:1]:
+        try:
+            found = torch.autograd.grad(
+                y, [leaf, *model.parameters()], given.to(run.dtype).to("cuda"), retain_graph=True
+            )
+        except RuntimeError as error:
+            if "forced by TCONV_KERNEL" not in str(error):
+                raise
+            return finite  # forward's kernel, but not the gradients'
+        finite &= all(bool(g.cpu().isfinite().all()) for g in found)
     return finite
 
 

@@ -93,7 +93,8 @@ class SolutionShelf:
             list(pool.map(_execute, paths))
 
     def __getitem__(self, name: str) -> Loaded:
-        """`name` is a file of tests/references or the number of a problem, without .py."""
+        """`name` is a file of tests/references or the number of a problem, without .py; with
+        " own_gradients" behind it of a solution that has kernels for gradients."""
         if name not in self._loaded:
             text = self.text(name)
             with self.build_folder():
@@ -103,13 +104,17 @@ class SolutionShelf:
 
     def reference(self, name: str) -> dict:
         """The reference, loaded."""
-        return load_text(_reference(name).read_text(), name)
+        return load_text(_reference(name.partition(" ")[0]).read_text(), name)
 
     def text(self, name: str) -> str:
         """The generated solution."""
         if name not in self._texts:
-            path = _reference(name)
-            self._texts[name] = generate(path, self._folder / path.name)
+            name_of_reference, _, own = name.partition(" ")
+            path = _reference(name_of_reference)
+            own_gradients = own == "own_gradients"
+            self._texts[name] = generate(
+                path, self._folder / path.name, own_gradients=own_gradients
+            )
         return self._texts[name]
 
 

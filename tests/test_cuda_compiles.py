@@ -8,9 +8,8 @@ import subprocess
 
 import pytest
 
-from generator.emit import generate
 from generator.sources import KERNELS
-from tests.builds_ahead import run_nvcc
+from tests.builds_ahead import GRADIENTS, cuda_source_of, run_nvcc
 from tests.operator_cases import CASES
 from tests.operator_library import cuda_source
 from tests.solution_tools import PROBLEMS, REFERENCES
@@ -19,7 +18,8 @@ from tests.sweeps import swept
 # 65 and 69 have the same CUDA source; the other three hold every entry file. And longer chains.
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
-FEWEST = [path for path in PATHS if path.stem.startswith("19_")]  # outside of a sweep
+PATHS += [GRADIENTS]
+FEWEST = [p for p in PATHS if p.stem.startswith("19_") or p == GRADIENTS]  # outside of a sweep
 
 
 def spills(log: str) -> list[str]:
@@ -37,7 +37,7 @@ def spills(log: str) -> list[str]:
 
 def test_every_entry_is_compiled():
     entries = {path.name for path in (KERNELS / "cuda").glob("entry_*.cu")}
-    sources = "".join(generate(path, path) for path in PATHS)
+    sources = "".join(cuda_source_of(path) for path in PATHS)
     assert entries and all(f"// ---- kernels_src/cuda/{name}" in sources for name in entries)
 
 
@@ -133,7 +133,9 @@ def test_hopper_kernels_multiply_by_wgmma(disassembly):
     hopper = {
         name: has
         for name, has in kernels_with("HGMMA", disassembly).items()
-        if "conv_transpose_hopper_kernel" in name or "conv_group_norm_held_kernel" in name
+        if re.search(
+            "(conv_transpose_hopper|conv_group_norm_held|weight_gradient_hopper)_kernel", name
+        )
     }
     assert hopper and all(hopper.values()), hopper
 

@@ -85,19 +85,19 @@ def _is_whole(library: str) -> bool:
         return file.read() == _file_digest(library)
 
 
-def _load_library() -> None:
+def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
-    the result, which registers its operators.
+    the result, which registers its operators in torch.ops.<namespace>; its name says the sources.
 
     Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
     with_cuda = _can_build_cuda()
-    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
+    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={namespace}"]
     parts = [*cpu_flags, *_LINK_FLAGS, torch.__version__]
     if with_cuda:
         cpu_flags += ["-DTCONV_WITH_CUDA", "-DUSE_CUDA"]
         parts += [*_CUDA_FLAGS, torch.version.cuda]
-    name = f"{_NAMESPACE}_{_short_digest(*parts)}"
+    name = f"{namespace}_{_short_digest(*parts)}"
     root = _os.environ.get("TORCH_EXTENSIONS_DIR") or _cpp_extension.get_default_build_root()
     directory = _os.path.join(root, name)
     library = _os.path.join(directory, f"{name}.so")
@@ -116,8 +116,8 @@ def _load_library() -> None:
         with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
             built = _cpp_extension.load_inline(
                 name=name,
-                cpp_sources=[CPU_SOURCE, OPERATOR_SOURCE],
-                cuda_sources=[CUDA_SOURCE] if with_cuda else None,
+                cpp_sources=list(cpp_sources),
+                cuda_sources=[cuda_source] if with_cuda else None,
                 extra_cflags=cpu_flags,
                 extra_cuda_cflags=list(_CUDA_FLAGS),
                 extra_ldflags=list(_LINK_FLAGS),

@@ -1,8 +1,11 @@
-"""Backward formulas: ATen's own backward operators, on values recomputed from the inputs."""
+"""Backward formulas, on values recomputed from the inputs: of the convolution by our own kernels on
+CUDA, of all else by ATen's backward operators.
+"""
 
 import torch
 
 from generator.runtime.arguments import _Conv
+from generator.runtime.gradient_kernels import _GRADIENT_DEVICES, _kernel_gradients
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
@@ -25,11 +28,14 @@ def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
-    out_h, out_w].
+    out_h, out_w]. With create_graph=True they are ATen's, which have derivatives of their own.
     """
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled():
+        grads = _kernel_gradients(grad, batched, weight, conv, needs)
+        return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
     if x.device.type == "cpu" and not batched.is_contiguous():
         # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
         if batched.is_contiguous(memory_format=torch.channels_last):

@@ -7,6 +7,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.build import _NAMESPACE, _load_library
+from generator.runtime.generated import CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
 
 def _vector_arguments(count: int) -> str:
@@ -53,7 +54,7 @@ def _register(
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_loaded" not in vars(namespace):
-        _load_library()
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
         namespace._tconv_loaded = True
     run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
     if f"_tconv_registry{call}" not in vars(namespace):

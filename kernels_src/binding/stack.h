@@ -1,4 +1,4 @@
-// The operator's arguments as PyTorch hands them over, and its result.
+// The operator's arguments as PyTorch hands them over, and its results.
 #pragma once
 
 #include "arguments.h"
@@ -22,7 +22,11 @@ class Stack {
     return {h, integer()};
   }
 
-  void give(const Tensor& result) { stack_[0] = torch::stable::detail::from(result); }
+  template <typename... Results>
+  void give(const Results&... results) {
+    StableIValue* next = stack_;
+    ((*next++ = torch::stable::detail::from(results)), ...);
+  }
 
  private:
   StableIValue* stack_;

@@ -82,7 +82,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
-        cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+        cudaMemsetAsync(&layout.guard(workspace)->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   }
 

@@ -140,12 +140,13 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
 
 // Rounds a pixel's channels to 16 bits and packs them. `largest`: pack_scaled_inputs.
 template <typename Storage>
-__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest) {
+__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest,
+                                               const InputScale& scale) {
   uint32_t packed[4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     if constexpr (sizeof(Storage) == 4) {
-      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest, scale.value);
     } else {
       packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
     }
@@ -156,9 +157,9 @@ __device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVecto
 // Raises the guard where it must be, over pixels that have all been converted.
 template <typename Storage>
 __device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest,
-                                             GuardState* guard) {
+                                             GuardState* guard, float smallest_exact = kSmallestExact) {
   if constexpr (sizeof(Storage) == 4) {
-    guard_range(largest, guard, [&](auto&& inspect) {
+    guard_range(largest, guard, smallest_exact, [&](auto&& inspect) {
 #pragma unroll
       for (int k = 0; k < 8; ++k)
 #pragma unroll
@@ -169,12 +170,13 @@ __device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorP
 
 // pixels[j] is what goes to shared memory.
 template <typename Storage>
-__device__ __forceinline__ void convert_half(GuardState* guard, const Storage (&values)[8][kVectorPixels],
+__device__ __forceinline__ void convert_half(GuardState* guard, const InputScale& scale,
+                                             const Storage (&values)[8][kVectorPixels],
                                              uint4 (&pixels)[kVectorPixels]) {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest);
-  guard_pixels(values, largest, guard);
+  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest, scale);
+  guard_pixels(values, largest, guard, scale.smallest_exact);
 }
 
 __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
@@ -238,6 +240,7 @@ __device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, 
   constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
   Storage values[kAtOnce][8][kVectorPixels];
   uint4 pixels[kVectorPixels];
+  const InputScale scale(args.guard);
   if constexpr (kSets == 1) {
     for (; !walk.done(); walk.step(data_warps)) {
       const BatchSource<Storage> source(walk, lane);
@@ -251,7 +254,7 @@ __device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, 
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (half + i == args.channel_halves) break;
-          convert_half(args.guard, values[i], pixels);
+          convert_half(args.guard, scale, values[i], pixels);
           store_half(args, shared, place, half + i, lane, pixels);
         }
       }
@@ -271,12 +274,12 @@ __device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, 
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
-      convert_half(args.guard, values[0], pixels);
+      convert_half(args.guard, scale, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
       await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
-        convert_half(args.guard, values[1], pixels);
+        convert_half(args.guard, scale, values[1], pixels);
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }

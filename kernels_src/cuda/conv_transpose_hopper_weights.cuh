@@ -49,8 +49,12 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found =
-        find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps,
+                                                                         args.guard, InputScale(args.guard).value);
+#ifdef TCONV_INPUT_SCALE_FROM_DEVICE
+    // Both scales together are no normal number.
+    if (threadIdx.x == 0 && !(found.inverse >= 0x1p-126f && found.inverse <= 0x1p127f)) args.guard->out_of_range = 1;
+#endif
     scale = found.scale;
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {

@@ -20,6 +20,24 @@ constexpr float kSmallestExact = 0x1p-22f;
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
   int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
+#ifdef TCONV_INPUT_SCALE_FROM_DEVICE
+  unsigned largest;  // bits of the largest magnitude in a sample of the input (gradient_scales.cuh)
+#endif
+};
+
+// What inputs are multiplied by: a constant, but in the gradients' library, whose inputs are gradients of any
+// magnitude.
+struct InputScale {
+#ifdef TCONV_INPUT_SCALE_FROM_DEVICE
+  int exponent;
+  float value, smallest_exact;
+
+  __device__ __forceinline__ explicit InputScale(const GuardState* state);
+#else
+  static constexpr float value = kInputScale, smallest_exact = kSmallestExact;
+
+  __device__ __forceinline__ explicit InputScale(const GuardState*) {}
+#endif
 };
 
 __device__ __forceinline__ uint32_t pack_pair(float a, float b) {
@@ -34,8 +52,8 @@ __device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) 
 }
 
 // Two inputs, scaled and rounded; `largest` follows the magnitudes, NaN above all.
-__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest) {
-  const uint32_t packed = pack_pair(a * kInputScale, b * kInputScale);
+__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest, float scale = kInputScale) {
+  const uint32_t packed = pack_pair(a * scale, b * scale);
   largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed)));
   return packed;
 }
@@ -57,10 +75,11 @@ __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard,
 
 // The same where the values are still at hand: for_each(f) calls f with every value of this thread, unscaled.
 template <typename ForEach>
-__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, float smallest_exact,
+                                            ForEach&& for_each) {
   guard_packed(largest, guard, [&] {
     bool subnormal = false;
-    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
+    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < smallest_exact; });
     return subnormal;
   });
 }
@@ -91,7 +110,8 @@ __device__ __forceinline__ float scale_of_inverse(float inverse) { return 1.0f /
 // All kThreads threads of a block, for one channel: [in_channels] runs of `taps` weights, `run_stride` apart.
 template <int kThreads>
 __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
-                                                         int64_t run_stride, GuardState* guard) {
+                                                         int64_t run_stride, GuardState* guard,
+                                                         float input_scale = kInputScale) {
   uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
   // Several loads at a time and no division for each, or this takes longer than all the rest.
   constexpr int kInFlight = 8;
@@ -122,7 +142,7 @@ __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, i
   if (!representable && threadIdx.x == 0) guard->out_of_range = 1;
   const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
   return {__uint_as_float(static_cast<uint32_t>(127 + shift) << 23),
-          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale};
+          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / input_scale};
 }
 
 }  // namespace cuda

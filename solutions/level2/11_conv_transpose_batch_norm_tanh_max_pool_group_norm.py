@@ -23,9 +23,9 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     a9aa383723ad32816c98ebdc4d5cf058d8e102497902979ba37bc1ae49b19920
-sha256 of CPU_SOURCE:      59acf73ee44d56f526618c814f78ad4dc44976aa522aa6d240b80f48ec227af5
-sha256 of OPERATOR_SOURCE: 4755708347ec5c4ed49aede757143ac77602fc318eeb61abfbf267fef0f83c42
+sha256 of CUDA_SOURCE:     93ff5b58431d500982ca0b8ca9fcd0e505a5da277b186886f7a19d4008069a33
+sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
+sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -2772,6 +2772,24 @@ constexpr float kSmallestExact = 0x1p-22f;
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
   int out_of_range;  // not 0: fp16 containers cannot hold these operands to TF32's accuracy
+#ifdef TCONV_INPUT_SCALE_FROM_DEVICE
+  unsigned largest;  // bits of the largest magnitude in a sample of the input (gradient_scales.cuh)
+#endif
+};
+
+// What inputs are multiplied by: a constant, but in the gradients' library, whose inputs are gradients of any
+// magnitude.
+struct InputScale {
+#ifdef TCONV_INPUT_SCALE_FROM_DEVICE
+  int exponent;
+  float value, smallest_exact;
+
+  __device__ __forceinline__ explicit InputScale(const GuardState* state);
+#else
+  static constexpr float value = kInputScale, smallest_exact = kSmallestExact;
+
+  __device__ __forceinline__ explicit InputScale(const GuardState*) {}
+#endif
 };
 
 __device__ __forceinline__ uint32_t pack_pair(float a, float b) {
@@ -2786,8 +2804,8 @@ __device__ __forceinline__ uint32_t pack_pair(__nv_bfloat16 a, __nv_bfloat16 b) 
 }
 
 // Two inputs, scaled and rounded; `largest` follows the magnitudes, NaN above all.
-__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest) {
-  const uint32_t packed = pack_pair(a * kInputScale, b * kInputScale);
+__device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2& largest, float scale = kInputScale) {
+  const uint32_t packed = pack_pair(a * scale, b * scale);
   largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&packed)));
   return packed;
 }
@@ -2809,10 +2827,11 @@ __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard,
 
 // The same where the values are still at hand: for_each(f) calls f with every value of this thread, unscaled.
 template <typename ForEach>
-__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, ForEach&& for_each) {
+__device__ __forceinline__ void guard_range(__half2 largest, GuardState* guard, float smallest_exact,
+                                            ForEach&& for_each) {
   guard_packed(largest, guard, [&] {
     bool subnormal = false;
-    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < kSmallestExact; });
+    for_each([&](float v) { subnormal |= v != 0.0f && fabsf(v) < smallest_exact; });
     return subnormal;
   });
 }
@@ -2843,7 +2862,8 @@ __device__ __forceinline__ float scale_of_inverse(float inverse) { return 1.0f /
 // All kThreads threads of a block, for one channel: [in_channels] runs of `taps` weights, `run_stride` apart.
 template <int kThreads>
 __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, int64_t in_channels, int64_t taps,
-                                                         int64_t run_stride, GuardState* guard) {
+                                                         int64_t run_stride, GuardState* guard,
+                                                         float input_scale = kInputScale) {
   uint32_t largest = 0;  // magnitude as bits: NaN and infinity compare highest
   // Several loads at a time and no division for each, or this takes longer than all the rest.
   constexpr int kInFlight = 8;
@@ -2874,7 +2894,7 @@ __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, i
   if (!representable && threadIdx.x == 0) guard->out_of_range = 1;
   const int shift = largest == 0 || !representable ? 0 : 14 - exponent;
   return {__uint_as_float(static_cast<uint32_t>(127 + shift) << 23),
-          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / kInputScale};
+          __uint_as_float(static_cast<uint32_t>(127 - shift) << 23) / input_scale};
 }
 
 }  // namespace cuda
@@ -3964,8 +3984,12 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found =
-        find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps, args.guard);
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps,
+                                                                         args.guard, InputScale(args.guard).value);
+#ifdef TCONV_INPUT_SCALE_FROM_DEVICE
+    // Both scales together are no normal number.
+    if (threadIdx.x == 0 && !(found.inverse >= 0x1p-126f && found.inverse <= 0x1p127f)) args.guard->out_of_range = 1;
+#endif
     scale = found.scale;
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
   } else {
@@ -4926,12 +4950,13 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
 
 // Rounds a pixel's channels to 16 bits and packs them. `largest`: pack_scaled_inputs.
 template <typename Storage>
-__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest) {
+__device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVectorPixels], int j, __half2& largest,
+                                               const InputScale& scale) {
   uint32_t packed[4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     if constexpr (sizeof(Storage) == 4) {
-      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest);
+      packed[k] = pack_scaled_inputs(values[2 * k][j], values[2 * k + 1][j], largest, scale.value);
     } else {
       packed[k] = pack_pair(values[2 * k][j], values[2 * k + 1][j]);
     }
@@ -4942,9 +4967,9 @@ __device__ __forceinline__ uint4 convert_pixel(const Storage (&values)[8][kVecto
 // Raises the guard where it must be, over pixels that have all been converted.
 template <typename Storage>
 __device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorPixels], __half2 largest,
-                                             GuardState* guard) {
+                                             GuardState* guard, float smallest_exact = kSmallestExact) {
   if constexpr (sizeof(Storage) == 4) {
-    guard_range(largest, guard, [&](auto&& inspect) {
+    guard_range(largest, guard, smallest_exact, [&](auto&& inspect) {
 #pragma unroll
       for (int k = 0; k < 8; ++k)
 #pragma unroll
@@ -4955,12 +4980,13 @@ __device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorP
 
 // pixels[j] is what goes to shared memory.
 template <typename Storage>
-__device__ __forceinline__ void convert_half(GuardState* guard, const Storage (&values)[8][kVectorPixels],
+__device__ __forceinline__ void convert_half(GuardState* guard, const InputScale& scale,
+                                             const Storage (&values)[8][kVectorPixels],
                                              uint4 (&pixels)[kVectorPixels]) {
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
-  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest);
-  guard_pixels(values, largest, guard);
+  for (int j = 0; j < kVectorPixels; ++j) pixels[j] = convert_pixel(values, j, largest, scale);
+  guard_pixels(values, largest, guard, scale.smallest_exact);
 }
 
 __device__ __forceinline__ void store_pixels(uint32_t at, uint32_t first_chunk, const uint4 (&pixels)[kVectorPixels]) {
@@ -5024,6 +5050,7 @@ __device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, 
   constexpr int kAtOnce = kSets == 2 || (kWhole && sizeof(Storage) == 2) ? 2 : 1;
   Storage values[kAtOnce][8][kVectorPixels];
   uint4 pixels[kVectorPixels];
+  const InputScale scale(args.guard);
   if constexpr (kSets == 1) {
     for (; !walk.done(); walk.step(data_warps)) {
       const BatchSource<Storage> source(walk, lane);
@@ -5037,7 +5064,7 @@ __device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, 
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (half + i == args.channel_halves) break;
-          convert_half(args.guard, values[i], pixels);
+          convert_half(args.guard, scale, values[i], pixels);
           store_half(args, shared, place, half + i, lane, pixels);
         }
       }
@@ -5057,12 +5084,12 @@ __device__ __forceinline__ void produce_pixels(const HopperArgs<Storage>& args, 
       walk.step(data_warps);
       const bool more = !walk.done();
       const BatchSource<Storage> source(walk, lane);
-      convert_half(args.guard, values[0], pixels);
+      convert_half(args.guard, scale, values[0], pixels);
       if (more) load_half<kWhole>(args, source, 0, values[0]);
       await_free(shared, place, parity);
       store_half(args, shared, place, 0, lane, pixels);
       if (both) {
-        convert_half(args.guard, values[1], pixels);
+        convert_half(args.guard, scale, values[1], pixels);
         if (more) load_half<kWhole>(args, source, 1, values[1]);
         store_half(args, shared, place, 1, lane, pixels);
       }
@@ -5950,7 +5977,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
-        cudaMemsetAsync(layout.guard(workspace), 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream));
+        cudaMemsetAsync(&layout.guard(workspace)->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   }
 
@@ -9471,7 +9498,7 @@ inline int64_t computed_dtype(int64_t dtype, const Device& device) {
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
   TCONV_END_OF_OPERATOR
 // ---- kernels_src/binding/stack.h
-// The operator's arguments as PyTorch hands them over, and its result.
+// The operator's arguments as PyTorch hands them over, and its results.
 
 
 namespace tconv {
@@ -9493,7 +9520,11 @@ class Stack {
     return {h, integer()};
   }
 
-  void give(const Tensor& result) { stack_[0] = torch::stable::detail::from(result); }
+  template <typename... Results>
+  void give(const Results&... results) {
+    StableIValue* next = stack_;
+    ((*next++ = torch::stable::detail::from(results)), ...);
+  }
 
  private:
   StableIValue* stack_;
@@ -9842,7 +9873,7 @@ TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", "
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '65ab50462afd2803a5820faa36000b508a1cc85135a0616936554178f74da2fb'
+_DIGEST = '26ecfee2a095d20f898cae36b363243d93198442f4ac25b2a9a4c293d68f726c'
 
 
 class _Tanh:
@@ -10189,6 +10220,10 @@ def _update_running_statistics(norm, batch_mean, batch_var, count) -> None:
             old.lerp_(new, weight)
 
 
+_GRADIENT_DEVICES = ()
+_kernel_gradients = None
+
+
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
 
@@ -10209,11 +10244,14 @@ def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
-    out_h, out_w].
+    out_h, out_w]. With create_graph=True they are ATen's, which have derivatives of their own.
     """
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled():
+        grads = _kernel_gradients(grad, batched, weight, conv, needs)
+        return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
     if x.device.type == "cpu" and not batched.is_contiguous():
         # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
         if batched.is_contiguous(memory_format=torch.channels_last):
@@ -10375,19 +10413,19 @@ def _is_whole(library: str) -> bool:
         return file.read() == _file_digest(library)
 
 
-def _load_library() -> None:
+def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
-    the result, which registers its operators.
+    the result, which registers its operators in torch.ops.<namespace>; its name says the sources.
 
     Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
     with_cuda = _can_build_cuda()
-    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={_NAMESPACE}"]
+    cpu_flags = [*_CPU_FLAGS, f"-DTCONV_NAMESPACE={namespace}"]
     parts = [*cpu_flags, *_LINK_FLAGS, torch.__version__]
     if with_cuda:
         cpu_flags += ["-DTCONV_WITH_CUDA", "-DUSE_CUDA"]
         parts += [*_CUDA_FLAGS, torch.version.cuda]
-    name = f"{_NAMESPACE}_{_short_digest(*parts)}"
+    name = f"{namespace}_{_short_digest(*parts)}"
     root = _os.environ.get("TORCH_EXTENSIONS_DIR") or _cpp_extension.get_default_build_root()
     directory = _os.path.join(root, name)
     library = _os.path.join(directory, f"{name}.so")
@@ -10406,8 +10444,8 @@ def _load_library() -> None:
         with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
             built = _cpp_extension.load_inline(
                 name=name,
-                cpp_sources=[CPU_SOURCE, OPERATOR_SOURCE],
-                cuda_sources=[CUDA_SOURCE] if with_cuda else None,
+                cpp_sources=list(cpp_sources),
+                cuda_sources=[cuda_source] if with_cuda else None,
                 extra_cflags=cpu_flags,
                 extra_cuda_cflags=list(_CUDA_FLAGS),
                 extra_ldflags=list(_LINK_FLAGS),
@@ -10460,7 +10498,7 @@ def _register(
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_loaded" not in vars(namespace):
-        _load_library()
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
         namespace._tconv_loaded = True
     run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
     if f"_tconv_registry{call}" not in vars(namespace):

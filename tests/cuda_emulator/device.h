@@ -154,5 +154,11 @@ template <typename T>
 void __stcs(T* at, T value) {
   *at = value;
 }
+// Threads have turns: nothing comes between.
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  if (value > before) *at = value;
+  return before;
+}
 using std::max;
 using std::min;

@@ -23,7 +23,7 @@ from tests.cuda_emulator.translate import HERE, translate
 
 HOPPER, AMPERE, FULL_HOPPER, TURING = range(4)  # runtime.h's devices
 # Device code, CUDA's headers too, reads words as other types.
-_FLAGS = "-std=c++17 -w -fPIC -march=native -fno-strict-aliasing".split()
+_FLAGS = "-std=c++17 -w -fPIC -march=native -fno-strict-aliasing -fno-gnu-unique".split()
 # What the operator calls, in place of the CPU half: the emulated CUDA half (translate.py).
 _HALF = """
 #define TCONV_EXPORT extern "C"
@@ -56,6 +56,11 @@ def _compile(command: list, what: str) -> None:
 def build(text: str, folder: Path, optimise: str = "-O2") -> Path:
     """Compile the CUDA source of a solution's text for the CPU; the object file."""
     source = re.search(r'CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL)[1]
+    return build_source(source, folder, optimise)
+
+
+def build_source(source: str, folder: Path, optimise: str = "-O2") -> Path:
+    """Compile a CUDA source for the CPU; the object file."""
     path = folder / "emulated.cpp"
     path.write_text(translate(source))
     target = path.with_suffix(".o")
@@ -64,10 +69,13 @@ def build(text: str, folder: Path, optimise: str = "-O2") -> Path:
     return target
 
 
-def _link(kernels: Path, operator: str, flags: list[str]) -> Path:
-    """Compile the operator's source and link it with the emulated kernels; a shared library."""
+def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") -> Path:
+    """Compile the operator's source and link it with the emulated kernels; a shared library.
+
+    call: the header of its argument block, which the CPU half would have brought.
+    """
     source = kernels.with_name("operator.cpp")
-    header = resolve(KERNELS / "call.h").replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
+    header = resolve(KERNELS / call).replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     source.write_text(header + _HALF + operator)
     include = [f"-I{path}" for path in cpp_extension.include_paths()]
     places = [part for p in cpp_extension.library_paths() for part in (f"-L{p}", f"-Wl,-rpath,{p}")]
@@ -79,37 +87,15 @@ def _link(kernels: Path, operator: str, flags: list[str]) -> Path:
     return library
 
 
-class Emulated:
-    """A solution whose operator calls the emulated kernels for tensors on the CPU."""
+class EmulatedLibrary:
+    """Emulated kernels behind an operator, which tensors on the CPU reach."""
 
-    def __init__(self, text: str, kernels: Path):
-        # Another name than that of the solution's own operator, which this process may have, too.
-        text = re.sub(r"^_DIGEST = ", "_DIGEST = 'emulated' ", text, flags=re.MULTILINE)
-
-        def load(cpp_sources, extra_cflags, build_directory, **_):
-            library = shutil.copy(_link(kernels, cpp_sources[1], extra_cflags), build_directory)
-            torch.ops.load_library(library)
-            _loaded[namespace["_NAMESPACE"]] = ctypes.CDLL(library)
-            return library
-
-        self.solution = namespace = {"__name__": "emulated"}
-        with (
-            mock.patch.object(cpp_extension, "load_inline", load),
-            tempfile.TemporaryDirectory() as folder,
-            mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=folder),
-        ):
-            exec(compile(text, "<emulated>", "exec"), namespace)
-        self.kernels = kernels  # the object file
-        self._library = _loaded[namespace["_NAMESPACE"]]
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
         self._library.emulator_races.restype = ctypes.c_int64
         self._library.emulator_launches.restype = ctypes.c_int64
         self._library.emulator_first_races.restype = ctypes.c_char_p
         self._library.emulator_set.argtypes = [ctypes.c_int64] * 4
-
-    @property
-    def operator(self):
-        """The solution's operator, as it is registered with PyTorch."""
-        return self.solution["_operator"]
 
     @contextlib.contextmanager
     def on(
@@ -135,3 +121,49 @@ class Emulated:
         if not self._library.emulator_races():
             return []
         return self._library.emulator_first_races().decode().splitlines()
+
+
+class EmulatedGradients(EmulatedLibrary):
+    """The gradients' library on its own; `backward` is its operator."""
+
+    def __init__(self, kernels: Path):
+        name = "tconv_emulated_gradients"
+        operator = resolve(
+            KERNELS / "binding" / "operator_gradients.cpp",
+            given=tuple(
+                KERNELS / header for header in ("common.h", "layer.h", "call.h", "gradient_call.h")
+            ),
+        )
+        path = _link(kernels, operator, [f"-DTCONV_NAMESPACE={name}"], "gradient_call.h")
+        torch.ops.load_library(path)
+        super().__init__(ctypes.CDLL(path))
+        self.backward = getattr(torch.ops, name).backward.default
+
+
+class Emulated(EmulatedLibrary):
+    """A solution whose operator calls the emulated kernels for tensors on the CPU."""
+
+    def __init__(self, text: str, kernels: Path):
+        # Another name than that of the solution's own operator, which this process may have, too.
+        text = re.sub(r"^_DIGEST = ", "_DIGEST = 'emulated' ", text, flags=re.MULTILINE)
+
+        def load(cpp_sources, extra_cflags, build_directory, **_):
+            library = shutil.copy(_link(kernels, cpp_sources[1], extra_cflags), build_directory)
+            torch.ops.load_library(library)
+            _loaded[namespace["_NAMESPACE"]] = ctypes.CDLL(library)
+            return library
+
+        self.solution = namespace = {"__name__": "emulated"}
+        with (
+            mock.patch.object(cpp_extension, "load_inline", load),
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=folder),
+        ):
+            exec(compile(text, "<emulated>", "exec"), namespace)
+        self.kernels = kernels  # the object file
+        super().__init__(_loaded[namespace["_NAMESPACE"]])
+
+    @property
+    def operator(self):
+        """The solution's operator, as it is registered with PyTorch."""
+        return self.solution["_operator"]

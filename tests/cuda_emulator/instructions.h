@@ -196,6 +196,43 @@ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
     for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(b, i, chunk) - kSharedBase, 16});
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
 }
+// Of operands with pixels as K, 128 bytes of 64 channels each in the 128-byte swizzle: the address of a pixel's channel
+// in the block of 64 that begins `block` leading byte offsets from the start.
+inline uint32_t pixel_operand_at(uint64_t descriptor, int pixel, int block, int channel) {
+  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
+                 group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
+  const uint32_t distance = static_cast<uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
+  const uint32_t at = start + block * distance + pixel / 8 * group + pixel % 8 * 128 + channel * 2;
+  return at ^ (at >> 7 & 7) << 4;
+}
+
+template <int N, bool kBFloat16>
+void wgmma_pixels(float (&d)[N / 2], uint64_t a, uint64_t b) {
+  const auto value = [](uint64_t descriptor, int pixel, int block, int channel) {
+    uint16_t bits;
+    std::memcpy(&bits, at_shared(pixel_operand_at(descriptor, pixel, block, channel), 2, "an operand of wgmma"), 2);
+    return kBFloat16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : half_values[bits];
+  };
+  const int row = current % 128 / 32 * 16 + lane() / 4;
+  for (int pixel = 0; pixel < 16; ++pixel) {
+    const float of_a[2] = {value(a, pixel, 0, row), value(a, pixel, 0, row + 8)};
+    for (int j = 0; j < N / 8; ++j)
+      for (int e = 0; e < 2; ++e) {
+        const int column = 8 * j + 2 * (lane() % 4) + e;
+        const float of_b = value(b, pixel, column / 64, column % 64);
+        for (int half = 0; half < 2; ++half) d[4 * j + 2 * half + e] += of_a[half] * of_b;
+      }
+  }
+  if (!detect_races || lane() != 0) return;  // one lane stands for its warp
+  Reads& reads = product_reads[warp()];
+  for (int pixel = 0; pixel < 16; ++pixel)
+    for (int block = -1; block < N / 64; ++block) {  // all channels of a pixel are its 128 bytes
+      const uint32_t at = block < 0 ? pixel_operand_at(a, pixel, 0, 0) : pixel_operand_at(b, pixel, block, 0);
+      reads.open.push_back({at / 128 * 128 - kSharedBase, 128});
+    }
+  for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
+}
+
 inline void wgmma_commit() {
   if (lane() != 0) return;
   Reads& reads = product_reads[warp()];
@@ -220,6 +257,20 @@ inline void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uin
   exchange(at, [&](auto given) {
     for (int matrix = 0; matrix < 4; ++matrix)
       load_shared(results[matrix], given(8 * matrix + lane() / 4) + 4 * (lane() % 4), 4, "ldmatrix");
+  });
+}
+
+// A lane has of each matrix values (2 (lane % 4), lane / 4) and the one a row below.
+inline void ldmatrix_transposed(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uint32_t at) {
+  uint32_t* const results[4] = {&r0, &r1, &r2, &r3};
+  at_shared(at, 16, "ldmatrix");  // the row that this lane names
+  exchange(at, [&](auto given) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t values[2];
+      for (int i = 0; i < 2; ++i)
+        load_shared(&values[i], given(8 * matrix + 2 * (lane() % 4) + i) + 2 * (lane() / 4), 2, "ldmatrix");
+      *results[matrix] = values[0] | static_cast<uint32_t>(values[1]) << 16;
+    }
   });
 }
 

@@ -48,6 +48,7 @@ INSTRUCTIONS = {
     "max.NaN.f32 ": "max_nan",
     "set.gt.f32.f32 %0, %1, 0f00000000;": "set_if_positive",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 ": "ldmatrix",
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ": "ldmatrix_transposed",
     "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ": "stmatrix_transposed",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ": "mma_tf32",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ": "mma_f16",
@@ -90,6 +91,12 @@ def translate(source: str) -> str:
     source = re.sub(  # its assembly is written by macros
         r"template <int N>\nstruct Wgmma;\n.*?(?=\n}  // namespace hopper)",
         _WGMMA,
+        source,
+        flags=re.DOTALL,
+    )
+    source = re.sub(
+        r"template <int N>\nstruct PixelWgmma;\n.*?(?=\n}  // namespace pixels)",
+        _WGMMA.replace("Wgmma", "PixelWgmma").replace("emu::wgmma<", "emu::wgmma_pixels<"),
         source,
         flags=re.DOTALL,
     )

@@ -1,0 +1,85 @@
+"""The library of the gradients' kernels: built and loaded when CUDA first asks for a gradient, so
+that whoever only runs models forward never builds it. One for all solutions with the same sources.
+"""
+
+import re as _re
+
+import torch
+from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
+
+from generator.runtime.allocation import _ALLOCATION
+from generator.runtime.arguments import _Conv, _new_output
+from generator.runtime.build import _load_library, _short_digest
+from generator.runtime.generated import (
+    CUDA_SOURCE,
+    GRADIENT_CUDA_SOURCE,
+    GRADIENT_OPERATOR_SOURCE,
+)
+from generator.runtime.precision import _tf32_allowed
+from generator.runtime.registration import _count_flops
+
+
+def _with_shared_lines(text: str, given: str) -> str:
+    """Puts lines of CUDA_SOURCE back where only their numbers stand."""
+    there = given.splitlines()
+    return _re.sub(
+        r"// ==== lines (\d+) to (\d+) of CUDA_SOURCE",
+        lambda run: "\n".join(there[int(run[1]) : int(run[2])]),
+        text,
+    )
+
+
+_GRADIENT_CUDA = _with_shared_lines(GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_OPERATOR_SOURCE)}"
+_GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
+
+
+def _fake_backward(grad, x, weight, *args):
+    needs = args[-3:]
+    return (
+        _new_output(x.shape, x, weight) if needs[0] else x.new_empty((0,)),
+        x.new_empty(weight.shape if needs[1] else (0,)),
+        x.new_empty((grad.shape[-3] if needs[2] else 0,)),
+    )
+
+
+def _count_backward_flops(
+    grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
+) -> int:
+    """As torch.utils.flop_counter counts PyTorch's own: for input and weight what forward has."""
+    return sum(args[-3:-1]) * _count_flops(x_shape, weight_shape)
+
+
+def _backward_kernels():
+    """The operator `backward` of kernels_src/binding/operator_gradients.cpp."""
+    namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
+    if "_tconv_registry" not in vars(namespace):
+        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
+        registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
+        torch.library.register_fake(
+            f"{_GRADIENT_NAMESPACE}::backward", _fake_backward, lib=registry
+        )
+        _register_flop_formula([namespace.backward])(_count_backward_flops)
+        namespace._tconv_registry = registry  # keeps it alive
+    return namespace.backward.default
+
+
+def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
+    """Gradients of x, weight and bias (None where not in `needs`) by the library's kernels; grad is
+    that of the convolution's output, of the rank of x.
+    """
+    kernels = _backward_kernels()
+    with _ALLOCATION:
+        grads = kernels(
+            grad,
+            x,
+            weight,
+            *conv.stride,
+            *conv.padding,
+            *conv.output_padding,
+            *conv.dilation,
+            conv.groups,
+            _tf32_allowed(),
+            *needs,
+        )
+    return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))

@@ -1,0 +1,101 @@
+// Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
+// device, for gradients may be of any magnitude: from the largest of a sample of each tensor, with room for larger
+// values above; what still does not fit raises the guard.
+#pragma once
+
+#include "check.h"
+#include "fp16_containers.cuh"
+
+namespace tconv {
+namespace cuda {
+
+struct MagnitudeSampleConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kBlocks = 64;  // at most, for each tensor
+  static constexpr int kPerThread = 16;
+  // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
+  // keep 11 bits.
+  static constexpr int kExponent = 7;
+};
+
+struct SampledTensor {
+  const float* values;
+  int64_t size_c, size_h, size_w, stride_n, stride_c, stride_h, stride_w;
+  int64_t count, step;  // of values in all; from one value of the sample to the next, about
+};
+
+// A row of the grid's blocks for each tensor. largest: magnitudes' bits, zeros before.
+struct MagnitudeSampleArgs {
+  SampledTensor tensors[2];
+  unsigned* largest[2];
+};
+
+__global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
+    sample_magnitudes_kernel(const __grid_constant__ MagnitudeSampleArgs args) {
+  using Config = MagnitudeSampleConfig;
+  const SampledTensor& tensor = args.tensors[blockIdx.y];
+  unsigned largest = 0;
+#pragma unroll 4
+  for (int i = 0; i < Config::kPerThread; ++i) {
+    const int64_t nth = (static_cast<int64_t>(blockIdx.x) * Config::kPerThread + i) * Config::kThreads + threadIdx.x;
+    // Not at even distances, which might all lie in one column.
+    const int64_t at = nth * tensor.step + static_cast<int64_t>(static_cast<uint32_t>(nth) * 2654435761u) % tensor.step;
+    if (at >= tensor.count) continue;
+    int64_t rest = at;
+    const auto next_digit = [&rest](int64_t radix) {
+      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
+    const float v =
+        tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
+    largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
+  }
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(args.largest[blockIdx.y], largest);
+}
+
+// The exponent of the scale of a tensor with this largest value in its sample.
+__device__ __forceinline__ int scale_exponent(unsigned largest) {
+  if (largest == 0) return 8;  // zeros, as far as is known: kInputScale
+  const int exponent = MagnitudeSampleConfig::kExponent - (static_cast<int>(largest >> 23) - 127);
+  return exponent > 126 ? 126 : exponent;  // and at least 7 - 128
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+__device__ __forceinline__ InputScale::InputScale(const GuardState* state)
+    : exponent(scale_exponent(state->largest)),
+      value(power_of_two(exponent)),
+      smallest_exact(power_of_two(max(-14 - exponent, -126))) {}
+
+// The tensor of these sizes and strides, sampled evenly but for what keeps columns apart.
+inline SampledTensor sampled_tensor(const void* values, int64_t n, int64_t c, int64_t h, int64_t w, int64_t stride_n,
+                                    int64_t stride_c, int64_t stride_h, int64_t stride_w) {
+  using Config = MagnitudeSampleConfig;
+  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
+  SampledTensor tensor = {
+      static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1};
+  tensor.step = tensor.count > kMost ? (tensor.count + kMost - 1) / kMost : 1;
+  return tensor;
+}
+
+// Of the first `count` tensors. largest: set to zero before.
+inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int count, void* stream) {
+  using Config = MagnitudeSampleConfig;
+  int64_t most = 1;
+  for (int i = 0; i < count; ++i) {
+    const int64_t sampled = (args.tensors[i].count + args.tensors[i].step - 1) / args.tensors[i].step;
+    most = sampled > most ? sampled : most;
+  }
+  constexpr int64_t kPerBlock = Config::kThreads * Config::kPerThread;
+  return launch_kernel(sample_magnitudes_kernel,
+                       dim3(static_cast<unsigned>((most + kPerBlock - 1) / kPerBlock), static_cast<unsigned>(count)),
+                       dim3(Config::kThreads), 0, stream, args);
+}
+
+}  // namespace cuda
+}  // namespace tconv

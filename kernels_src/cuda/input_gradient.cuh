@@ -1,0 +1,114 @@
+// The input gradient: a transposed convolution of stride one over g, or over the planes of g (sliding_layer.h), with
+// swapped channels and flipped taps, by the forward's kernels; or one thread per value.
+#pragma once
+
+#include "conv_transpose.cuh"
+#include "conv_transpose_dispatch.cuh"
+#include "gradient_scales.cuh"
+#include "input_gradient_plain.cuh"
+#include "input_gradient_planes.cuh"
+#include "input_gradient_weights.cuh"
+
+namespace tconv {
+namespace cuda {
+
+inline int64_t storage_bytes(int64_t dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
+
+struct InputGradientPlan {
+  int64_t status;
+  bool plain;
+  SlidingLayer sliding;
+  ConvCall walk;     // but for its pointers
+  int64_t pitch;     // of planes
+  int64_t guard_at;  // of the walk's kernel, in its workspace, where its input's scale is found on the device; or -1
+  int64_t flag_at, weights_at, walk_at, total_bytes;  // in the workspace, planes first
+
+  explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
+    const ConvTransposeLayer& p = call.conv.layer;
+    const int64_t element = storage_bytes(call.conv.dtype);
+    pitch = round_up(sliding.w.plane_size, 4);  // whole vectors of pixels
+    ConvTransposeLayer& to = walk.layer;
+    to.batch = p.batch, to.groups = p.groups;
+    to.in_channels = p.groups * sliding.channels_per_group, to.out_channels = p.in_channels;
+    to.out_h = p.in_h, to.out_w = p.in_w;
+    to.kernel_h = sliding.h.taps, to.kernel_w = sliding.w.taps;
+    to.stride_h = to.stride_w = 1;
+    to.dilation_h = sliding.h.step, to.dilation_w = sliding.w.step;
+    to.padding_h = (sliding.h.taps - 1) * sliding.h.step, to.padding_w = (sliding.w.taps - 1) * sliding.w.step;
+    int64_t planes_bytes = 0;
+    if (sliding.strided) {
+      to.in_h = sliding.h.plane_size, to.in_w = pitch;
+      to.x_stride_w = 1, to.x_stride_h = pitch, to.x_stride_c = sliding.h.plane_size * pitch;
+      to.x_stride_n = to.in_channels * to.x_stride_c;
+      planes_bytes = p.batch * to.x_stride_n * element;
+    } else {
+      to.padding_h -= p.padding_h, to.padding_w -= p.padding_w;
+      to.in_h = p.out_h, to.in_w = p.out_w;
+      to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
+      to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
+    }
+    walk.dtype = call.conv.dtype, walk.math = call.conv.math;
+    walk.kernel_choice = call.conv.kernel_choice <= kDirect ? call.conv.kernel_choice : kAuto;
+    walk.stream = call.conv.stream;
+    const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(walk);
+    status = kernel.status;
+    plain = kernel.kernel == kPlain;
+    guard_at = -1;
+    if (kernel.kernel == kHopper && walk.dtype == kFloat32)
+      guard_at =
+          reinterpret_cast<char*>(hopper::HopperWorkspace(kernel.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
+    if (status != kOk || plain) {
+      flag_at = weights_at = walk_at = total_bytes = 0;
+      return;
+    }
+    flag_at = round_up(planes_bytes, 256);
+    weights_at = flag_at + 256;
+    walk_at = weights_at +
+              round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
+    total_bytes = walk_at + kernel.workspace_bytes;
+  }
+};
+
+// What g is multiplied by, for the Hopper kernel, which clears the rest of the state.
+inline int64_t launch_input_scale(const GradientCall& call, GuardState* state) {
+  const cudaError_t cleared =
+      cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(call.conv.stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  const ConvTransposeLayer& p = call.conv.layer;
+  MagnitudeSampleArgs args{};
+  args.tensors[0] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                   call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
+  args.largest[0] = &state->largest;
+  return launch_sample_magnitudes(args, 1, call.conv.stream);
+}
+
+template <typename Storage>
+int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan& plan, void* workspace) {
+  if (plan.plain) return launch_input_gradient_plain<Storage>(call);
+  if constexpr (sizeof(Storage) == 8) {
+    return kUnsupportedKernel;  // fp64 has the plain kernel alone
+  } else {
+    char* const base = static_cast<char*>(workspace);
+    ConvCall walk = plan.walk;
+    walk.stream = call.conv.stream;
+    walk.x = call.grad;
+    // Infinity times the zero of an absent tap is NaN, where PyTorch has no product.
+    int* const repair_if = plan.sliding.absent_taps ? reinterpret_cast<int*>(base + plan.flag_at) : nullptr;
+    if (repair_if != nullptr)
+      TCONV_RETURN_IF_ERROR(cudaMemsetAsync(repair_if, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
+    if (plan.sliding.strided) {
+      TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base, repair_if));
+      walk.x = base;
+    }
+    TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
+    walk.weight = base + plan.weights_at;
+    if (plan.guard_at >= 0)
+      TCONV_RETURN_IF_ERROR(
+          launch_input_scale(call, reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at)));
+    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
+    return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

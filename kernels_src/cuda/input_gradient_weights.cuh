@@ -1,0 +1,69 @@
+// The weights as the forward's kernels read them for the input gradient: in and out channels swapped, classes of taps
+// as channels (sliding_layer.h), taps flipped.
+//   weight [in_channels, out_channels/groups, kernel_h, kernel_w]
+//   -> [group][class h][class w][oc of group] x [ic of group] x [taps_h][taps_w], zeros for taps beyond the kernel's
+//   end
+#pragma once
+
+#include "../gradient_call.h"
+#include "check.h"
+#include "sliding_layer.h"
+
+namespace tconv {
+namespace cuda {
+
+struct SwappedWeightsConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxBlocks = 4096;
+};
+
+template <typename Storage>
+struct SwappedWeightsArgs {
+  const Storage* weight;
+  Storage* swapped;
+  SlidingAxis h, w;
+  int64_t kernel_h, kernel_w, channels_per_group, ic_per_group, oc_per_group, count;
+};
+
+template <typename Storage>
+__global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
+    swap_weights_kernel(const __grid_constant__ SwappedWeightsArgs<Storage> args) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count; i += step) {
+    int64_t rest = i;
+    const auto next_digit = [&rest](int64_t radix) {
+      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    const int64_t tap_w = args.w.taps - 1 - next_digit(args.w.taps), tap_h = args.h.taps - 1 - next_digit(args.h.taps);
+    const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group), group = rest;
+    const PlaneChannel from(channel, args.w.classes, args.oc_per_group);
+    const int64_t kh = from.class_h + tap_h * args.h.kernel_step, kw = from.class_w + tap_w * args.w.kernel_step;
+    const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + from.oc;
+    args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w
+                          ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
+                          : static_cast<Storage>(0.0f);
+  }
+}
+
+template <typename Storage>
+int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  SwappedWeightsArgs<Storage> args;
+  args.weight = static_cast<const Storage*>(call.conv.weight);
+  args.swapped = static_cast<Storage*>(swapped);
+  args.h = sliding.h, args.w = sliding.w;
+  args.kernel_h = p.kernel_h, args.kernel_w = p.kernel_w;
+  args.channels_per_group = sliding.channels_per_group;
+  args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
+  args.count = p.groups * sliding.channels_per_group * args.ic_per_group * sliding.h.taps * sliding.w.taps;
+  const int64_t blocks = (args.count + SwappedWeightsConfig::kThreads - 1) / SwappedWeightsConfig::kThreads;
+  return launch_kernel(swap_weights_kernel<Storage>,
+                       dim3(static_cast<unsigned>(
+                           blocks < SwappedWeightsConfig::kMaxBlocks ? blocks : SwappedWeightsConfig::kMaxBlocks)),
+                       dim3(SwappedWeightsConfig::kThreads), 0, call.conv.stream, args);
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,114 @@
+// The weight gradient: picks a kernel and launches it.
+#pragma once
+
+#include "weight_gradient_hopper_launch.cuh"
+#include "weight_gradient_plain.cuh"
+#include "weight_gradient_portable_launch.cuh"
+#include "weight_gradient_repair.cuh"
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientPlan {
+  int64_t status;
+  KernelChoice kernel;
+  SlidingLayer sliding;
+  WeightGradientPlainPlan plain;
+  pixels::HopperGradientPlan hopper;
+  PortableGradientPlan portable;
+  PortableGradientPlan strict;  // of fp32, by itself or behind a kernel whose containers may not hold the operands
+  int64_t total_bytes;
+
+  WeightGradientPlan(const GradientCall& call, const DeviceLimits& device)
+      : status(kOk),
+        kernel(kPlain),
+        sliding(call.conv.layer),
+        plain(call.conv.layer, device.sm_count),
+        hopper{},
+        portable{},
+        strict{} {
+    const int64_t choice = call.conv.kernel_choice;
+    if (choice != kPlain && choice != kDirect) choose_tensor_cores(call, device);
+    if ((choice == kPortable || choice == kHopper) && kernel != choice) status = kUnsupportedKernel;
+    total_bytes = kernel == kPlain ? plain.num_parts * plain.count * (call.conv.dtype == kFloat64 ? 8 : 4)
+                                   : std::max({hopper.total_bytes, portable.total_bytes, strict.total_bytes});
+  }
+
+  // Of the kernel that multiplies 16-bit operands.
+  const PackedGoes& goes() const { return kernel == kHopper ? hopper.goes : portable.goes; }
+
+ private:
+  // Leaves kPlain where no tensor-core kernel can, or should, do the call.
+  void choose_tensor_cores(const GradientCall& call, const DeviceLimits& device) {
+    const ConvTransposeLayer& p = call.conv.layer;
+    const int64_t choice = call.conv.kernel_choice;
+    if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
+        !weight_gradient_can_index(p, sliding))
+      return;
+    // Products on padding are wasted; below this share a few real ones, one by one, are faster.
+    constexpr double kMinUsefulFraction = 1.0 / 32;
+    const WeightGradientLayout layout = weight_gradient_layout(p, sliding, 1);
+    const double useful =
+        static_cast<double>(layout.x.channels_per_group) * layout.planes.channels_per_group /
+        (static_cast<double>(layout.x.blocks) * layout.planes.blocks * WeightGradientConfig::kTileValues);
+    if (useful < kMinUsefulFraction && choice != kPortable && choice != kHopper) return;
+    const bool fp32 = call.conv.dtype == kFloat32, tf32 = fp32 && call.conv.math == kMathTF32;
+    if (fp32) {
+      strict = portable_gradient_plan(p, sliding, 3, device, tf32);  // behind another kernel in place
+      if (!strict.usable) return;
+    }
+    if ((!fp32 || tf32) && choice != kPortable) {
+      hopper = pixels::hopper_gradient_plan(p, sliding, device);
+      if (hopper.usable) {
+        kernel = kHopper;
+        return;
+      }
+    }
+    if (!fp32 || tf32) {
+      portable = portable_gradient_plan(p, sliding, 1, device);
+      if (!portable.usable) return;
+    }
+    kernel = kPortable;
+  }
+};
+
+// Operands in 16 bits, with `state` scaled containers.
+template <bool kBFloat16, typename Storage>
+int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                                      GradientState* state) {
+  if (plan.kernel == kHopper)
+    return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state);
+  return launch_weight_gradient_portable<1, kBFloat16, false, Storage>(call, plan.sliding, plan.portable, workspace,
+                                                                       state, nullptr);
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+  if constexpr (sizeof(Storage) == 2) {
+    return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
+                                                                                          nullptr);
+  } else {
+    if (call.conv.math == kMathStrict)
+      return launch_weight_gradient_portable<3, true, false, Storage>(call, plan.sliding, plan.strict, workspace,
+                                                                      nullptr, nullptr);
+    GradientState* const state = plan.goes().state(workspace);
+    TCONV_RETURN_IF_ERROR(launch_scales(call, state));
+    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
+    return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
+                                                                   &state->guard.out_of_range);
+  }
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+  if (plan.kernel == kPlain) return launch_weight_gradient_plain<Storage>(call, plan.plain, workspace);
+  if constexpr (sizeof(Storage) == 8) {
+    return kUnsupportedKernel;  // fp64 has the plain kernel alone
+  } else {
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace));
+    return launch_weight_gradient_repair<Storage>(call, plan.plain);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,48 @@
+// wgmma m64nNk16 with pixels as K: D[64 x N] += A[64 x 16] * B[16 x N] of fp16 or bf16 operands that both lie in shared
+// memory as pixels of 64 channels, 128 bytes in the 128-byte swizzle, and are transposed on the way ("MN-major"). N is
+// one to four blocks of 64 columns, each at the same distance from the one before, the leading byte offset, which may
+// be any number of pixels: neighbouring taps are one product. Checked on an H200 for starts and distances of any number
+// of pixels. Accumulators are those of wgmma.mma_async: conv_transpose's Wgmma says where they lie.
+#pragma once
+
+#include "wgmma.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace pixels {
+
+template <int N>
+struct PixelWgmma;
+
+#define TCONV_NAMES_192 TCONV_NAMES_184 ", %92, %93, %94, %95"
+
+#define TCONV_DEFINE_PIXEL_WGMMA(N, NAMES, A, B, ...)                                                  \
+  template <>                                                                                          \
+  struct PixelWgmma<N> {                                                                               \
+    template <bool kBFloat16>                                                                          \
+    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
+      if constexpr (kBFloat16) {                                                                       \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
+                     ", 1, 1, 1, 1, 1;"                                                                \
+                     : __VA_ARGS__                                                                     \
+                     : "l"(a), "l"(b));                                                                \
+      } else {                                                                                         \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
+                     ", 1, 1, 1, 1, 1;"                                                                \
+                     : __VA_ARGS__                                                                     \
+                     : "l"(a), "l"(b));                                                                \
+      }                                                                                                \
+    }                                                                                                  \
+  };
+TCONV_DEFINE_PIXEL_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24),
+                         TCONV_ACC_4(28))
+TCONV_DEFINE_PIXEL_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                         TCONV_ACC_4(60))
+TCONV_DEFINE_PIXEL_WGMMA(192, TCONV_NAMES_192, "%96", "%97", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                         TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88), TCONV_ACC_4(92))
+TCONV_DEFINE_PIXEL_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
+                         TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+
+}  // namespace pixels
+}  // namespace cuda
+}  // namespace tconv

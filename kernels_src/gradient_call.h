@@ -1,0 +1,19 @@
+// Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
+#pragma once
+
+#include "call.h"
+
+namespace tconv {
+
+// Gradients of a transposed convolution without what follows it.
+struct GradientCall {
+  ConvCall conv;  // layer, dtype, math, kernel choice, x, weight, workspace, stream; bias, vectors and out are not read
+  const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
+  int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  // Contiguous, of the call's dtype; null where not wanted.
+  void* grad_x;       // [batch, in_channels, in_h, in_w]
+  void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
+  void* grad_bias;    // [out_channels]
+};
+
+}  // namespace tconv
