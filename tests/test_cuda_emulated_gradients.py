@@ -216,7 +216,8 @@ def test_autograd_asks_the_operator(solution, emulated_gradients, frozen, batche
     grad = output_gradient(case)
     if not batched:
         operands["x"], grad = operands["x"][0], grad[0]
-    expected = truth(case, grad.view(-1, *grad.shape[-3:]), operands["x"], operands["weight"])
+    samples, sample_grads = (t.view(-1, *t.shape[-3:]) for t in (operands["x"], grad))
+    expected = truth(case, sample_grads, samples, operands["weight"])
     for name, operand in operands.items():
         operand.requires_grad_(name != frozen)
     with emulated_gradients.on():
