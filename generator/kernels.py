@@ -14,9 +14,10 @@ from generator.sources import (
     operator_source,
     without_shared_lines,
 )
-from generator.step_table import activation_header, epilogue_header
+from generator.step_table import Step, activation_header, epilogue_header
 
 HEADERS = ("generated_epilogue.h", "generated_activation.h")
+_NO_ACTIVATION = Step("identity", "", "")
 
 
 @dataclasses.dataclass
@@ -85,6 +86,10 @@ def sources(program: Program, own_gradients: bool = False) -> Kernels:
     if not fused:
         return made
     headers = [_headers(f) for f in fused]
+    if any(f.activation is not None for f in fused):
+        # The kernels behind BatchNorm name it in every call's text, which instantiates none.
+        for header in headers:
+            header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
     for name, resolve in (
         ("CUDA_SOURCE", cuda_source),
