@@ -114,9 +114,10 @@ def flat(text: str) -> str:
 
 
 FACTS = facts()
+MEASURED = [page for page in PAGES if page.name != "family.md"]  # which counts operators: 2 × mean
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", MEASURED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_number_with_a_unit_has_its_source(page):
     text = flat(prose(page))
     fragments = FACTS.get(str(page.relative_to(ROOT)), [])
