@@ -69,7 +69,7 @@ def test_what_is_no_python_and_what_exits_is_refused(content, tmp_path, capsys):
 def test_an_internal_error_is_status_4_and_one_line(tmp_path, capsys, monkeypatch):
     import generator.__main__ as program
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise KeyError("lost")
 
     monkeypatch.setattr(program, "generate", fail)

@@ -72,6 +72,7 @@ def facts() -> dict[str, list[str]]:
     factor = f"{bounds.OWN_ERROR_FACTOR:g} × PyTorch's own"
     few = int(constant("kFewProducts").split("<<")[1])
     least = constant("kLeastStrictProducts")
+    packed = re.search(r"\{(\d+)\} << 20", constant("kMostPackedBytes"))[1]
     return {
         "README.md": [
             f"{built['build_s']:.0f} s with CUDA on {built['versions']['cpu_threads']} cores",
@@ -88,6 +89,7 @@ def facts() -> dict[str, list[str]]:
             f"at {cpu[0]} to {cpu[1]} of the floor",
             f"fewer than {least} products an output",
             f"at most 2^{few} products",
+            f"stays below {packed} MiB",
             "2 × 2",
         ],
         "docs/precision.md": [
