@@ -53,7 +53,8 @@ class BuildsAhead:
         if "emulated_gradients" in asked and emulator.cuda_headers():
             source, place = cuda_source_of(GRADIENTS), self._place("emulated_gradients")
             self.gradients = self._pool.submit(emulator.build_source, source, place, "-O1")
-        wanted = {i.callspec.params["compiled"] for i in items if "compiled" in i.fixturenames}
+        compiled = [item for item in items if item.path.name == "test_cuda_compiles.py"]
+        wanted = {i.callspec.params["compiled"] for i in compiled if "compiled" in i.fixturenames}
         for path in sorted(wanted) if shutil.which("nvcc") else ():
             source = self._place(f"compiled_{path.stem}") / "cuda.cu"
             source.write_text(cuda_source_of(path))
