@@ -8,7 +8,7 @@ and device), `shares` (how near each setting comes to the floor), `errors` (besi
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness import doubts, records, report_data
@@ -120,13 +120,7 @@ def shares(results: Path) -> str:
     """A row for each setting, a column for each problem: the floor's share of the time, and whether
     bytes or products make the floor.
     """
-    found = {name: _folder(results, name) for name in _SHARES}
-    problems = sorted({problem for part in found.values() for problem in part}, key=_order)
-    lines = [f"| records | {' | '.join(problems)} |", "|" + " --- |" * (1 + len(problems))]
-    for name, part in found.items():
-        cells = [_share(part.get(problem)) for problem in problems]
-        lines.append(f"| `results/{name}/` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return _by_setting(results, _SHARES, _share)
 
 
 def _share(record: dict | None) -> str:
@@ -140,18 +134,22 @@ def _share(record: dict | None) -> str:
 
 def errors(results: Path) -> str:
     """A row for each setting: relative L2 errors on the problem's own inputs, beside PyTorch's."""
-    found = {name: _folder(results, name) for name in _ERRORS}
-    problems = sorted({problem for part in found.values() for problem in part}, key=_order)
-    lines = [f"| records | {' | '.join(problems)} |", "|" + " --- |" * (1 + len(problems))]
-    for name, part in found.items():
-        cells = [_error(part.get(problem)) for problem in problems]
-        lines.append(f"| `results/{name}/` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return _by_setting(results, _ERRORS, _error)
 
 
 def _error(record: dict | None) -> str:
     own = record["error"]["cases"].get("own") if record else None
     return f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else NOT_RECORDED
+
+
+def _by_setting(results: Path, settings: Iterable[str], cell: Callable) -> str:
+    found = {name: _folder(results, name) for name in settings}
+    problems = sorted({problem for part in found.values() for problem in part}, key=_order)
+    lines = [f"| records | {' | '.join(problems)} |", "|" + " --- |" * (1 + len(problems))]
+    for name, part in found.items():
+        cells = [cell(part.get(problem)) for problem in problems]
+        lines.append(f"| `results/{name}/` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def index(results: Path) -> str:

@@ -67,7 +67,7 @@ def test_forward_mode_is_right_or_refused_by_name(shelf, name, way):
     assert expected.abs().max() > 1e-6  # zeros would be told apart from it
     try:
         got = FORWARD_MODE[way](new, x)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         assert_names_forward_mode(str(error))
     else:
         assert_same(got, expected)
@@ -88,7 +88,7 @@ def test_forward_mode_of_what_was_made_of_a_solution(shelf, how, way):
     }[how]()
     try:
         got = FORWARD_MODE[way](made, x)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         assert re.search("forward.mode|jvp", str(error), re.IGNORECASE), error
     else:
         assert got is not None
@@ -110,7 +110,7 @@ def test_forward_mode_over_a_parameter_is_no_silent_none(shelf, name, training):
     expected = tangent(model)
     try:
         got = tangent(new)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         assert_names_forward_mode(str(error))
     else:
         assert got is not None

@@ -1,7 +1,6 @@
 """The operator of pattern 2: transposed convolution, element-wise steps, GroupNorm."""
 
-from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
+from generator.runtime.arguments import _Conv, _make_conv
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.generated import _CALL, _CHAIN, _NUM_VECTORS
@@ -14,7 +13,7 @@ from generator.runtime.gradients import (
     _recompute_conv,
 )
 from generator.runtime.low_precision import _narrowed, _widened
-from generator.runtime.precision import _tf32_allowed
+from generator.runtime.operator_forms import _fake, _make_fake_run, _make_run, _make_traced
 from generator.runtime.registration import _register, _vector_arguments
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
@@ -25,33 +24,6 @@ _SCHEMA = (
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
-
-
-def _make_run(kernels):
-    def run(x, weight, bias, conv, *rest):
-        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
-        tf32 = _tf32_allowed()
-        with _ALLOCATION:
-            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
-
-    return run
-
-
-def _make_traced(run):
-    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
-
-
-def _make_fake_run(fake):
-    def fake_run(x, weight, bias, *args):
-        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
-        return fake(x, weight, bias, *pairs, args[8], *args[10:])
-
-    return fake_run
-
-
-def _fake(x, weight, bias, *args):
-    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
-    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:

@@ -5,6 +5,11 @@ compilers see.
 import torch
 import torch.autograd.forward_ad as _forward_ad
 
+_NO_FORWARD_MODE = (
+    "this solution has no forward-mode differentiation (torch.func.jvp, jacfwd, hessian, "
+    "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+)
+
 
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
@@ -67,10 +72,7 @@ def _make_functions(run, save, gradients, functional=None) -> tuple:
 
         @staticmethod
         def jvp(ctx, *tangents):
-            raise RuntimeError(
-                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
-                "torch.autograd.forward_ad) is not supported; reverse mode is"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply

@@ -7,6 +7,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.build import _NAMESPACE, _load_library
+from generator.runtime.dispatch import _NO_FORWARD_MODE
 from generator.runtime.generated import CPU_SOURCE, CUDA_SOURCE, OPERATOR_SOURCE
 
 
@@ -24,10 +25,7 @@ def _refusing_forward_mode(implementation):
 
     def refusing(*args):
         if _forward_ad._current_level >= 0:
-            raise NotImplementedError(
-                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
-                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
         return implementation(*args)
 
     return refusing

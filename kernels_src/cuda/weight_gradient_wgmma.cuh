@@ -16,32 +16,16 @@ struct PixelWgmma;
 
 #define TCONV_NAMES_192 TCONV_NAMES_184 ", %92, %93, %94, %95"
 
-#define TCONV_DEFINE_PIXEL_WGMMA(N, NAMES, A, B, ...)                                                  \
-  template <>                                                                                          \
-  struct PixelWgmma<N> {                                                                               \
-    template <bool kBFloat16>                                                                          \
-    static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
-      if constexpr (kBFloat16) {                                                                       \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
-                     ", 1, 1, 1, 1, 1;"                                                                \
-                     : __VA_ARGS__                                                                     \
-                     : "l"(a), "l"(b));                                                                \
-      } else {                                                                                         \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
-                     ", 1, 1, 1, 1, 1;"                                                                \
-                     : __VA_ARGS__                                                                     \
-                     : "l"(a), "l"(b));                                                                \
-      }                                                                                                \
-    }                                                                                                  \
-  };
-TCONV_DEFINE_PIXEL_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24),
-                         TCONV_ACC_4(28))
-TCONV_DEFINE_PIXEL_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                         TCONV_ACC_4(60))
-TCONV_DEFINE_PIXEL_WGMMA(192, TCONV_NAMES_192, "%96", "%97", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                         TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88), TCONV_ACC_4(92))
-TCONV_DEFINE_PIXEL_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                         TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20),
+                   TCONV_ACC_4(24), TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 192, TCONV_NAMES_192, "%96", "%97", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88),
+                   TCONV_ACC_4(92))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
+                   TCONV_ACC_4(124))
 
 }  // namespace pixels
 }  // namespace cuda

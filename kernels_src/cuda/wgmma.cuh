@@ -33,35 +33,38 @@ struct Wgmma;
   "%124, %125, %126, %127"
 // clang-format on
 
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                        \
+// MAJOR: "0, 0" for operands with K as the fastest index, "1, 1" for those with M and N as it.
+#define TCONV_DEFINE_WGMMA(STRUCT, MAJOR, N, NAMES, A, B, ...)                                         \
   template <>                                                                                          \
-  struct Wgmma<N> {                                                                                    \
+  struct STRUCT<N> {                                                                                   \
     template <bool kBFloat16>                                                                          \
     static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
       if constexpr (kBFloat16) {                                                                       \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       } else {                                                                                         \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       }                                                                                                \
     }                                                                                                  \
   };
-TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40),
-                   TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
-TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24),
+                   TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
+                   TCONV_ACC_4(124))
 
 }  // namespace hopper
 }  // namespace cuda

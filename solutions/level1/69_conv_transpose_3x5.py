@@ -22,7 +22,7 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     0523a58c81f0e4855bc099f952996925019601187db0ac7d47a89851d44feb35
+sha256 of CUDA_SOURCE:     c7cdd07018e7ce653b4d48ed2bbdbb50f55f53d5e582b17ee148641f24992d17
 sha256 of CPU_SOURCE:      e07b37533fff12700a7e07975c0c567133224f37d5bf6f4d94e976417ec5240b
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
 """
@@ -4342,35 +4342,38 @@ struct Wgmma;
   "%124, %125, %126, %127"
 // clang-format on
 
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                        \
+// MAJOR: "0, 0" for operands with K as the fastest index, "1, 1" for those with M and N as it.
+#define TCONV_DEFINE_WGMMA(STRUCT, MAJOR, N, NAMES, A, B, ...)                                         \
   template <>                                                                                          \
-  struct Wgmma<N> {                                                                                    \
+  struct STRUCT<N> {                                                                                   \
     template <bool kBFloat16>                                                                          \
     static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
       if constexpr (kBFloat16) {                                                                       \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       } else {                                                                                         \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       }                                                                                                \
     }                                                                                                  \
   };
-TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40),
-                   TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
-TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24),
+                   TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
+                   TCONV_ACC_4(124))
 
 }  // namespace hopper
 }  // namespace cuda
@@ -7908,7 +7911,7 @@ TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> T
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'b4d11bebb8e03c4e31f4746e5d4793c24a2072f72d2440da2d1dbaa951c5a0f9'
+_DIGEST = 'afe0b3a3ac3183c1dbd66d0f1898d65c90347f281f2da914de496672a85a0fb9'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -7989,25 +7992,6 @@ def _refuse_inner_module(name, kind, module) -> None:
         "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
         "spectral_norm: those of torch's nn.utils.parametrizations work)"
     )
-
-
-class _Allocation:
-    """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
-    what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
-    """
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if kind is RuntimeError:
-            failed = _re.search(r"cannot allocate (\d+) bytes on (\S+)", str(error))
-            if failed:
-                torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
-        return False
-
-
-_ALLOCATION = _Allocation()
 
 
 class _Conv(_NamedTuple):
@@ -8115,6 +8099,12 @@ def _autocast_chain(x, tensors, vectors) -> tuple:
     return x.to(dtype), _cast_all(tensors, dtype), _cast_all(vectors, dtype)
 
 
+_NO_FORWARD_MODE = (
+    "this solution has no forward-mode differentiation (torch.func.jvp, jacfwd, hessian, "
+    "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+)
+
+
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -8176,10 +8166,7 @@ def _make_functions(run, save, gradients, functional=None) -> tuple:
 
         @staticmethod
         def jvp(ctx, *tangents):
-            raise RuntimeError(
-                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
-                "torch.autograd.forward_ad) is not supported; reverse mode is"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply
@@ -8292,6 +8279,23 @@ def _narrowed(grads, tensors) -> list:
     ]
 
 
+class _Allocation:
+    """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
+    what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is RuntimeError:
+            failed = _re.search(r"cannot allocate (\d+) bytes on (\S+)", str(error))
+            if failed:
+                torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
+        return False
+
+
+_ALLOCATION = _Allocation()
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
 
 
@@ -8303,6 +8307,33 @@ def _tf32_allowed() -> bool:
     they were set.
     """
     return _SWITCHES.fp32_precision == "tf32"
+
+
+def _make_run(kernels):
+    def run(x, weight, bias, conv, *rest):
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
+        with _ALLOCATION:
+            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
+
+    return run
+
+
+def _make_traced(run):
+    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
+
+
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        return fake(x, weight, bias, *pairs, args[8], *args[10:])
+
+    return fake_run
+
+
+def _fake(x, weight, bias, *args):
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 _CPU_FLAGS = (
@@ -8438,10 +8469,7 @@ def _refusing_forward_mode(implementation):
 
     def refusing(*args):
         if _forward_ad._current_level >= 0:
-            raise NotImplementedError(
-                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
-                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
         return implementation(*args)
 
     return refusing
@@ -8495,35 +8523,6 @@ _SCHEMA = (
     f"conv_transpose2d{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
     f"int[] output_padding, int[] dilation, int groups{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
-
-
-def _make_run(kernels):
-    def run(x, weight, bias, conv, *vectors):
-        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
-        tf32 = _tf32_allowed()
-        with _ALLOCATION:
-            return kernels(
-                x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *vectors
-            )
-
-    return run
-
-
-def _make_traced(run):
-    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
-
-
-def _make_fake_run(fake):
-    def fake_run(x, weight, bias, *args):
-        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
-        return fake(x, weight, bias, *pairs, args[8], *args[10:])
-
-    return fake_run
-
-
-def _fake(x, weight, bias, *args):
-    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
-    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, vectors) -> None:

@@ -23,7 +23,7 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     93ff5b58431d500982ca0b8ca9fcd0e505a5da277b186886f7a19d4008069a33
+sha256 of CUDA_SOURCE:     54e99480148b44f2742a99acc10f725cceb4ae30b643cbcefb5137282ec6ffb4
 sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
 """
@@ -5265,35 +5265,38 @@ struct Wgmma;
   "%124, %125, %126, %127"
 // clang-format on
 
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                        \
+// MAJOR: "0, 0" for operands with K as the fastest index, "1, 1" for those with M and N as it.
+#define TCONV_DEFINE_WGMMA(STRUCT, MAJOR, N, NAMES, A, B, ...)                                         \
   template <>                                                                                          \
-  struct Wgmma<N> {                                                                                    \
+  struct STRUCT<N> {                                                                                   \
     template <bool kBFloat16>                                                                          \
     static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
       if constexpr (kBFloat16) {                                                                       \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       } else {                                                                                         \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       }                                                                                                \
     }                                                                                                  \
   };
-TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40),
-                   TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
-TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24),
+                   TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
+                   TCONV_ACC_4(124))
 
 }  // namespace hopper
 }  // namespace cuda
@@ -9873,7 +9876,7 @@ TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", "
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '26ecfee2a095d20f898cae36b363243d93198442f4ac25b2a9a4c293d68f726c'
+_DIGEST = '85cef1e62cbaf1d58934190a2b411415b075931a19bd754d4d54a6ec3124c741'
 
 
 class _Tanh:
@@ -10122,6 +10125,12 @@ def _autocast_norm(x, tensors, norm_tensors, vectors) -> tuple:
     return x.to(dtype), _cast_all(tensors, dtype), norm_tensors, _cast_all(vectors, dtype)
 
 
+_NO_FORWARD_MODE = (
+    "this solution has no forward-mode differentiation (torch.func.jvp, jacfwd, hessian, "
+    "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+)
+
+
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -10183,10 +10192,7 @@ def _make_functions(run, save, gradients, functional=None) -> tuple:
 
         @staticmethod
         def jvp(ctx, *tangents):
-            raise RuntimeError(
-                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
-                "torch.autograd.forward_ad) is not supported; reverse mode is"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply
@@ -10468,10 +10474,7 @@ def _refusing_forward_mode(implementation):
 
     def refusing(*args):
         if _forward_ad._current_level >= 0:
-            raise NotImplementedError(
-                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
-                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
         return implementation(*args)
 
     return refusing

@@ -23,7 +23,7 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     36c5700606662766b48534441431552a6055236575bbf11c1f806e33eaaeb3ab
+sha256 of CUDA_SOURCE:     17fd0a590c0ad41a515a81cf9930a8c57aa8c4b48abfadced866bfd317e8e644
 sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9fe56e80ad90
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
 """
@@ -2753,35 +2753,38 @@ struct Wgmma;
   "%124, %125, %126, %127"
 // clang-format on
 
-#define TCONV_DEFINE_WGMMA(N, NAMES, A, B, ...)                                                        \
+// MAJOR: "0, 0" for operands with K as the fastest index, "1, 1" for those with M and N as it.
+#define TCONV_DEFINE_WGMMA(STRUCT, MAJOR, N, NAMES, A, B, ...)                                         \
   template <>                                                                                          \
-  struct Wgmma<N> {                                                                                    \
+  struct STRUCT<N> {                                                                                   \
     template <bool kBFloat16>                                                                          \
     static __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b) {       \
       if constexpr (kBFloat16) {                                                                       \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       } else {                                                                                         \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "}, " A ", " B   \
-                     ", 1, 1, 1, 0, 0;"                                                                \
+                     ", 1, 1, 1, " MAJOR ";"                                                           \
                      : __VA_ARGS__                                                                     \
                      : "l"(a), "l"(b));                                                                \
       }                                                                                                \
     }                                                                                                  \
   };
-TCONV_DEFINE_WGMMA(64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24), TCONV_ACC_4(28))
-TCONV_DEFINE_WGMMA(104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_4(40),
-                   TCONV_ACC_4(44), TCONV_ACC_4(48))
-TCONV_DEFINE_WGMMA(128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_4(60))
-TCONV_DEFINE_WGMMA(184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
-TCONV_DEFINE_WGMMA(216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
-TCONV_DEFINE_WGMMA(256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20), TCONV_ACC_20(40),
-                   TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120), TCONV_ACC_4(124))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20), TCONV_ACC_4(24),
+                   TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 104, TCONV_NAMES_104, "%52", "%53", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_4(40), TCONV_ACC_4(44), TCONV_ACC_4(48))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 184, TCONV_NAMES_184, "%92", "%93", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 216, TCONV_NAMES_216, "%108", "%109", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_4(100), TCONV_ACC_4(104))
+TCONV_DEFINE_WGMMA(Wgmma, "0, 0", 256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
+                   TCONV_ACC_4(124))
 
 }  // namespace hopper
 }  // namespace cuda
@@ -10739,7 +10742,7 @@ TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", "
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'fa32fecf8d58daf5a6386190904836bf909f112a16f626c318077e50931fc7d1'
+_DIGEST = 'a3cb550294e6a1185d4d38884afc5cc560be54b19f8b97ecb2fa5199d3195d11'
 
 
 class _Gelu:
@@ -10833,25 +10836,6 @@ def _refuse_inner_module(name, kind, module) -> None:
         "operator cannot run: remove them (pruning: prune.remove; old weight_norm and "
         "spectral_norm: those of torch's nn.utils.parametrizations work)"
     )
-
-
-class _Allocation:
-    """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
-    what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
-    """
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if kind is RuntimeError:
-            failed = _re.search(r"cannot allocate (\d+) bytes on (\S+)", str(error))
-            if failed:
-                torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
-        return False
-
-
-_ALLOCATION = _Allocation()
 
 
 class _Conv(_NamedTuple):
@@ -10962,6 +10946,12 @@ def _autocast_norm(x, tensors, norm_tensors, vectors) -> tuple:
     return x.to(dtype), _cast_all(tensors, dtype), norm_tensors, _cast_all(vectors, dtype)
 
 
+_NO_FORWARD_MODE = (
+    "this solution has no forward-mode differentiation (torch.func.jvp, jacfwd, hessian, "
+    "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
+)
+
+
 def _wants_gradient(*tensors) -> bool:
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -11023,10 +11013,7 @@ def _make_functions(run, save, gradients, functional=None) -> tuple:
 
         @staticmethod
         def jvp(ctx, *tangents):
-            raise RuntimeError(
-                "conv_transpose2d: forward-mode differentiation (torch.func.jvp, jacfwd, "
-                "torch.autograd.forward_ad) is not supported; reverse mode is"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
 
     # Past Function.apply, which looks for the transforms that are known not to be there.
     return super(torch.autograd.Function, Eager).apply, Transformed.apply
@@ -11164,6 +11151,23 @@ def _narrowed(grads, tensors) -> list:
     ]
 
 
+class _Allocation:
+    """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
+    what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind is RuntimeError:
+            failed = _re.search(r"cannot allocate (\d+) bytes on (\S+)", str(error))
+            if failed:
+                torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
+        return False
+
+
+_ALLOCATION = _Allocation()
 _SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
 
 
@@ -11175,6 +11179,33 @@ def _tf32_allowed() -> bool:
     they were set.
     """
     return _SWITCHES.fp32_precision == "tf32"
+
+
+def _make_run(kernels):
+    def run(x, weight, bias, conv, *rest):
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
+        with _ALLOCATION:
+            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
+
+    return run
+
+
+def _make_traced(run):
+    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
+
+
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        return fake(x, weight, bias, *pairs, args[8], *args[10:])
+
+    return fake_run
+
+
+def _fake(x, weight, bias, *args):
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 _CPU_FLAGS = (
@@ -11310,10 +11341,7 @@ def _refusing_forward_mode(implementation):
 
     def refusing(*args):
         if _forward_ad._current_level >= 0:
-            raise NotImplementedError(
-                "this solution has no forward-mode AD (torch.func.jvp, jacfwd, hessian, "
-                "torch.autograd.forward_ad): use reverse mode, torch.func.vjp or jacrev"
-            )
+            raise RuntimeError(_NO_FORWARD_MODE)
         return implementation(*args)
 
     return refusing
@@ -11370,33 +11398,6 @@ _SCHEMA = (
     "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
     f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
 )
-
-
-def _make_run(kernels):
-    def run(x, weight, bias, conv, *rest):
-        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
-        tf32 = _tf32_allowed()
-        with _ALLOCATION:
-            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
-
-    return run
-
-
-def _make_traced(run):
-    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
-
-
-def _make_fake_run(fake):
-    def fake_run(x, weight, bias, *args):
-        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
-        return fake(x, weight, bias, *pairs, args[8], *args[10:])
-
-    return fake_run
-
-
-def _fake(x, weight, bias, *args):
-    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
-    return _new_output(shape, x, weight)
 
 
 def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
