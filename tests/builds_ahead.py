@@ -9,11 +9,10 @@ from pathlib import Path
 
 from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
-from generator.emit import generate
 from generator.runtime.build import _CUDA_FLAGS
 from generator.sources import KERNELS, gradient_cuda_source
 from tests.cuda_emulator import emulator
-from tests.solution_tools import SolutionShelf
+from tests.solution_tools import SolutionShelf, generated
 
 EMULATED = ("69", "19", "11")
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
@@ -27,7 +26,7 @@ def cuda_source_of(path: Path) -> str:
     """Of a reference's solution, or of the library of the gradients."""
     if path == GRADIENTS:
         return gradient_cuda_source()
-    return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generate(path, path), re.DOTALL)[1]
+    return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 
 class BuildsAhead:

@@ -4,6 +4,7 @@ bounds.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import subprocess
@@ -14,10 +15,23 @@ from pathlib import Path
 import torch
 
 from generator.emit import generate
+from generator.program import Program, read_program
 
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = sorted((ROOT / "harness" / "problems").glob("level*/*.py"))
 REFERENCES = Path(__file__).resolve().parent / "references"
+
+
+@functools.cache
+def generated(path: Path, own_gradients: bool = False) -> str:
+    """The solution of a reference that no test changes, traced and proved once a session."""
+    return generate(path, path, own_gradients=own_gradients)
+
+
+@functools.cache
+def program_of(path: Path) -> Program:
+    """What is decided about such a reference, likewise."""
+    return read_program(path)
 
 
 def load_text(text: str, name: str = "solution") -> dict:
@@ -72,7 +86,6 @@ class SolutionShelf:
     def __init__(self, folder: Path):
         self._folder = folder
         self._build = os.environ.get("TORCH_EXTENSIONS_DIR") or folder / "build"
-        self._texts: dict[str, str] = {}
         self._loaded: dict[str, Loaded] = {}
 
     def build_folder(self):
@@ -108,14 +121,8 @@ class SolutionShelf:
 
     def text(self, name: str) -> str:
         """The generated solution."""
-        if name not in self._texts:
-            name_of_reference, _, own = name.partition(" ")
-            path = _reference(name_of_reference)
-            own_gradients = own == "own_gradients"
-            self._texts[name] = generate(
-                path, self._folder / path.name, own_gradients=own_gradients
-            )
-        return self._texts[name]
+        name_of_reference, _, own = name.partition(" ")
+        return generated(_reference(name_of_reference), own == "own_gradients")
 
 
 def _references() -> list[Path]:

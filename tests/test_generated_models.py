@@ -10,9 +10,8 @@ import pytest
 from generator.emit import solution_text
 from generator.errors import Refusal
 from generator.explain import explained
-from generator.program import read_program
 from generator.prove import prove
-from tests.solution_tools import REFERENCES, environment
+from tests.solution_tools import REFERENCES, environment, program_of
 from tests.sweeps import swept
 
 MODELS = sorted(path.stem for path in REFERENCES.glob("*.py"))
@@ -34,7 +33,7 @@ def shared(text: str) -> str:
 
 @pytest.mark.parametrize("name", swept(MODELS, FEWEST.__contains__))
 def test_a_model_computes_what_its_reference_does(name, build_folder, tmp_path):
-    program = read_program(REFERENCES / f"{name}.py")
+    program = program_of(REFERENCES / f"{name}.py")
     text = shared(solution_text(program, tmp_path / "solution.py"))
     with environment(TORCH_EXTENSIONS_DIR=build_folder):
         prove(program, text, built=True)
@@ -55,7 +54,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_equal_calls_share_a_kernel(name):
-    program = read_program(REFERENCES / f"{name}.py")
+    program = program_of(REFERENCES / f"{name}.py")
     assert (len(program.training.fused), len(program.kernels)) == KERNELS[name]
 
 
@@ -67,7 +66,7 @@ def test_every_transposed_convolution_of_two_dimensions_is_ours():
     """But for one whose weight a hook computes."""
     left = {}
     for name in MODELS:
-        lines = [line.text for line in explained(read_program(REFERENCES / f"{name}.py"))]
+        lines = [line.text for line in explained(program_of(REFERENCES / f"{name}.py"))]
         if told := _left(lines):
             left[name] = told
     assert list(left) == ["old_weight_norm"] and "hooks" in left["old_weight_norm"]
@@ -85,7 +84,7 @@ def test_every_transposed_convolution_of_two_dimensions_is_ours():
     ],
 )
 def test_a_proof_notices_what_differs(old, new, where, tmp_path):
-    program = read_program(REFERENCES / "counting_buffers.py")
+    program = program_of(REFERENCES / "counting_buffers.py")
     text = solution_text(program, tmp_path / "solution.py")
     assert old in text
     with pytest.raises(Refusal, match=where):

@@ -7,12 +7,13 @@ import builtins
 
 import pytest
 
-from generator.emit import generate
 from generator.statements import split
 from generator.static_rules import violations
-from tests.solution_tools import PROBLEMS, REFERENCES, load_text
+from tests.solution_tools import PROBLEMS, REFERENCES, generated, load_text
 
 CLEAN = "_f = load_inline(r'''__global__ void kernel() {}''')\n"
+NO_KERNEL = ["missing a CUDA kernel (__global__)", "missing a build (load_inline)"]
+LEFT_TO_PYTORCH = {"volume_only"}  # no operator of the model has a kernel of ours
 SOURCES = [*PROBLEMS, *sorted(REFERENCES.glob("*.py"))]
 
 
@@ -68,15 +69,12 @@ def test_no_rule_catches_honest_words(fine):
 
 
 def test_missing_kernels_are_noticed():
-    assert violations("x = 1\n") == [
-        "missing a CUDA kernel (__global__)",
-        "missing a build (load_inline)",
-    ]
+    assert violations("x = 1\n") == NO_KERNEL
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_solutions_keep_every_rule(path):
-    assert violations(generate(path, path)) == []
+    assert violations(generated(path)) == (NO_KERNEL if path.stem in LEFT_TO_PYTORCH else [])
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
@@ -85,7 +83,7 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
     reference = load_text(path.read_text())
     shared = {"ModelNew", "CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE", "torch", "nn"}
     shared |= {"GRADIENT_CUDA_SOURCE", "GRADIENT_OPERATOR_SOURCE"}
-    for statement in split(generate(path, path)):
+    for statement in split(generated(path)):
         for name in statement.defines - shared:
             assert name.startswith("_") or name in reference, name
             if isinstance(statement.node, ast.Assign) and name in reference:
@@ -94,7 +92,7 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_solutions_use_no_name_that_they_do_not_define(path):
-    tree = ast.parse(generate(path, path))
+    tree = ast.parse(generated(path))
     defined = set(dir(builtins)) | {"__name__"}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
