@@ -67,7 +67,7 @@ def facts() -> dict[str, list[str]]:
         counted(name, "2/19", form="{:.3g} GB", scale=1e-9)[0]
         for name in (counters.DRAM_READ, counters.DRAM_WRITTEN)
     )
-    portable, cpu = shares("nvidia-h200-portable"), shares("cpu")
+    portable = shares("nvidia-h200-portable")
     built = record("nvidia-h200/1_65")
     factor = f"{bounds.OWN_ERROR_FACTOR:g} × PyTorch's own"
     few = int(constant("kFewProducts").split("<<")[1])
@@ -86,7 +86,6 @@ def facts() -> dict[str, list[str]]:
             f"reads {read} and writes {written}",
             f"{median('nvidia-h200-parts/2_11_convolution')} of the {median('nvidia-h200/2_11')}",
             f"reaches {portable[0]} to {portable[1]} of the floor",
-            f"at {cpu[0]} to {cpu[1]} of the floor",
             f"fewer than {least} products an output",
             f"at most 2^{few} products",
             f"stays below {packed} MiB",
