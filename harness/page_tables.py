@@ -2,7 +2,8 @@
 
 Each lies between the lines `<!-- NAME -->` and `<!-- /NAME -->`: NAME is `headline` (problem, pass
 and device), `shares` (how near each setting comes to the floor), `errors` (beside PyTorch's),
-`index` (every folder) or `host_time` (what a call costs the host).
+`index` (every folder), `host_time` (what a call costs the host), `shapes` (other layers) or
+`profile` (the GPU's own counters).
 """
 
 import json
@@ -11,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from harness import doubts, records, report_data
+from harness import doubts, profile_report, records, report_data, shapes_report
+from harness.errors import UsageError
 
 DEVICES = ("nvidia-h200", "nvidia-h100", "cpu")
 NOT_RECORDED = "not recorded"
@@ -40,9 +42,14 @@ _SHARES = (
 
 
 def rendered(text: str, results: Path) -> str:
-    """`text` with each of these tables replaced by what the records below `results` give."""
+    """`text` with each of these tables replaced by what the records below `results` give.
+
+    Raises UsageError for markers that do not pair.
+    """
     for name, make in _TABLES.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if len(marked.findall(text)) != text.count(f"<!-- {name} -->"):
+            raise UsageError(f"a '<!-- {name} -->' without its '<!-- /{name} -->'")
         text = marked.sub(lambda match, make=make: match[1] + make(results) + match[2], text)
     return text
 
@@ -194,4 +201,6 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "errors": errors,
     "index": index,
     "host_time": host_time,
+    "shapes": shapes_report.tables,
+    "profile": profile_report.tables,
 }

@@ -9,7 +9,6 @@ gradients. What the counters say of time is no benchmark: for that there is run_
 import argparse
 import datetime
 import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -25,7 +24,7 @@ from harness import devices, profile_report, records
 from harness.catalog import ROOT, Problem, find_problem, list_problems
 from harness.ending import status_of
 from harness.errors import EnvironmentUnfit, UsageError
-from harness.files import require_file, require_folder, write_files
+from harness.files import require_file, require_folder
 from harness.profile_counters import METRICS, SECTIONS, read_counters
 from harness.progress import Progress
 from harness.shapes_run import load_solution
@@ -33,10 +32,9 @@ from harness.shapes_run import load_solution
 _EXAMPLES = """examples:
   python -m harness.profile --record                all problems, results/<device>/profile.json
   python -m harness.profile --problems 65,69 --dtypes float16
-  python -m harness.profile --render                write docs/kernels.md's table
 
-exit status: 0 all right, 1 --check found a difference, 2 wrong usage, 3 the environment cannot,
-4 an internal error (TCONV_TRACEBACK=1 shows where)"""
+exit status: 0 all right, 2 wrong usage, 3 the environment cannot, 4 an internal error
+(TCONV_TRACEBACK=1 shows where)"""
 _DTYPES = ("float32", "float16", "bfloat16")
 _TIMEOUT_S = 600
 
@@ -46,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
     command = shlex.join(["python", "-m", "harness.profile", *arguments])
-    run = _render if given.render or given.check else lambda given: _profile_all(given, command)
-    return status_of("harness.profile", lambda: run(given))
+    return status_of("harness.profile", lambda: _profile_all(given, command))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,11 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write DIR/<device>/profile.json; default DIR: results",
     )
-    parser.add_argument("--render", action="store_true", help="write the page's table and stop")
-    parser.add_argument("--check", action="store_true", help="exit 1 where --render would change")
-    page = ROOT / "docs" / "kernels.md"
-    parser.add_argument("--page", type=Path, default=page, metavar="FILE")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR")
     return parser
 
 
@@ -186,20 +178,6 @@ def _profile(ncu: str, problem: Problem, dtype: str, device: torch.device, build
         "tf32": devices.default_tf32(device),
         "kernels": kernels,
     }
-
-
-def _render(given: argparse.Namespace) -> int:
-    if not given.page.is_file():
-        raise UsageError(f"--page {given.page}: no such file")
-    paths = sorted(given.results.glob(f"*/{profile_report.RECORD}"))
-    text = given.page.read_text()
-    made = profile_report.rendered(text, [json.loads(path.read_text()) for path in paths])
-    if not given.check:
-        write_files({given.page: made.encode()})
-        return 0
-    if made != text:
-        print(f"{given.page}: differs from the record of the profile", file=sys.stderr)
-    return int(made != text)
 
 
 if __name__ == "__main__":

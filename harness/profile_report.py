@@ -1,15 +1,14 @@
 """A profile as a table, on the terminal and on docs/kernels.md."""
 
-import re
+import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from harness import profile_counters as c
-from harness.errors import UsageError
 
 RECORD = "profile.json"
-_TABLES = re.compile(r"(<!-- profile -->\n).*?(<!-- /profile -->)", re.DOTALL)
 _HEAD = ("", "ms", "GHz", "tensor cores", "issue slots", "L1 and shared memory")
 _HEAD += ("of it shared memory: wgmma and copies, loads, stores, conflicts", "L2", "DRAM")
 _HEAD += ("GB read, written", "warps wait for")
@@ -116,12 +115,7 @@ def markdown(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rendered(text: str, records: list[dict]) -> str:
-    """`text` with the tables of these records between its markers.
-
-    Raises UsageError where the markers are missing.
-    """
-    if not _TABLES.search(text):
-        raise UsageError("no '<!-- profile -->' with its '<!-- /profile -->'")
-    body = "\n".join(map(markdown, records))
-    return _TABLES.sub(lambda match: match[1] + body + match[2], text)
+def tables(results: Path) -> str:
+    """The tables of all profiles below `results`."""
+    paths = sorted(results.glob(f"*/{RECORD}"))
+    return "\n".join(markdown(json.loads(path.read_text())) for path in paths)

@@ -22,7 +22,7 @@ from harness import devices, records, shapes_report, wire
 from harness.catalog import ROOT, find_problem
 from harness.ending import status_of
 from harness.errors import UsageError
-from harness.files import require_file, require_folder, write_files
+from harness.files import require_file, require_folder
 from harness.names import BASELINES as KNOWN_BASELINES
 from harness.progress import Progress
 from harness.shapes_cases import SHAPES, select
@@ -40,11 +40,10 @@ _EXAMPLES = """examples:
   python -m harness.shapes --record                 all shapes, results/<device>/shapes.json
   python -m harness.shapes --shapes 5x5,7x7 --dtype float16 --build-dir builds
   python -m harness.shapes --device cpu --batch 1   a quick look without a GPU
-  python -m harness.shapes --render                 write docs/results.md's tables from results/
   python -m harness.shapes --list
 
-exit status: 0 all right, 1 a wrong answer (or --check found a difference), 2 wrong usage, 3 the
-environment cannot, 4 an internal error (TCONV_TRACEBACK=1 shows where)"""
+exit status: 0 all right, 1 a wrong answer, 2 wrong usage, 3 the environment cannot, 4 an internal
+error (TCONV_TRACEBACK=1 shows where)"""
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -61,8 +60,6 @@ def _run(given: argparse.Namespace, command: str) -> int:
         for shape in SHAPES:
             print(shapes_report.listed(shape))
         return 0
-    if given.render or given.check:
-        return _render(given)
     return _measure_all(given, command)
 
 
@@ -103,12 +100,6 @@ def _parser() -> argparse.ArgumentParser:
         help="write DIR/<device>/shapes.json; default DIR: results",
     )
     parser.add_argument("--list", action="store_true", help="list the shapes and stop")
-    parser.add_argument(
-        "--render", action="store_true", help="write docs/results.md's tables and stop"
-    )
-    parser.add_argument("--check", action="store_true", help="exit 1 where --render would change")
-    parser.add_argument("--readme", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR")
     return parser
 
 
@@ -192,19 +183,6 @@ def _record(path: Path, options: Options, command: str, entries: list[dict]) -> 
         "command": command,
         "shapes": entries,
     }
-
-
-def _render(given: argparse.Namespace) -> int:
-    if not given.readme.is_file():
-        raise UsageError(f"{given.readme}: no such file")
-    text = given.readme.read_text()
-    made = shapes_report.rendered(text, given.results)
-    if not given.check:
-        write_files({given.readme: made.encode()})
-        return 0
-    if made != text:
-        print(f"{given.readme}: differs from the records of shapes", file=sys.stderr)
-    return int(made != text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import statistics
 from pathlib import Path
 
@@ -10,10 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import doubts
-from harness.errors import UsageError
 from harness.shapes_cases import Shape, why
 
-_TABLES = re.compile(r"(<!-- shapes -->\n).*?(<!-- /shapes -->)", re.DOTALL)
 _RECORD = "shapes*.json"
 
 
@@ -150,13 +147,7 @@ def _row(record: dict, entry: dict, name: str) -> list[str]:
     return [*row, f"{entry['tflops']:.3g}", entry["kernel"] or "–", told * below_one(entry)]
 
 
-def rendered(text: str, results: Path) -> str:
-    """`text` with the tables of all records of shapes between its markers.
-
-    Raises UsageError where the markers are missing.
-    """
-    if not _TABLES.search(text):
-        raise UsageError("no '<!-- shapes -->' with its '<!-- /shapes -->'")
+def tables(results: Path) -> str:
+    """The tables of all records of shapes below `results`, a CPU's last."""
     paths = sorted(results.glob(f"*/{_RECORD}"), key=lambda p: (p.parent.name == "cpu", p))
-    body = "\n".join(markdown(json.loads(path.read_text()), path.name) for path in paths)
-    return _TABLES.sub(lambda match: match[1] + body + match[2], text)
+    return "\n".join(markdown(json.loads(path.read_text()), path.name) for path in paths)

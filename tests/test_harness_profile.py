@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import devices, profile, profile_counters, profile_report
+from harness import devices, profile, profile_counters, profile_report, report
 from tests import record_tools
 from tests.record_tools import require_standing
 from tests.solution_tools import ROOT
@@ -77,14 +77,14 @@ def test_page_is_rendered_and_checked(tmp_path):
     (results / "gpu").mkdir(parents=True)
     (results / "gpu" / "profile.json").write_text(json.dumps(a_record(table())))
     page.write_text("a\n<!-- profile -->\n<!-- /profile -->\nb\n")
-    where = ["--page", str(page), "--results", str(results)]
-    assert profile.main(["--check", *where]) == 1
-    assert profile.main(["--render", *where]) == 0
-    assert profile.main(["--check", *where]) == 0
+    where = ["--readme", str(page), "--results", str(results)]
+    assert report.main(["--check", *where]) == 1
+    assert report.main(where) == 0
+    assert report.main(["--check", *where]) == 0
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     assert len(rows) == 3 and len({line.count("|") for line in rows}) == 1
-    page.write_text("no markers\n")
-    assert profile.main(["--render", *where]) == 2 and page.read_text() == "no markers\n"
+    page.write_text("no end\n<!-- profile -->\n")
+    assert report.main(where) == 2 and page.read_text() == "no end\n<!-- profile -->\n"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,6 @@ def test_page_is_rendered_and_checked(tmp_path):
         (["--record", "--problems", "65"], 2, "--json FILE"),
         (["--device", "cpu"], 2, "cuda:<index>"),
         (["--device", "cuda:99"], 3, "cuda:99"),
-        (["--render", "--page", "missing.md"], 2, "missing.md"),
     ],
 )
 def test_exit_status(arguments, status, told, capsys):
@@ -167,4 +166,6 @@ def test_record_is_of_the_committed_solutions(how):
 
 
 def test_page_has_the_record():
-    assert profile.main(["--check"]) == 0
+    page = ROOT / "docs" / "kernels.md"
+    assert "<!-- profile -->\n" in page.read_text()
+    assert report.main(["--check", "--readme", str(page)]) == 0

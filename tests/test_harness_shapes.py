@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import shapes, shapes_report, timing
+from harness import report, shapes, shapes_report, timing
 from harness.errors import UsageError
 from harness.shapes_cases import SHAPES, WHY, Shape, select, why
 from harness.shapes_run import Layer, Options, batch_for, kernels_of, measure
@@ -180,9 +180,9 @@ def test_record_and_readme(command, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- shapes -->\nold\n<!-- /shapes -->\nafter\n")
     rendering = ["--readme", str(readme), "--results", str(tmp_path / "results")]
-    assert shapes.main(["--check", *rendering]) == 1
-    assert shapes.main(["--render", *rendering]) == 0
-    assert shapes.main(["--check", *rendering]) == 0
+    assert report.main(["--check", *rendering]) == 1
+    assert report.main(rendering) == 0
+    assert report.main(["--check", *rendering]) == 0
     rows = [line for line in readme.read_text().splitlines() if line.startswith("|")]
     assert len(rows) == 3 and len({line.count("|") for line in rows}) == 1
     told = "2 × 4 × 5 × 7 → 6, kernel 3×2, stride 2×1, padding 1×0, output_padding 1×0, "
@@ -273,4 +273,6 @@ def test_reasons_are_of_records_and_shapes_that_exist():
 
 
 def test_readme_shows_the_records():
-    assert shapes.main(["--check"]) == 0
+    page = ROOT / "docs" / "results.md"
+    assert "<!-- shapes -->\n" in page.read_text()
+    assert report.main(["--check", "--readme", str(page)]) == 0

@@ -38,7 +38,6 @@ RUN = {
     "python -m harness.report results/nvidia-h200 --html FILE": "python -m harness.report "
     "results/nvidia-h200 --html TMP/page.html",
     "python -m harness.shapes --list": "python -m harness.shapes --list",
-    "python -m harness.shapes --render": "python -m harness.shapes --check",
 }
 MINUTES = "takes minutes; tests/test_readme_session.py runs a small evaluation"
 GPU = "needs a GPU"
