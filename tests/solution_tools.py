@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from generator.emit import generate
-from generator.program import Program, read_program
+from generator.emit import solution_text
+from generator.program import Program, ambient_kept, read_program
+from generator.prove import prove
 
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = sorted((ROOT / "harness" / "problems").glob("level*/*.py"))
@@ -25,13 +26,18 @@ REFERENCES = Path(__file__).resolve().parent / "references"
 @functools.cache
 def generated(path: Path, own_gradients: bool = False) -> str:
     """The solution of a reference that no test changes, traced and proved once a session."""
-    return generate(path, path, own_gradients=own_gradients)
+    program = program_of(path)
+    text = solution_text(program, path, own_gradients)
+    with ambient_kept():
+        prove(program, text)
+    return text
 
 
 @functools.cache
 def program_of(path: Path) -> Program:
     """What is decided about such a reference, likewise."""
-    return read_program(path)
+    with ambient_kept():
+        return read_program(path)
 
 
 def load_text(text: str, name: str = "solution") -> dict:

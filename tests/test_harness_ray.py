@@ -167,6 +167,7 @@ def test_tasks_share_the_gpus_of_all_nodes_and_survive_each_other(tmp_path, two_
     ]
 
 
+@pytest.mark.sweep
 def test_interrupted_and_resumed_on_a_cluster_of_its_own(tmp_path):
     pytest.importorskip("ray")
     folder, out, told = tmp_path / "run", tmp_path / "out", tmp_path / "pid"

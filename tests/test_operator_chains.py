@@ -17,6 +17,7 @@ from generator.runtime.gradients import _chain_backward, _chain_forward
 from tests.operator_library import Functors
 from tests.random_chains import LINES, MODULES, random_reference
 from tests.solution_tools import REFERENCES, load_text, relative_error
+from tests.sweeps import swept
 
 CLASSES = {**vars(step_gradients), **vars(activation_gradients)}
 
@@ -88,7 +89,7 @@ def for_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "build"))
 
 
-@pytest.mark.parametrize("seed", [None, 1001, 1002])
+@pytest.mark.parametrize("seed", swept([None, 1001, 1002]))
 def test_built_solutions(seed, tmp_path, for_the_cpu):
     """Every operator in one chain (None), six random ones: no less exact than PyTorch in fp32, and
     in float64 with gradients.
