@@ -5,3 +5,5 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 # What TCONV_KERNEL may hold: the names in kernels_src, of all solutions together.
 KERNELS = ("auto", "plain", "direct", "portable", "hopper", "held", "slices", "avx2")
+# What --compare's rows can be sorted by.
+SORTS = ("problem", "ratio", "ms", "speedup")

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness import compare, devices, doubts, scores, tables, wire
+from harness import compare_tables, devices, doubts, scores, tables, wire
 from harness.catalog import ROOT
 from harness.errors import EnvironmentUnfit
 from harness.files import require_file, require_folder
@@ -140,4 +140,4 @@ def print_results(console: Console, results: list[Result], score: dict) -> None:
     console.print(table)
     if any(doubts.found(result.record) for result in results if result.record):
         console.print(doubts.LEGEND, markup=False, soft_wrap=True)
-    compare.print_scores(console, {"all": score})
+    compare_tables.print_scores(console, {"all": score})

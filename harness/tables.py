@@ -1,10 +1,9 @@
-"""Tables for the terminal: one evaluation, all of them, a comparison of records."""
+"""Tables for the terminal: one evaluation, all of them."""
 
 from rich.console import Console
 from rich.table import Table
 
-from harness import doubts, records
-from harness.errors import UsageError
+from harness import doubts
 
 _BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
 
@@ -152,78 +151,3 @@ def median_of(record: dict) -> str:
     entry = record["ms"]["solution"]
     doubtful = doubts.is_wide(entry) or doubts.is_high(record.get("roofline"))
     return f"{entry['median']:.4g}{doubts.mark(doubtful)}"
-
-
-def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
-    """Times and ratios of several sets of records, as JSON: one row for each problem and setting.
-
-    The ratio is the first set's median over this one's: above 1 means this one is faster. Raises
-    UsageError when no problem is in all sets.
-    """
-    tables = [
-        (label, {(record["problem"], *records.setting(record)): record for record in part})
-        for label, part in groups
-    ]
-    first = tables[0][1]
-    shared = [key for key in first if all(key in table for _, table in tables)]
-    if not shared:
-        raise UsageError(
-            "--compare: no problem was evaluated with the same settings in all of them"
-        )
-    rows = []
-    for key in shared:
-        base = _median(first[key])
-        entries = []
-        for label, table in tables:
-            record, median = table[key], _median(table[key])
-            ratio = base / median if base and median else None
-            fastest = record.get("fastest")
-            entries.append(
-                {
-                    "set": label,
-                    "verdict": record["verdict"],
-                    "ms": median,
-                    "ratio": ratio,
-                    "speedup": fastest["speedup"] if fastest else None,
-                }
-            )
-        rows.append({"problem": key[0], "setting": list(key[1:]), "entries": entries})
-    left_out = {
-        label: [list(key) for key in table if key not in shared]
-        for label, table in tables
-        if any(key not in shared for key in table)
-    }
-    return {"rows": rows, "left_out": left_out}
-
-
-def _median(record: dict) -> float | None:
-    entry = record.get("ms", {}).get("solution")
-    return entry["median"] if entry else None
-
-
-def print_comparison(console: Console, result: dict) -> None:
-    """The table of `comparison`."""
-    table = Table("problem", "setting", "record", "verdict", "ms", "ratio", "over fastest baseline")
-    for row in result["rows"]:
-        device, dtype, tf32, batch, backward, in_eval = row["setting"]
-        setting = f"{device} {dtype} tf32 {tf32} batch {batch}"
-        setting += " backward" * bool(backward) + " eval" * bool(in_eval)
-        for index, entry in enumerate(row["entries"]):
-            table.add_row(
-                row["problem"] if index == 0 else "",
-                setting if index == 0 else "",
-                entry["set"],
-                entry["verdict"],
-                _or_dash(entry["ms"], "{:.4g}"),
-                _or_dash(entry["ratio"], "{:.2f}x"),
-                _or_dash(entry["speedup"], "{:.2f}x"),
-            )
-    console.print(table)
-    console.print("ratio: time of the first over time of this one; above 1 this one is faster")
-    for label, keys in result["left_out"].items():
-        names = ", ".join(" ".join(map(str, key)) for key in keys)
-        console.print(f"not in all: {label}: {names}", markup=False)
-
-
-def _or_dash(value, form: str) -> str:
-    return "-" if value is None else form.format(value)
