@@ -7,14 +7,16 @@ import time
 
 import torch
 
-from harness import check, clock, cold, devices, timing, wire
+from harness import check, clock, cold, conv2d_baseline, devices, timing, wire
 from harness import roofline as limits
 from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
 from harness.case_check import CaseChecker
 from harness.cases import CASES, Case, make_case, statistics_matter
 from harness.catalog import Problem
+from harness.conv2d_baseline import offered
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
+from harness.names import CONV2D
 from harness.other_arguments import try_others
 from harness.outcome import Options, Outcome
 from harness.quiet import QuietProbe
@@ -243,9 +245,10 @@ class Evaluation:
         def look(factor: float, where: str) -> None:
             self._check_timed(case, factor, where)
 
+        names, failed = self._baselines(case)
         measurement = timing.measure_rounds(
             self.candidate,
-            list(options.baselines),
+            names,
             self.model,
             case,
             self.device,
@@ -255,6 +258,7 @@ class Evaluation:
             self.progress.step,
             self.quiet.require_quiet,
         )
+        measurement.baseline_errors |= failed
         outcome.measurement = measurement
         self.spent.add("baselines", measurement.baseline_s)
         reported = measurement.summary()["solution"]["median"]
@@ -279,7 +283,7 @@ class Evaluation:
         cold.measure(
             measurement,
             self.candidate,
-            list(options.baselines),
+            names,
             self.model,
             case,
             self.device,
@@ -295,6 +299,23 @@ class Evaluation:
             raise Rejected(
                 "impossible_time", f"a cold call {cold_ms:.3g} ms, physically at least {floor:.3g}"
             )
+
+    def _baselines(self, case: Case) -> tuple[list[str], dict[str, str]]:
+        """Those to time, and why one that was offered is wrong."""
+        outcome = self.outcome
+        names, outcome.baselines_not_offered = offered(self.options.baselines, self.model)
+        if CONV2D not in names:
+            return names, {}
+        precision, length = outcome.precision, self.work.reduction_length
+        try:
+            with self.spent.on("baselines"):
+                conv2d_baseline.require_right(self.model, case, self.device, precision, length)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a reference makes of a convolution in its place
+            names.remove(CONV2D)
+            return names, {CONV2D: f"{type(error).__name__}: {error}"[:500]}
+        return names, {}
 
     def _check_timed(self, case: Case, factor: float, where: str) -> None:
         """Check the output of a timed call, on an input that had not been seen before it."""

@@ -41,6 +41,7 @@ class Outcome:
     errors: dict = field(default_factory=dict)
     kernelbench: dict | None = None
     measurement: timing.Measurement | None = None
+    baselines_not_offered: dict[str, str] = field(default_factory=dict)  # and why
     own_clock_ms: float | None = None
     roofline: dict | None = None
     other_size: dict | None = None

@@ -95,6 +95,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "speedup": measurement.speedup() if measurement else {},
         "fastest": measurement.fastest() if measurement else None,
         "baseline_errors": measurement.baseline_errors if measurement else {},
+        "baselines_not_offered": outcome.baselines_not_offered,
         "calls_timed": _calls(measurement),
         "own_clock_ms": outcome.own_clock_ms if accepted else None,
         "error": _error(outcome),

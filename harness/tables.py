@@ -4,8 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import doubts
-
-_BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
+from harness.names import BASELINES
 
 
 def print_record(console: Console, record: dict) -> None:
@@ -32,6 +31,9 @@ def print_record(console: Console, record: dict) -> None:
         console.print(_times(record))
         for name, reason in record["baseline_errors"].items():
             console.print(f"baseline {name} not available: {reason}", markup=False)
+        for name, reason in record.get("baselines_not_offered", {}).items():
+            if not record["fastest"]:
+                console.print(f"baseline {name} is no such operator: {reason}", markup=False)
         for name, reason in record.get("cold_call_errors", {}).items():
             console.print(f"no cold call of {name}: {reason}", markup=False)
         _print_rates(console, record)
@@ -43,7 +45,7 @@ def print_record(console: Console, record: dict) -> None:
 def _times(record: dict) -> Table:
     cold = record.get("cold_call_ms") or {}  # older records have none
     table = Table("", "median ms", "IQR ms", "speedup", *["cold call ms"] * bool(cold))
-    for name in ("solution", *_BASELINES):
+    for name in ("solution", *BASELINES):
         if name in record["ms"]:
             over = f"{record['speedup'][name]:.2f}x" if name != "solution" else ""
             shown = [f"{cold[name]['median']:.4g}" if name in cold else "-"] * bool(cold)
