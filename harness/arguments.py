@@ -99,7 +99,8 @@ def make_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--kernelbench",
         action="store_true",
-        help="reject what KernelBench would not take: other values from the same seed",
+        help="reject what KernelBench would not take: other values from the same seed, and errors "
+        "of its static checker",
     )
     how.add_argument("--check-only", action="store_true", help="no timing")
     how.add_argument(

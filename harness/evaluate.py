@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from generator import static_rules
 from harness import check, clock, cold, conv2d_baseline, devices, timing, wire
 from harness import roofline as limits
 from harness.again import CallsAgainChecker
@@ -49,6 +50,8 @@ class Evaluation:
         devices.require_build_tools(source.decode(errors="replace"), self.device)
         self.reference = Reference(problem.reference)
         self.outcome = Outcome(solution_sha256=hashlib.sha256(source).hexdigest())
+        found = static_rules.findings(source.decode(errors="replace"), wire.dtype_name(self.dtype))
+        self.outcome.static_checker = {"errors": found.errors, "warnings": found.warnings}
         self.outcome.precision = devices.precision_name(self.device, self.dtype, options.tf32)
 
     def run(self) -> Outcome:
@@ -115,6 +118,9 @@ class Evaluation:
 
     def _judge(self) -> None:
         options = self.options
+        errors = self.outcome.static_checker["errors"]
+        if errors and options.kernelbench:
+            raise Rejected("static_check", "; ".join(errors))
         self.progress.step("starting the solution's process")
         folder = options.build_dir
         self.cold_build = folder is None or not folder.is_dir() or not any(folder.iterdir())

@@ -49,6 +49,7 @@ class Outcome:
     second_instance: dict | None = None
     weights_copied: str = ""  # how entries of the state_dicts were matched
     does_not_drop_in: str | None = None  # why KernelBench would not take an accepted solution
+    static_checker: dict[str, list[str]] = field(default_factory=dict)  # errors and warnings
     other_arguments: dict | None = None
     build_s: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -106,6 +106,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "second_instance": outcome.second_instance,
         "weights_copied": outcome.weights_copied,
         "does_not_drop_in": outcome.does_not_drop_in,
+        "static_checker": outcome.static_checker,
         "other_arguments": outcome.other_arguments,
         "build_s": outcome.build_s,
         "seconds": {name: round(value, 2) for name, value in outcome.seconds.items()},

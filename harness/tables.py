@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from harness import doubts
+from harness import doubts, drop_in
 from harness.names import BASELINES
 
 
@@ -22,7 +22,7 @@ def print_record(console: Console, record: dict) -> None:
     )
     if record["verdict"] == "accepted":
         aside = ", but does not drop into KernelBench (see below)"
-        console.print("[green]accepted[/]" + aside * bool(record.get("does_not_drop_in")))
+        console.print("[green]accepted[/]" + aside * (not drop_in.drops_in(record)))
     else:
         console.print("[red]rejected[/]")
         for reason in record["reasons"]:
@@ -121,9 +121,8 @@ def _print_notes(console: Console, record: dict) -> None:
     if seconds:
         parts = ", ".join(f"{name} {seconds[name]:.1f} s" for name in seconds if name != "wall")
         console.print(f"{seconds['wall']:.1f} s in all: {parts}", markup=False)
-    if record.get("does_not_drop_in"):
-        told = f"does not drop into KernelBench: {record['does_not_drop_in']}"
-        console.print(told, markup=False, style="yellow")
+    for told in drop_in.lines(record) if record["verdict"] == "accepted" else ():
+        console.print(told, markup=False, style="yellow", soft_wrap=True)
 
 
 def print_summary(console: Console, records: list[dict]) -> None:
@@ -133,7 +132,7 @@ def print_summary(console: Console, records: list[dict]) -> None:
         fastest, error = record["fastest"], record["error"]["rel_l2"]
         table.add_row(
             f"{record['problem']} {record['name']}",
-            record["verdict"] + ", no drop-in" * bool(record.get("does_not_drop_in")),
+            drop_in.verdict(record),
             median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",

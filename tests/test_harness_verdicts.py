@@ -6,6 +6,7 @@ Two at a time, each evaluated in a process of its own: evaluations draw from glo
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -312,10 +313,32 @@ def test_every_fixture_has_its_expected_reason():
     assert len(names("honest")) + len(names("honest_norm")) >= 12
 
 
-def test_with_kernelbench_other_values_from_the_same_seed_reject():
+def test_with_kernelbench_other_values_from_the_same_seed_reject(tmp_path):
     for name, reasons in (("other_seeding", ["seeding_mismatch"]), ("aliased_weights", [])):
-        outcome = evaluate("tiny", FIXTURES / "honest" / f"{name}.py", batch=2, kernelbench=True)
+        outcome = evaluate("tiny", with_kernel(tmp_path, name), batch=2, kernelbench=True)
         assert [reason.partition(":")[0] for reason in outcome.reasons] == reasons
+
+
+def with_kernel(folder: Path, name: str) -> Path:
+    """An honest fixture with what the static checker of KernelBench wants to see."""
+    path = folder / f"{name}.py"
+    text = (FIXTURES / "honest" / f"{name}.py").read_text()
+    path.write_text(text + "\nKERNEL = '__global__', 'load_inline'\n")
+    return path
+
+
+def test_the_static_checkers_errors_reject_with_kernelbench_alone(tmp_path):
+    path = FIXTURES / "honest" / "functional.py"
+    missing = ["missing a CUDA kernel (__global__)"]
+    missing += ["missing a build (load_inline or cpp_extension)"]
+    outcome = evaluate("tiny", path, batch=2)
+    assert outcome.reasons == [] and outcome.static_checker["errors"] == missing
+    warnings = outcome.static_checker["warnings"]
+    assert len(warnings) == 2 and warnings[1].startswith("a torch.nn functional: ")
+    rejected = evaluate("tiny", path, batch=2, kernelbench=True)
+    assert rejected.reasons == [f"static_check: {'; '.join(missing)}"]
+    outcome = evaluate("tiny", with_kernel(tmp_path, "functional"), batch=2, kernelbench=True)
+    assert outcome.reasons == [] and outcome.static_checker["warnings"] == warnings
 
 
 @pytest.mark.parametrize("name", ["aliased_weights", "other_names"])
