@@ -8,7 +8,7 @@ import time
 import torch
 
 from generator import static_rules
-from harness import check, clock, cold, conv2d_baseline, devices, timing, wire
+from harness import check, clock, cold, conv2d_baseline, devices, same_seed, timing, wire
 from harness import roofline as limits
 from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
@@ -16,6 +16,7 @@ from harness.case_check import CaseChecker
 from harness.cases import CASES, Case, make_case, statistics_matter
 from harness.catalog import Problem
 from harness.conv2d_baseline import offered
+from harness.drawn import Drawn, cast_state
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
 from harness.names import CONV2D
 from harness.other_arguments import try_others
@@ -23,7 +24,7 @@ from harness.outcome import Options, Outcome
 from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
 from harness.spent import Spent
-from harness.truth import Expected, cast_state, expected, loaded
+from harness.truth import Expected, expected, loaded
 from harness.weight_names import matched
 
 _CPU_EAGER_SECONDS = 0.3
@@ -136,6 +137,8 @@ class Evaluation:
                 candidate.start()
                 candidate.limit_time(options.timeout)
                 self._build()
+                if candidate.same_seed:
+                    own.state, answer = self.state, same_seed.without_parameters(answer)
                 self._check(own, answer)
                 if not self.outcome.reasons and not options.check_only:
                     self._time()
@@ -165,13 +168,16 @@ class Evaluation:
             self.outcome.build_s = self.candidate.busy_s
             self.spent.add("build", self.candidate.busy_s)
         wanted = self.model.state_dict()
-        how, names = matched(wanted, drawn, self.candidate.aliases)
-        self.outcome.weights_copied = how
+        found = matched(wanted, drawn, self.candidate.aliases)
+        if found is None:
+            self.outcome.weights_copied = same_seed.HOW
+            self.candidate.same_seed = True
+            self.candidate.name_weights({}, [])
+            self.state = Drawn(self.state, seed)
+            return
+        self.outcome.weights_copied, names = found
         self.candidate.name_weights(names, [name for name, _ in self.model.named_parameters()])
         different = [n for n in drawn if not check.same_bits(drawn[n], wanted[names[n]])]
-        shapes = [n for n in different if drawn[n].shape != wanted[names[n]].shape]
-        if shapes:
-            raise Rejected("state_dict_mismatch", f"other shapes than the reference's for {shapes}")
         if different and self.options.kernelbench:
             raise Rejected("seeding_mismatch", f"{OTHER_SEEDING}, for {different}")
         if different:
@@ -193,13 +199,14 @@ class Evaluation:
                 return
             if name == "normal":
                 self.progress.step("checking repeated calls on the same tensors")
-                CallsAgainChecker(self.checker, self.reference.init_inputs).check(case, answer)
+                CallsAgainChecker(self.checker, self.reference).check(case, answer)
         self.candidate.require_idle()
         self.quiet.require_quiet()
 
     def _case_names(self) -> list[str]:
         names = [*CASES]
-        if statistics_matter(self.model, self.dtype):
+        # Of drawn weights the biases are what they are.
+        if statistics_matter(self.model, self.dtype) and not self.candidate.same_seed:
             names.append("offset")
         if mode_matters(self.model):
             names.append("train" if self.options.eval else "eval")

@@ -101,8 +101,9 @@ def _print_notes(console: Console, record: dict) -> None:
         shape = "x".join(map(str, other["shape"]))
         told = f" ({other['told']})" if "told" in other else ""
         console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
-    if record.get("weights_copied", "by name") not in ("", "by name"):
-        console.print(f"weights copied {record['weights_copied']}", markup=False)
+    how = record.get("weights_copied", "by name")
+    if how not in ("", "by name"):
+        console.print(f"weights {how if how.startswith('not') else 'copied ' + how}", markup=False)
     second = record.get("second_instance") or {}
     if second.get("verdict") == "refused":
         console.print(f"a second instance: refused ({second['told']})", markup=False)

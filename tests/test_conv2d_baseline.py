@@ -14,10 +14,10 @@ from harness import cli, page_tables, records, timing
 from harness.cases import Case
 from harness.catalog import ROOT, find_problem
 from harness.conv2d_baseline import offered, require_right, unlike, with_conv2d
+from harness.drawn import cast_state
 from harness.errors import Rejected
 from harness.names import BASELINES, CONV2D
 from harness.reference import Reference
-from harness.truth import cast_state
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 TINY = FIXTURES / "tiny.py"
