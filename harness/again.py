@@ -13,8 +13,10 @@ import torch
 from harness import check, wire
 from harness.case_check import CaseChecker
 from harness.cases import Case
+from harness.drawn import Drawn, drawn
 from harness.edits import floating, random_swap, swap_in_place, swapped_weights
 from harness.errors import Rejected
+from harness.reference import Reference
 from harness.truth import Expected
 
 _REFUSALS = ("construct_error", "runtime_error", "out_of_memory")
@@ -27,13 +29,13 @@ class CallsAgainChecker:
     makes one.
     """
 
-    def __init__(self, checker: CaseChecker, init_inputs: list):
+    def __init__(self, checker: CaseChecker, reference: Reference):
         self.checker, self.candidate = checker, checker.candidate
-        self.init_inputs = init_inputs
+        self.reference, self.init_inputs = reference, reference.init_inputs
 
     def check(self, case: Case, answer: Expected) -> None:
         """`answer` is that of the case itself."""
-        self.case, self.state = case, swapped_weights(case.state)
+        self.case, self.state = case, self._others(case)
         self.training = self.checker.training(case)
         self.swaps = [random_swap(value) for value in floating(case.inputs)]
         edited = [value.clone() if torch.is_tensor(value) else value for value in case.inputs]
@@ -43,6 +45,12 @@ class CallsAgainChecker:
         before = self._in_place(answer, self.checker.expected(self.edited, self.training))
         self._other_weights(before)
         self.candidate.request("let_go", "ending repeated calls")
+
+    def _others(self, case: Case) -> dict:
+        """Other weights than the case's."""
+        if isinstance(case.state, Drawn):
+            return drawn(self.reference, case.state.seed + 1, self.checker.options.dtype)
+        return swapped_weights(case.state)
 
     # One step each -----------------------------------------------------------------------------
 
@@ -170,11 +178,14 @@ class CallsAgainChecker:
 
 
 def construct(candidate, init_inputs: list, seed: int, state: dict) -> None:
-    """A second instance in the solution's process, of these arguments and with this state."""
+    """A second instance in the solution's process, of these arguments and with this state, or
+    drawn from its seed.
+    """
+    seeded = isinstance(state, Drawn)
     candidate.request(
         "construct_second",
         "constructing a second instance",
         init=base64.b64encode(pickle.dumps(init_inputs)).decode(),
-        seed=seed,
-        state=candidate.send_state(state),
+        seed=state.seed if seeded else seed,
+        state=None if seeded else candidate.send_state(state),
     )

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from harness.catalog import ROOT
-from harness.names import BASELINES, DTYPES, SHORT_DTYPES
+from harness.names import BASELINES, DTYPES, SHORT_DTYPES, SORTS
 
 _EXAMPLES = """examples:
   python run_eval.py --problem 65                 check and time the solution of problem 1/65
@@ -12,15 +12,15 @@ _EXAMPLES = """examples:
   python run_eval.py --problem 2/19 --device cuda --dtype bfloat16 --backward
   python run_eval.py --problem 65 --solution my_kernel.py --json -
   python run_eval.py --reference my_problem.py    generate a solution for it, then evaluate that
-  python run_eval.py --compare results/cpu old.json
+  python run_eval.py --compare results/cpu old.json --fail-below 0.95
   python run_eval.py --suite solutions --output my_records --resume
   python run_eval.py --suite runs/my_run --reference KernelBench   a KernelBench run folder
   RAY_ADDRESS=head:6379 python run_eval.py --suite runs/my_run --ray   over a Ray cluster
   python run_eval.py --export-kernelbench results/nvidia-h200 --output kernelbench_runs
 
-exit status: 0 accepted (all of them), 1 rejected (one at least), 2 wrong usage, a missing file or a
-place that cannot be written, 3 the environment cannot, 4 an internal error of the harness, told in
-one line (TCONV_TRACEBACK=1 shows where)"""
+exit status: 0 accepted (all of them), 1 rejected (one at least) or slower than --fail-below allows,
+2 wrong usage, a missing file or a place that cannot be written, 3 the environment cannot, 4 an
+internal error of the harness, told in one line (TCONV_TRACEBACK=1 shows where)"""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,8 +58,11 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="RECORD",
-        help="records or folders to compare, "
-        "also KernelBench's eval_results.json and baseline_time_*.json",
+        help="records or folders to compare, also KernelBench's eval_results.json and "
+        "baseline_time_*.json, and the folders that hold them",
+    )
+    what.add_argument(
+        "--show", type=Path, nargs="+", metavar="RECORD", help="print records or folders of them"
     )
     how = parser.add_argument_group("how")
     how.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
@@ -96,7 +99,8 @@ def make_parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--kernelbench",
         action="store_true",
-        help="reject what KernelBench would not take: other values from the same seed",
+        help="reject what KernelBench would not take: other values from the same seed, and errors "
+        "of its static checker",
     )
     how.add_argument("--check-only", action="store_true", help="no timing")
     how.add_argument(
@@ -131,6 +135,19 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="on the Ray cluster of RAY_ADDRESS, or one started on this machine: a task for each "
         "candidate, with one GPU or on the CPU a whole node",
+    )
+    side = parser.add_argument_group("with --compare")
+    side.add_argument(
+        "--sort",
+        choices=SORTS,
+        help="rows by the last record: smallest ratio, longest time, smallest speedup first; "
+        "default: problem",
+    )
+    side.add_argument(
+        "--fail-below",
+        type=_ratio,
+        metavar="RATIO",
+        help="exit status 1 unless all are at least so many times as fast as in the first record",
     )
     out = parser.add_argument_group("output")
     out.add_argument(
@@ -169,6 +186,16 @@ def _whole(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
     return int(text)
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive ratio")
+    return value
 
 
 def _seconds(text: str) -> float:

@@ -15,6 +15,7 @@ import torch
 from harness import clock, wire
 from harness.candidate_process import CandidateProcess
 from harness.device_memory import DeviceMemory
+from harness.drawn import Drawn
 from harness.errors import Refused, Rejected
 
 _START_SECONDS = 120
@@ -49,6 +50,9 @@ class Candidate(CandidateProcess):
         super().__init__(device, build_dir, memory_bytes)
         self.busy_s = 0.0
         self.names: dict[str, str] = {}  # the reference's, by the solution's
+        self.same_seed = False  # nothing is copied: each instance is constructed from a seed
+        self.drawn: dict[str, torch.Tensor] = {}  # then, the instance's state
+        self.parameters: set[str] = set()  # and which of it are parameters
         self.aliases: dict[str, str] = {}
         self.limit_time(600.0)
 
@@ -163,7 +167,14 @@ class Candidate(CandidateProcess):
         self.request("order_parameters", "building", names=ordered)
 
     def load_weights(self, state: dict) -> None:
-        """Copy a state_dict into the solution's model."""
+        """Copy a state_dict into the solution's model; construct it anew from that of a seed."""
+        if isinstance(state, Drawn):
+            doing = "constructing it from another seed"
+            reply = self.request("draw_weights", doing, seed=state.seed)
+            self.drawn, _ = self.read_state(reply, 0)
+            names = reply.get("parameters")
+            self.parameters = set(names if isinstance(names, list) else ()) & set(self.drawn)
+            return
         self.request("weights", "copying the weights", state=self.send_state(state))
 
     def send_state(self, state: dict) -> list:

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from harness import bounds, check, wire
+from harness import bounds, check, same_seed, wire
 from harness.candidate import Candidate, require_unchanged
 from harness.cases import Case
 from harness.errors import Rejected, UsageError
 from harness.outcome import Options, Outcome
 from harness.roofline import Work
+from harness.same_seed import without_parameters
 from harness.spent import Spent
 from harness.truth import Expected, expected, loaded
 
@@ -132,7 +133,8 @@ class CaseChecker:
         if training != model.training:
             model = copy.deepcopy(model).train(training)
         with self.spent.on("reference"):
-            return expected(model, case, self.candidate.device, backward)
+            answer = expected(model, case, self.candidate.device, backward)
+        return without_parameters(answer) if self.candidate.same_seed else answer
 
     def require_right(
         self, ours: torch.Tensor, answer: Expected, where: str, magnified: float = 1.0
@@ -238,9 +240,7 @@ class CaseChecker:
             require_unchanged(reply, "forward")
             offset = check.require_same_inputs(candidate, reply, case, offset)
             after, offset = candidate.read_state(reply, offset)
-            check.require_right_state(
-                after, case.state, answer, self.outcome.precision, case.magnified
-            )
+            self._require_right_state(after, case, answer)
             if self.options.backward and case.magnified > 1:  # the forward is what it is for
                 offset += sum(value.nbytes for value in answer.own_gradients)
             elif self.options.backward:
@@ -254,6 +254,14 @@ class CaseChecker:
                 offset += output.nbytes
         except Rejected as rejection:
             self._note(rejection)
+
+    def _require_right_state(self, after: dict, case: Case, answer: Expected) -> None:
+        precision = self.outcome.precision
+        if self.candidate.same_seed:
+            before, own = self.candidate.drawn, self.candidate.parameters
+            same_seed.require_right_state(after, before, own, answer, precision, case.magnified)
+        else:
+            check.require_right_state(after, case.state, answer, precision, case.magnified)
 
     def _probe_uninitialised(self, case: Case, answer: Expected, ours: torch.Tensor) -> None:
         """The same call with NaN in all fresh memory: what was never written shows as NaN."""

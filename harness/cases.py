@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from harness.drawn import Drawn, drawn
 from harness.reference import Reference, batch_of, cast
 
 CASES = ("own", "normal", "wide")
@@ -56,7 +57,8 @@ def make_case(
     channels, a seventh less of every dimension; never more elements than evaluated. non_finite: as
     normal, with NaN and both infinities at three places of the first sample. All but the first
     come with re-drawn weights (`redraw`), so that nothing computed from earlier weights survives
-    and an affine parameter left out shows.
+    and an affine parameter left out shows; where the weights are `Drawn` they are those of the
+    case's own seed.
     """
     inputs = reference.inputs(seed, device, batch)
     if name != "own":
@@ -70,7 +72,8 @@ def make_case(
             else value
             for value in inputs
         ]
-        state = redraw(state, seed)
+        seeded = isinstance(state, Drawn)
+        state = drawn(reference, seed, dtype) if seeded else redraw(state, seed)
     if name == "offset":
         state = _with_offset(reference.model(seed), state)
     return Case(name, cast(inputs, dtype), state, seed, _OFFSET if name == "offset" else 1.0)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from harness import (
     catalog,
-    compare,
+    compare_cli,
     devices,
     kernelbench_export,
     listing,
@@ -101,8 +101,11 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
     _require_places(given)
     if given.list:
         return _list(given, stdout, console)
-    if given.compare:
-        return _compare(given, stdout, console)
+    if given.compare or given.show:
+        run = compare_cli.run_compare if given.compare else compare_cli.run_show
+        value, status = run(given, console)
+        _write(given, value, stdout)
+        return status
     if given.export_kernelbench:
         return _export(given, stdout, console)
     command = shlex.join(["python", "run_eval.py", *arguments])
@@ -148,6 +151,7 @@ def _require_one_task(given: argparse.Namespace) -> None:
         "--all": given.all,
         "--list": given.list,
         "--compare": given.compare,
+        "--show": given.show,
         "--suite": given.suite,
         "--export-kernelbench": given.export_kernelbench,
         "--reference": given.reference if not given.suite else None,
@@ -164,8 +168,7 @@ def _require_one_task(given: argparse.Namespace) -> None:
         raise UsageError("--keep goes with --reference, where a solution is generated for it")
     if given.record and not (given.problem or given.all):
         raise UsageError("--record goes with --problem and --all; use --json FILE here")
-    if given.compare and len(given.compare) < 2:
-        raise UsageError("--compare needs two or more records or folders")
+    compare_cli.require_options(given)
     _require_suite_options(given)
 
 
@@ -173,7 +176,7 @@ def _require_places(given: argparse.Namespace) -> None:
     """What will be written can be, which is better known before hours of work than after."""
     if given.json and given.json != "-":
         inputs = [given.solution, given.reference]
-        inputs += [*(given.compare or ()), *(given.export_kernelbench or ())]
+        inputs += [*(given.compare or ()), *(given.show or ()), *(given.export_kernelbench or ())]
         require_file(Path(given.json), "--json", inputs)
     if given.output:
         require_folder(given.output, "--output")
@@ -307,14 +310,6 @@ def _list(given: argparse.Namespace, stdout, console: Console) -> int:
     for line in listing.lines() if given.json != "-" else ():
         console.print(line, soft_wrap=True)
     _write(given, listing.rows(), stdout)
-    return 0
-
-
-def _compare(given: argparse.Namespace, stdout, console: Console) -> int:
-    groups = [(str(path), records.read_records(path)) for path in given.compare]
-    result = compare.comparison(groups)
-    compare.print_comparison(console, result)
-    _write(given, result, stdout)
     return 0
 
 

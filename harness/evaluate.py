@@ -7,20 +7,24 @@ import time
 
 import torch
 
-from harness import check, clock, cold, devices, timing, wire
+from generator import static_rules
+from harness import check, clock, cold, conv2d_baseline, devices, same_seed, timing, wire
 from harness import roofline as limits
 from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
 from harness.case_check import CaseChecker
 from harness.cases import CASES, Case, make_case, statistics_matter
 from harness.catalog import Problem
+from harness.conv2d_baseline import offered
+from harness.drawn import Drawn, cast_state
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
+from harness.names import CONV2D
 from harness.other_arguments import try_others
 from harness.outcome import Options, Outcome
 from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
 from harness.spent import Spent
-from harness.truth import Expected, cast_state, expected, loaded
+from harness.truth import Expected, expected, loaded
 from harness.weight_names import matched
 
 _CPU_EAGER_SECONDS = 0.3
@@ -47,6 +51,8 @@ class Evaluation:
         devices.require_build_tools(source.decode(errors="replace"), self.device)
         self.reference = Reference(problem.reference)
         self.outcome = Outcome(solution_sha256=hashlib.sha256(source).hexdigest())
+        found = static_rules.findings(source.decode(errors="replace"), wire.dtype_name(self.dtype))
+        self.outcome.static_checker = {"errors": found.errors, "warnings": found.warnings}
         self.outcome.precision = devices.precision_name(self.device, self.dtype, options.tf32)
 
     def run(self) -> Outcome:
@@ -113,6 +119,9 @@ class Evaluation:
 
     def _judge(self) -> None:
         options = self.options
+        errors = self.outcome.static_checker["errors"]
+        if errors and options.kernelbench:
+            raise Rejected("static_check", "; ".join(errors))
         self.progress.step("starting the solution's process")
         folder = options.build_dir
         self.cold_build = folder is None or not folder.is_dir() or not any(folder.iterdir())
@@ -128,6 +137,8 @@ class Evaluation:
                 candidate.start()
                 candidate.limit_time(options.timeout)
                 self._build()
+                if candidate.same_seed:
+                    own.state, answer = self.state, same_seed.without_parameters(answer)
                 self._check(own, answer)
                 if not self.outcome.reasons and not options.check_only:
                     self._time()
@@ -157,13 +168,16 @@ class Evaluation:
             self.outcome.build_s = self.candidate.busy_s
             self.spent.add("build", self.candidate.busy_s)
         wanted = self.model.state_dict()
-        how, names = matched(wanted, drawn, self.candidate.aliases)
-        self.outcome.weights_copied = how
+        found = matched(wanted, drawn, self.candidate.aliases)
+        if found is None:
+            self.outcome.weights_copied = same_seed.HOW
+            self.candidate.same_seed = True
+            self.candidate.name_weights({}, [])
+            self.state = Drawn(self.state, seed)
+            return
+        self.outcome.weights_copied, names = found
         self.candidate.name_weights(names, [name for name, _ in self.model.named_parameters()])
         different = [n for n in drawn if not check.same_bits(drawn[n], wanted[names[n]])]
-        shapes = [n for n in different if drawn[n].shape != wanted[names[n]].shape]
-        if shapes:
-            raise Rejected("state_dict_mismatch", f"other shapes than the reference's for {shapes}")
         if different and self.options.kernelbench:
             raise Rejected("seeding_mismatch", f"{OTHER_SEEDING}, for {different}")
         if different:
@@ -185,13 +199,14 @@ class Evaluation:
                 return
             if name == "normal":
                 self.progress.step("checking repeated calls on the same tensors")
-                CallsAgainChecker(self.checker, self.reference.init_inputs).check(case, answer)
+                CallsAgainChecker(self.checker, self.reference).check(case, answer)
         self.candidate.require_idle()
         self.quiet.require_quiet()
 
     def _case_names(self) -> list[str]:
         names = [*CASES]
-        if statistics_matter(self.model, self.dtype):
+        # Of drawn weights the biases are what they are.
+        if statistics_matter(self.model, self.dtype) and not self.candidate.same_seed:
             names.append("offset")
         if mode_matters(self.model):
             names.append("train" if self.options.eval else "eval")
@@ -243,9 +258,10 @@ class Evaluation:
         def look(factor: float, where: str) -> None:
             self._check_timed(case, factor, where)
 
+        names, failed = self._baselines(case)
         measurement = timing.measure_rounds(
             self.candidate,
-            list(options.baselines),
+            names,
             self.model,
             case,
             self.device,
@@ -255,6 +271,7 @@ class Evaluation:
             self.progress.step,
             self.quiet.require_quiet,
         )
+        measurement.baseline_errors |= failed
         outcome.measurement = measurement
         self.spent.add("baselines", measurement.baseline_s)
         reported = measurement.summary()["solution"]["median"]
@@ -279,7 +296,7 @@ class Evaluation:
         cold.measure(
             measurement,
             self.candidate,
-            list(options.baselines),
+            names,
             self.model,
             case,
             self.device,
@@ -295,6 +312,23 @@ class Evaluation:
             raise Rejected(
                 "impossible_time", f"a cold call {cold_ms:.3g} ms, physically at least {floor:.3g}"
             )
+
+    def _baselines(self, case: Case) -> tuple[list[str], dict[str, str]]:
+        """Those to time, and why one that was offered is wrong."""
+        outcome = self.outcome
+        names, outcome.baselines_not_offered = offered(self.options.baselines, self.model)
+        if CONV2D not in names:
+            return names, {}
+        precision, length = outcome.precision, self.work.reduction_length
+        try:
+            with self.spent.on("baselines"):
+                conv2d_baseline.require_right(self.model, case, self.device, precision, length)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a reference makes of a convolution in its place
+            names.remove(CONV2D)
+            return names, {CONV2D: f"{type(error).__name__}: {error}"[:500]}
+        return names, {}
 
     def _check_timed(self, case: Case, factor: float, where: str) -> None:
         """Check the output of a timed call, on an input that had not been seen before it."""

@@ -101,6 +101,37 @@ def _spread(record: dict, name: str) -> dict | None:
 # Reading ---------------------------------------------------------------------------------------
 
 
+def files_of(folder: Path) -> list[Path]:
+    """KernelBench's files that a folder stands for; none where it is no folder of KernelBench's.
+
+    A run folder's own eval_results.json, or those of its level<L>/ folders; else files of baseline
+    times, in it or in the one folder of its timing/, or in its one folder where it is timing/.
+    Raises UsageError where there are several machines' baseline times to choose from.
+    """
+    runs = [path for path in (folder, *sorted(folder.glob("level*"))) if _holds_results(path)]
+    if runs:
+        own = runs[0] == folder
+        return [path / "eval_results.json" for path in (runs[:1] if own else runs)]
+    if times := sorted(folder.glob("baseline_time_*.json")):
+        return times
+    machines: dict[Path, list[Path]] = {}
+    for path in sorted((*folder.glob("timing/*/baseline_time_*.json"), *_of_timing(folder))):
+        machines.setdefault(path.parent, []).append(path)
+    if len(machines) > 1:
+        told = ", ".join(map(str, machines))
+        raise UsageError(f"{folder}: baseline times of several machines; name one of {told}")
+    return [path for paths in machines.values() for path in paths]
+
+
+def _holds_results(path: Path) -> bool:
+    return (path / "eval_results.json").is_file()
+
+
+def _of_timing(folder: Path) -> list[Path]:
+    named = folder.resolve().name == "timing"
+    return list(folder.glob("*/baseline_time_*.json")) if named else []
+
+
 def is_eval_results(value) -> bool:
     """Whether parsed JSON has the form of an eval_results.json."""
     return (
@@ -204,12 +235,15 @@ def _same_hardware(one, other) -> bool:
     return one is None or other is None or _slug(one) == _slug(other)
 
 
-def records_of_baseline_times(value: dict) -> list[dict]:
-    """A baseline file as records whose `solution` is the baseline; their verdict is "baseline"."""
+def records_of_baseline_times(value: dict, stem: str) -> list[dict]:
+    """A baseline file as records whose `solution` is the baseline, named as the file (`stem`) is;
+    their verdict is "baseline".
+    """
     return [
         {
             "problem": f"{_LEVEL.fullmatch(level)[1]}/{_number(file)}",
             "imported": "baseline_time",
+            "solution": stem.removeprefix("baseline_time_"),
             "device": _slug(entry.get("hardware")),
             "dtype": None,
             "tf32": None,

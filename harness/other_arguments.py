@@ -12,9 +12,10 @@ from harness import check, roofline, wire
 from harness.again import construct
 from harness.case_check import CaseChecker
 from harness.cases import Case, redraw
+from harness.drawn import Drawn, cast_state
 from harness.errors import Rejected
 from harness.reference import Reference, batch_of
-from harness.truth import cast_state, expected
+from harness.truth import expected
 
 _MOST_GROWTH = 4  # of the output
 _LARGEST_PART = 16  # of each dimension behind the channels, where arguments are tried
@@ -94,7 +95,9 @@ def try_others(checker: CaseChecker, reference: Reference, case: Case) -> bool:
     found["arguments"] = repr(arguments)
     try:
         model = reference.model(case.seed, arguments).train(checker.model.training)
-        state = redraw(cast_state(model, checker.options.dtype), case.seed)
+        state = cast_state(model, checker.options.dtype)
+        seeded = checker.candidate.same_seed
+        state = Drawn(state, case.seed) if seeded else redraw(state, case.seed)
         other = Case("other_arguments", case.inputs, state, case.seed)
         with checker.spent.on("reference"):
             answer = expected(model, other, checker.candidate.device, False)

@@ -41,6 +41,7 @@ class Outcome:
     errors: dict = field(default_factory=dict)
     kernelbench: dict | None = None
     measurement: timing.Measurement | None = None
+    baselines_not_offered: dict[str, str] = field(default_factory=dict)  # and why
     own_clock_ms: float | None = None
     roofline: dict | None = None
     other_size: dict | None = None
@@ -48,6 +49,7 @@ class Outcome:
     second_instance: dict | None = None
     weights_copied: str = ""  # how entries of the state_dicts were matched
     does_not_drop_in: str | None = None  # why KernelBench would not take an accepted solution
+    static_checker: dict[str, list[str]] = field(default_factory=dict)  # errors and warnings
     other_arguments: dict | None = None
     build_s: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness import doubts, profile_report, records, report_data, shapes_report
 from harness.errors import UsageError
+from harness.names import CONV2D
 
 DEVICES = ("nvidia-h200", "nvidia-h100", "cpu")
 NOT_RECORDED = "not recorded"
@@ -120,7 +121,10 @@ def _device_name(part: dict[str, dict], device: str) -> str:
 
 
 def _about(record: dict) -> str:
-    return f"{record['device_name']}: PyTorch {record['versions']['torch']}, {record['date']}"
+    tried = (record["ms"], record.get("baselines_not_offered", {}), record["baseline_errors"])
+    older = bool(record["ms"]) and not any(CONV2D in part for part in tried)
+    told = f"{record['device_name']}: PyTorch {record['versions']['torch']}, {record['date']}"
+    return told + ", without conv2d as a baseline" * older
 
 
 def shares(results: Path) -> str:

@@ -24,6 +24,7 @@ COLOURS = {
     "compile": "#1b7837",
     "channels-last": "#8073ac",
     "compile-channels-last": "#0868ac",
+    "conv2d-channels-last": "#ae017e",
     "floor": "#b9c2cb",
 }
 _STYLE = {

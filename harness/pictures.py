@@ -12,7 +12,8 @@ from harness.report_data import BASELINES, FASTEST, Group, Row, compared, fast_p
 _SERIES = {name: COLOURS[name.replace("_", "-")] for name in BASELINES} | {FASTEST: COLOURS["ink"]}
 _BARS = _SERIES | {FASTEST: _SERIES["compile_channels_last"]}
 _LABELS = BASELINES | {FASTEST: "fastest of these"}
-_DASHES = dict(zip(_SERIES, ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), "-"), strict=True))
+_STYLES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), "-")
+_DASHES = dict(zip(_SERIES, _STYLES, strict=True))
 _MANY = 40
 _BACKGROUND = {"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 0.6}
 

@@ -155,6 +155,8 @@ def bundled() -> bytes:
     """The harness as a zip archive: what run_eval.py needs to evaluate a pair of files."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in [ROOT / "run_eval.py", *sorted((ROOT / "harness").rglob("*.py"))]:
+        rules = [ROOT / "generator" / name for name in ("__init__.py", "static_rules.py")]
+        harness = sorted((ROOT / "harness").rglob("*.py"))
+        for path in [ROOT / "run_eval.py", *rules, *harness]:
             archive.write(path, path.relative_to(ROOT))
     return stream.getvalue()

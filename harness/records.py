@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness import devices, kernelbench_files, wire
 from harness.catalog import ROOT, Problem
+from harness.commit import commit_of
 from harness.errors import UsageError
 from harness.files import write_files
 from harness.outcome import Options, Outcome
@@ -94,6 +95,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "speedup": measurement.speedup() if measurement else {},
         "fastest": measurement.fastest() if measurement else None,
         "baseline_errors": measurement.baseline_errors if measurement else {},
+        "baselines_not_offered": outcome.baselines_not_offered,
         "calls_timed": _calls(measurement),
         "own_clock_ms": outcome.own_clock_ms if accepted else None,
         "error": _error(outcome),
@@ -104,12 +106,14 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "second_instance": outcome.second_instance,
         "weights_copied": outcome.weights_copied,
         "does_not_drop_in": outcome.does_not_drop_in,
+        "static_checker": outcome.static_checker,
         "other_arguments": outcome.other_arguments,
         "build_s": outcome.build_s,
         "seconds": {name: round(value, 2) for name, value in outcome.seconds.items()},
         "peak_bytes": outcome.peak_bytes,
         "seeds": outcome.seeds,
         "versions": devices.environment(options.device),
+        "commit": commit_of(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "command": command,
     }
@@ -185,21 +189,21 @@ def read_records(path: Path) -> list[dict]:
     """The records in a file (one object or a list), or in a folder among its JSON files.
 
     KernelBench's eval_results.json and baseline_time_*.json are read, too; baseline times next to
-    an eval_results.json, or in ../timing/<device>/, give its speedups. Raises UsageError for a
+    an eval_results.json, or in ../timing/<device>/, give its speedups. Of a folder they are found
+    in it, or in level<L>/ (an export), or in the one folder of timing/. Raises UsageError for a
     missing path, malformed JSON, or JSON that holds no record.
     """
-    if path.is_dir():
-        results = path / "eval_results.json"
-        if results.is_file():
-            return _records_of(results, _parsed(results))
-        values = [_parsed(file) for file in sorted(path.glob("*.json"))]
-        found = [item for value in values for item in _listed(value) if _is_record(item)]
-        if not found:
-            raise UsageError(f"{path}: no record (*.json) in this folder")
-        return found
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
-    return _records_of(path, _parsed(path))
+    if not path.is_dir():
+        return _records_of(path, _parsed(path))
+    if files := kernelbench_files.files_of(path):
+        return [record for file in files for record in _records_of(file, _parsed(file))]
+    values = [_parsed(file) for file in sorted(path.glob("*.json"))]
+    found = [item for value in values for item in _listed(value) if _is_record(item)]
+    if not found:
+        raise UsageError(f"{path}: no record (*.json) in this folder")
+    return found
 
 
 def is_record_file(path: Path) -> bool:
@@ -212,7 +216,7 @@ def _records_of(path: Path, value) -> list[dict]:
         baselines = _baselines_near(path)
         return kernelbench_files.records_of_eval_results(value, path, baselines)
     if kernelbench_files.is_baseline_times(value):
-        return kernelbench_files.records_of_baseline_times(value)
+        return kernelbench_files.records_of_baseline_times(value, path.stem)
     found = _listed(value)
     if not all(map(_is_record, found)):
         raise UsageError(f"{path}: not a record of an evaluation")

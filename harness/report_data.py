@@ -6,12 +6,14 @@ from pathlib import Path
 
 from harness import doubts, records, scores
 from harness.errors import UsageError
+from harness.names import CONV2D
 
 BASELINES = {
     "eager": "eager",
     "compile": "compile",
     "channels_last": "channels_last",
     "compile_channels_last": "compile + channels_last",
+    CONV2D: "conv2d, channels_last",
 }
 FASTEST = "fastest"
 COLD = "cold call ms (eager's)"

@@ -20,6 +20,7 @@ import torch
 from harness import check, clock, devices, timing, wire
 from harness.cases import Case, generator
 from harness.catalog import find_problem
+from harness.conv2d_baseline import offered
 from harness.errors import Rejected, UsageError
 from harness.reference import Reference
 from harness.roofline import work_of
@@ -163,7 +164,7 @@ class Layer:
         options, case = self.options, self.case
         run = clock.forward_call(self.solution)
         made = {"solution": lambda: run(*case.inputs)}
-        for name in options.baselines:
+        for name in offered(options.baselines, self.reference)[0]:
             variant = timing.Baseline(
                 name, self.reference, case, options.device, options.dtype, None
             )
@@ -205,7 +206,7 @@ def measure(shape: Shape, solution: ModuleType, options: Options) -> dict:
         del first
         measurement = timing.measure_rounds(
             resident,
-            list(options.baselines),
+            offered(options.baselines, layer.reference)[0],
             layer.reference,
             layer.case,
             options.device,

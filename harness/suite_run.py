@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness import compare, devices, doubts, scores, tables, wire
+from harness import compare_tables, devices, doubts, drop_in, scores, tables, wire
 from harness.catalog import ROOT
 from harness.errors import EnvironmentUnfit
 from harness.files import require_file, require_folder
@@ -129,10 +129,11 @@ def print_results(console: Console, results: list[Result], score: dict) -> None:
     for result in results:
         record = result.record or {"ms": {}, "fastest": None}
         fastest = record["fastest"]
+        accepted = record.get("verdict") == "accepted"
         table.add_row(
             result.item.label,
             result.item.problem.id if result.item.problem else "?",
-            result.told.partition(", ")[0] if fastest else result.told,
+            drop_in.verdict(record) if accepted else result.told,
             tables.median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",
@@ -140,4 +141,4 @@ def print_results(console: Console, results: list[Result], score: dict) -> None:
     console.print(table)
     if any(doubts.found(result.record) for result in results if result.record):
         console.print(doubts.LEGEND, markup=False, soft_wrap=True)
-    compare.print_scores(console, {"all": score})
+    compare_tables.print_scores(console, {"all": score})

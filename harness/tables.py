@@ -1,12 +1,10 @@
-"""Tables for the terminal: one evaluation, all of them, a comparison of records."""
+"""Tables for the terminal: one evaluation, all of them."""
 
 from rich.console import Console
 from rich.table import Table
 
-from harness import doubts, records
-from harness.errors import UsageError
-
-_BASELINES = ("eager", "compile", "channels_last", "compile_channels_last")
+from harness import doubts, drop_in
+from harness.names import BASELINES
 
 
 def print_record(console: Console, record: dict) -> None:
@@ -24,7 +22,7 @@ def print_record(console: Console, record: dict) -> None:
     )
     if record["verdict"] == "accepted":
         aside = ", but does not drop into KernelBench (see below)"
-        console.print("[green]accepted[/]" + aside * bool(record.get("does_not_drop_in")))
+        console.print("[green]accepted[/]" + aside * (not drop_in.drops_in(record)))
     else:
         console.print("[red]rejected[/]")
         for reason in record["reasons"]:
@@ -33,6 +31,9 @@ def print_record(console: Console, record: dict) -> None:
         console.print(_times(record))
         for name, reason in record["baseline_errors"].items():
             console.print(f"baseline {name} not available: {reason}", markup=False)
+        for name, reason in record.get("baselines_not_offered", {}).items():
+            if not record["fastest"]:
+                console.print(f"baseline {name} is no such operator: {reason}", markup=False)
         for name, reason in record.get("cold_call_errors", {}).items():
             console.print(f"no cold call of {name}: {reason}", markup=False)
         _print_rates(console, record)
@@ -44,7 +45,7 @@ def print_record(console: Console, record: dict) -> None:
 def _times(record: dict) -> Table:
     cold = record.get("cold_call_ms") or {}  # older records have none
     table = Table("", "median ms", "IQR ms", "speedup", *["cold call ms"] * bool(cold))
-    for name in ("solution", *_BASELINES):
+    for name in ("solution", *BASELINES):
         if name in record["ms"]:
             over = f"{record['speedup'][name]:.2f}x" if name != "solution" else ""
             shown = [f"{cold[name]['median']:.4g}" if name in cold else "-"] * bool(cold)
@@ -100,8 +101,9 @@ def _print_notes(console: Console, record: dict) -> None:
         shape = "x".join(map(str, other["shape"]))
         told = f" ({other['told']})" if "told" in other else ""
         console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
-    if record.get("weights_copied", "by name") not in ("", "by name"):
-        console.print(f"weights copied {record['weights_copied']}", markup=False)
+    how = record.get("weights_copied", "by name")
+    if how not in ("", "by name"):
+        console.print(f"weights {how if how.startswith('not') else 'copied ' + how}", markup=False)
     second = record.get("second_instance") or {}
     if second.get("verdict") == "refused":
         console.print(f"a second instance: refused ({second['told']})", markup=False)
@@ -120,9 +122,8 @@ def _print_notes(console: Console, record: dict) -> None:
     if seconds:
         parts = ", ".join(f"{name} {seconds[name]:.1f} s" for name in seconds if name != "wall")
         console.print(f"{seconds['wall']:.1f} s in all: {parts}", markup=False)
-    if record.get("does_not_drop_in"):
-        told = f"does not drop into KernelBench: {record['does_not_drop_in']}"
-        console.print(told, markup=False, style="yellow")
+    for told in drop_in.lines(record) if record["verdict"] == "accepted" else ():
+        console.print(told, markup=False, style="yellow", soft_wrap=True)
 
 
 def print_summary(console: Console, records: list[dict]) -> None:
@@ -132,7 +133,7 @@ def print_summary(console: Console, records: list[dict]) -> None:
         fastest, error = record["fastest"], record["error"]["rel_l2"]
         table.add_row(
             f"{record['problem']} {record['name']}",
-            record["verdict"] + ", no drop-in" * bool(record.get("does_not_drop_in")),
+            drop_in.verdict(record),
             median_of(record),
             fastest["baseline"] if fastest else "-",
             f"{fastest['speedup']:.2f}x" if fastest else "-",
@@ -152,78 +153,3 @@ def median_of(record: dict) -> str:
     entry = record["ms"]["solution"]
     doubtful = doubts.is_wide(entry) or doubts.is_high(record.get("roofline"))
     return f"{entry['median']:.4g}{doubts.mark(doubtful)}"
-
-
-def comparison(groups: list[tuple[str, list[dict]]]) -> dict:
-    """Times and ratios of several sets of records, as JSON: one row for each problem and setting.
-
-    The ratio is the first set's median over this one's: above 1 means this one is faster. Raises
-    UsageError when no problem is in all sets.
-    """
-    tables = [
-        (label, {(record["problem"], *records.setting(record)): record for record in part})
-        for label, part in groups
-    ]
-    first = tables[0][1]
-    shared = [key for key in first if all(key in table for _, table in tables)]
-    if not shared:
-        raise UsageError(
-            "--compare: no problem was evaluated with the same settings in all of them"
-        )
-    rows = []
-    for key in shared:
-        base = _median(first[key])
-        entries = []
-        for label, table in tables:
-            record, median = table[key], _median(table[key])
-            ratio = base / median if base and median else None
-            fastest = record.get("fastest")
-            entries.append(
-                {
-                    "set": label,
-                    "verdict": record["verdict"],
-                    "ms": median,
-                    "ratio": ratio,
-                    "speedup": fastest["speedup"] if fastest else None,
-                }
-            )
-        rows.append({"problem": key[0], "setting": list(key[1:]), "entries": entries})
-    left_out = {
-        label: [list(key) for key in table if key not in shared]
-        for label, table in tables
-        if any(key not in shared for key in table)
-    }
-    return {"rows": rows, "left_out": left_out}
-
-
-def _median(record: dict) -> float | None:
-    entry = record.get("ms", {}).get("solution")
-    return entry["median"] if entry else None
-
-
-def print_comparison(console: Console, result: dict) -> None:
-    """The table of `comparison`."""
-    table = Table("problem", "setting", "record", "verdict", "ms", "ratio", "over fastest baseline")
-    for row in result["rows"]:
-        device, dtype, tf32, batch, backward, in_eval = row["setting"]
-        setting = f"{device} {dtype} tf32 {tf32} batch {batch}"
-        setting += " backward" * bool(backward) + " eval" * bool(in_eval)
-        for index, entry in enumerate(row["entries"]):
-            table.add_row(
-                row["problem"] if index == 0 else "",
-                setting if index == 0 else "",
-                entry["set"],
-                entry["verdict"],
-                _or_dash(entry["ms"], "{:.4g}"),
-                _or_dash(entry["ratio"], "{:.2f}x"),
-                _or_dash(entry["speedup"], "{:.2f}x"),
-            )
-    console.print(table)
-    console.print("ratio: time of the first over time of this one; above 1 this one is faster")
-    for label, keys in result["left_out"].items():
-        names = ", ".join(" ".join(map(str, key)) for key in keys)
-        console.print(f"not in all: {label}: {names}", markup=False)
-
-
-def _or_dash(value, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -12,7 +12,9 @@ import torch
 
 from harness import clock
 from harness.candidate import Candidate
+from harness.conv2d_baseline import with_conv2d
 from harness.errors import Rejected
+from harness.names import CONV2D
 from harness.truth import loaded
 
 _WARMUP_CALLS = 3
@@ -103,7 +105,9 @@ class Baseline:
             torch.is_tensor(value) and value.dim() == 4 for value in case.inputs
         ):
             raise ValueError("no 4-dimensional input to lay out in channels_last")
-        model = loaded(model, case.state, device, dtype).to(memory_format=layout)
+        model = loaded(model, case.state, device, dtype)
+        model = with_conv2d(model) if name == CONV2D else model
+        model = model.to(memory_format=layout)
         base = [_in_layout(value, layout) for value in case.inputs]
         timed = model
         if name.startswith("compile"):

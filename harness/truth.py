@@ -117,14 +117,6 @@ def loaded(model: nn.Module, state: dict, device: torch.device, dtype: torch.dty
     return fresh
 
 
-def cast_state(model: torch.nn.Module, dtype: torch.dtype) -> dict:
-    """The model's state_dict as it is after .to(dtype), detached."""
-    return {
-        name: (value.to(dtype) if value.is_floating_point() else value).detach().clone()
-        for name, value in model.state_dict().items()
-    }
-
-
 def treats_samples_alone(model: nn.Module) -> bool:
     """Whether every layer of the model treats each sample by itself.
 

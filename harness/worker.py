@@ -29,6 +29,7 @@ class Worker(CallsAgain):
     def __init__(self, control: socket.socket, inbox: int, outbox: int):
         self.control, self.inbox, self.outbox = control, inbox, outbox
         self.model = self.constructor = None
+        self.init = ""
         self.device = torch.device("cpu")
         self.stopwatch = None
         self.kept: list[torch.Tensor] = []  # outputs, the oldest first
@@ -73,10 +74,9 @@ class Worker(CallsAgain):
         self.constructor = getattr(module, "ModelNew", None)
         if self.constructor is None:
             raise Failure("no_model_new", "the solution defines no ModelNew")
+        self.init = init
         with blamed("construct_error"):
-            arguments = pickle.loads(base64.b64decode(init))
-            torch.manual_seed(seed)
-            self.model = self.constructor(*arguments)
+            self._construct(seed)
             return {
                 "state": self._send_state(0)[0],
                 "aliases": _aliases(self.model.state_dict()),
@@ -88,6 +88,17 @@ class Worker(CallsAgain):
         """Copy the given state, strictly, into the model, which lives on the device afterwards."""
         self._copy_state(self.model, state)
         return {}
+
+    def draw_weights(self, seed: int) -> dict:
+        """Construct the model anew under `seed`, on the device; its state and which of its names
+        are parameters.
+        """
+        self.model = self.timed = self.call = self.cold_call = self.prepare = None
+        with blamed("construct_error"):
+            self._construct(seed)
+            self.model.to(device=self.device, dtype=self.dtype)
+            names = [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
+            return {"state": self._send_state(0)[0], "parameters": names}
 
     def order_parameters(self, names: list) -> dict:
         """The names of the parameters in the order in which their gradients are sent."""
@@ -250,6 +261,11 @@ class Worker(CallsAgain):
         return {}
 
     # Helpers -----------------------------------------------------------------------------------
+
+    def _construct(self, seed: int) -> None:
+        arguments = pickle.loads(base64.b64decode(self.init))
+        torch.manual_seed(seed)
+        self.model = self.constructor(*arguments)
 
     def _receive(self, inputs: list, with_gradient: bool) -> tuple[list, torch.Tensor | None]:
         offset, arguments = 0, []

@@ -27,13 +27,18 @@ class CallsAgain:
                 value.requires_grad_(True)
         return {}
 
-    def construct_second(self, init: str, seed: int, state: list) -> dict:
-        """Another instance of these arguments, with the given state."""
+    def construct_second(self, init: str, seed: int, state: list | None) -> dict:
+        """Another instance of these arguments, with the given state, or as drawn where that is
+        None.
+        """
         with blamed("construct_error"):
             arguments = pickle.loads(base64.b64decode(init))
             torch.manual_seed(seed)
             self.second = self.constructor(*arguments)
-        self._copy_state(self.second, state)
+            if state is None:
+                self.second.to(device=self.device, dtype=self.dtype)
+        if state is not None:
+            self._copy_state(self.second, state)
         return {}
 
     def again(

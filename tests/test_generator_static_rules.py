@@ -8,7 +8,7 @@ import builtins
 import pytest
 
 from generator.statements import split
-from generator.static_rules import violations
+from generator.static_rules import findings, violations
 from tests.solution_tools import PROBLEMS, REFERENCES, generated, load_text
 
 CLEAN = "_f = load_inline(r'''__global__ void kernel() {}''')\n"
@@ -66,6 +66,45 @@ def test_every_rule_catches(bad):
 )
 def test_no_rule_catches_honest_words(fine):
     assert violations(CLEAN + fine + "\n") == []
+
+
+WARNED = ["torch.nn.Linear(2, 2)", "torch.relu(x)", "F.conv2d(x)", "torch.cuda.Stream()"]
+WARNED += ["x.half()"]
+ERRORS = ["try:", "    pass", "import threading", "time.time = f", "class A(torch.Tensor):"]
+
+
+@pytest.mark.parametrize("bad", WARNED + ERRORS)
+def test_errors_and_warnings_are_apart(bad):
+    found = findings(CLEAN + bad + "\n", "float32")
+    assert (len(found.errors), len(found.warnings)) == ((1, 0) if bad in ERRORS else (0, 1))
+
+
+def test_narrowing_is_counted_in_float32_alone():
+    assert findings(CLEAN + "x.half()\n", "float16").warnings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("x = 1", ["missing a CUDA kernel (__global__)", "missing a build (load_inline or"]),
+        ("x = '__global__'; import torch.utils.cpp_extension", []),
+        ("import triton\n", ["missing a Triton kernel"]),
+        ("import triton\n@triton.jit\ndef f(): tl.load(0)", []),
+        ("import tilelang", ["missing a TileLang kernel"]),
+        ("import tilelang\n@T.prim_func", []),
+        ("x = 'cute::copy'", []),
+    ],
+)
+def test_a_kernel_of_some_language_is_asked_for(text, errors):
+    found = findings(text + "\n", "float32").errors
+    assert len(found) == len(errors)
+    assert all(told.startswith(error) for told, error in zip(found, errors, strict=True))
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda path: path.stem)
+def test_nothing_is_found_in_our_solutions(path):
+    found = findings(generated(path), "float32")
+    assert found.errors == found.warnings == []
 
 
 def test_missing_kernels_are_noticed():

@@ -41,6 +41,7 @@ FIELDS = {
     "build_s",
     "peak_bytes",
     "versions",
+    "commit",
     "seeds",
     "command",
 }
@@ -65,6 +66,12 @@ FIELDS = {
         (["--problem", "65", "--baselines", "eager,fast"], "allowed, each once"),
         (["--compare", "no_such.json", "b.json"], "no_such.json"),
         (["--compare", "one.json"], "two or more"),
+        (["--compare", "a.json", "b.json", "--fail-below", "0"], "not a positive ratio"),
+        (["--compare", "a.json", "b.json", "--sort", "speed"], "invalid choice"),
+        (["--problem", "65", "--sort", "ms"], "go with --compare"),
+        (["--problem", "65", "--fail-below", "1"], "go with --compare"),
+        (["--show", "no_such.json"], "no_such.json"),
+        (["--show", "one.json", "--all"], "exclude each other"),
         (["--reference", TINY, "--solution", HONEST, "--record"], "--record goes with"),
         (["--suite", "no/such"], "no/such: no such folder"),
         (["--suite", "tests", "--all"], "exclude each other"),
@@ -252,41 +259,3 @@ def test_rejection_is_status_1_with_a_record_and_no_speedup(tmp_path, capsys):
     assert record["cold_call_ms"] == {}
     assert record.keys() >= FIELDS
     assert "rejected" in capsys.readouterr().out
-
-
-def test_compare_prints_a_table_and_json(tmp_path, capsys):
-    record = {
-        "problem": "1/65",
-        "device": "cpu",
-        "dtype": "float32",
-        "tf32": "forbid",
-        "batch": 1,
-        "backward": False,
-        "verdict": "accepted",
-        "ms": {"solution": {"median": 3.0, "iqr": 0.1}},
-        "fastest": None,
-    }
-    paths = [tmp_path / "old.json", tmp_path / "new.json"]
-    for path, median in zip(paths, (3.0, 1.5), strict=True):
-        record["ms"]["solution"]["median"] = median
-        path.write_text(json.dumps(record))
-    assert cli.main(["--compare", *map(str, paths)]) == 0
-    assert "2.00x" in capsys.readouterr().out
-
-
-def test_compare_shows_scores_and_every_sample(tmp_path, capsys):
-    made = []
-    for sample, speedup in ((0, 2.0), (1, 0.5)):
-        record = {"problem": "1/65", "device": "cpu", "verdict": "accepted", "sample": sample}
-        record["ms"] = {"solution": {"median": 1.0, "iqr": 0.1}}
-        made.append({**record, "fastest": {"baseline": "eager", "speedup": speedup}})
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    for path in paths:
-        path.write_text(json.dumps(made))
-    out = tmp_path / "out.json"
-    assert cli.main(["--compare", *map(str, paths), "--json", str(out)]) == 0
-    assert "fast_p" in capsys.readouterr().out
-    result = json.loads(out.read_text())
-    assert [row["problem"] for row in result["rows"]] == ["1/65 sample 0", "1/65 sample 1"]
-    score = result["scores"][str(paths[0])]
-    assert score["fast_p"]["1"] == 0.5 and score["geometric_mean"] == pytest.approx(1.0)

@@ -177,31 +177,25 @@ def test_ours_compared_with_a_run_and_with_baseline_times(tmp_path):
     groups += [(p.name, records.read_records(p)) for p in (run, times)]
     result = comparison(groups)
     (row,) = result["rows"]
-    assert row["setting"] == ["nvidia-h200", "float32", "allow", 8, False, False]
+    assert row["entries"][0]["setting"]["device"] == "nvidia-h200"
+    assert row["entries"][1]["setting"]["dtype"] is None  # not told, and so not claimed
     assert [part["ratio"] for part in row["entries"]] == [1.0, 0.5, 0.25]
     assert set(result["scores"]) == {"ours", "eval_results.json"}
     assert result["scores"]["eval_results.json"]["fast_p"]["1"] is None  # no baseline, no speedup
     assert result["imported"] == ["eval_results.json", "b.json"]
 
 
-def test_modes_are_not_set_against_each_other():
-    older = record()  # from before there was a choice: training mode
-    trained, evaluated = record(eval=False), record(eval=True)
-    assert comparison([("a", [older]), ("b", [trained])])["rows"]
-    with pytest.raises(UsageError, match="the same settings"):
-        comparison([("a", [older]), ("b", [evaluated])])
-
-
-def test_there_and_back_on_the_command_line(tmp_path, capsys):
+@pytest.mark.parametrize("place", [".", "level1"])
+def test_there_and_back_on_the_command_line(place, tmp_path, capsys):
     folder, out = tmp_path / "records", tmp_path / "out"
     write(folder / "1_65.json", record())
     write(folder / "1_69.json", rejected("inaccurate: so", problem="1/69"))
     assert cli.main(["--export-kernelbench", str(folder), "--output", str(out)]) == 0
     assert "eval_results.json" in capsys.readouterr().out
-    both = [str(folder), str(out / "level1")]
+    both = [str(folder), str(out / place)]
     assert cli.main(["--compare", *both, "--json", str(tmp_path / "c.json")]) == 0
     result = json.loads((tmp_path / "c.json").read_text())
     rows = {row["problem"]: [part["verdict"] for part in row["entries"]] for row in result["rows"]}
     assert rows == {"1/65": ["accepted"] * 2, "1/69": ["rejected"] * 2}
     assert [score["fast_p"]["1"] for score in result["scores"].values()] == [0.5, 0.5]
-    assert records.read_records(out / "level1")[0]["speedup"] == {"eager": 3.0, "compile": 2.0}
+    assert records.read_records(out / place)[0]["speedup"] == {"eager": 3.0, "compile": 2.0}

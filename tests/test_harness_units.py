@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness import bounds, cases, check, clock, records, roofline, tables, timing, truth
+from harness import bounds, cases, check, clock, records, roofline, timing, truth
 from harness.catalog import find_problem, list_problems
 from harness.errors import Rejected, UsageError
 from harness.reference import Reference
@@ -281,19 +281,6 @@ def record(problem="1/65", ms=2.0, **changes) -> dict:
         "fastest": {"baseline": "eager", "speedup": 3.0, "low": 2.9, "high": 3.1},
     }
     return {**made, **changes}
-
-
-def test_comparison_gives_ratios_of_shared_settings():
-    old = [record(), record("1/69"), record("2/11", batch=4)]
-    new = [record(ms=1.0), record("1/69", verdict="rejected", ms=1.0, fastest=None)]
-    new[1]["ms"] = {}
-    result = tables.comparison([("old", old), ("new", new)])
-    first, second = result["rows"]
-    assert [entry["ratio"] for entry in first["entries"]] == [1.0, 2.0]
-    assert second["entries"][1]["ratio"] is None
-    assert [key[0] for key in result["left_out"]["old"]] == ["2/11"]
-    with pytest.raises(UsageError):
-        tables.comparison([("old", old), ("other", [record(batch=7)])])
 
 
 def test_records_are_written_whole_or_not_at_all(tmp_path):

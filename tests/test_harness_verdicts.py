@@ -6,11 +6,12 @@ Two at a time, each evaluated in a process of its own: evaluations draw from glo
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from harness import keeper
+from harness import keeper, same_seed
 from harness.candidate import Candidate
 from harness.weight_names import ALIASES_APART, BY_NAME, BY_VALUES
 from tests.fixture_judge import FIXTURES, evaluate, names, running, short_of_memory
@@ -31,6 +32,7 @@ TIMED = {
     "lazy_in_the_end",
     "nan_times",
     "negative_times",
+    "packed_weights",
     "patched_stopwatch",
     "replays_when_timed",
     "right_only_at_first",
@@ -51,6 +53,7 @@ SHORT = {
 SHORT_SECONDS = 3.0
 COMPILED_SECONDS = {"torch_compiled": 300.0}  # three times, for two instances and other arguments
 COPIED = {"aliased_weights": ALIASES_APART, "other_names": BY_VALUES, "other_order": BY_VALUES}
+COPIED |= dict.fromkeys(("extra_parameter", "packed_weights"), same_seed.HOW)
 SPECIALISED = dict.fromkeys(("crash_with_other_arguments", "specialised"), "specialised")
 LITTLE_MEMORY = {"children_fill_memory", "fills_memory"}
 MEMORY_BYTES = 2 << 30
@@ -90,7 +93,6 @@ WRONG = {
     "exit_in_destructor": "exit",
     "exit_in_forward": "exit",
     "exit_in_thread": "exit",
-    "extra_parameter": "state_dict_mismatch",
     "files_around": "inaccurate",
     "fills_memory": "out_of_memory",
     "fixed_batch": "wrong_at_other_size",
@@ -142,6 +144,8 @@ WRONG = {
     "out_of_memory": "out_of_memory",
     "output_reused": "output_reused",
     "overlapping_output": "inaccurate",
+    "packed_from_own_seed": "inaccurate",
+    "packed_stale_output": "stale_output",
     "patched_comparison": "inaccurate",
     "patched_statistics": "inaccurate",
     "patched_stopwatch": "impossible_time",
@@ -155,6 +159,7 @@ WRONG = {
     "remembers_without_weights": "stale_weights",
     "replays_by_pointer": "stale_output",
     "replays_when_timed": "wrong_when_timed",
+    "refuses_weights": "state_dict_mismatch",
     "reseeds": "random_state_changed",
     "ring_of_outputs": "output_reused",
     "right_only_at_first": "wrong_when_timed",
@@ -312,10 +317,38 @@ def test_every_fixture_has_its_expected_reason():
     assert len(names("honest")) + len(names("honest_norm")) >= 12
 
 
-def test_with_kernelbench_other_values_from_the_same_seed_reject():
+def test_with_kernelbench_other_values_from_the_same_seed_reject(tmp_path):
     for name, reasons in (("other_seeding", ["seeding_mismatch"]), ("aliased_weights", [])):
-        outcome = evaluate("tiny", FIXTURES / "honest" / f"{name}.py", batch=2, kernelbench=True)
+        outcome = evaluate("tiny", with_kernel(tmp_path, name), batch=2, kernelbench=True)
         assert [reason.partition(":")[0] for reason in outcome.reasons] == reasons
+
+
+def with_kernel(folder: Path, name: str) -> Path:
+    """An honest fixture with what the static checker of KernelBench wants to see."""
+    path = folder / f"{name}.py"
+    text = (FIXTURES / "honest" / f"{name}.py").read_text()
+    path.write_text(text + "\nKERNEL = '__global__', 'load_inline'\n")
+    return path
+
+
+def test_the_static_checkers_errors_reject_with_kernelbench_alone(tmp_path):
+    path = FIXTURES / "honest" / "functional.py"
+    missing = ["missing a CUDA kernel (__global__)"]
+    missing += ["missing a build (load_inline or cpp_extension)"]
+    outcome = evaluate("tiny", path, batch=2)
+    assert outcome.reasons == [] and outcome.static_checker["errors"] == missing
+    warnings = outcome.static_checker["warnings"]
+    assert len(warnings) == 2 and warnings[1].startswith("a torch.nn functional: ")
+    rejected = evaluate("tiny", path, batch=2, kernelbench=True)
+    assert rejected.reasons == [f"static_check: {'; '.join(missing)}"]
+    outcome = evaluate("tiny", with_kernel(tmp_path, "functional"), batch=2, kernelbench=True)
+    assert outcome.reasons == [] and outcome.static_checker["warnings"] == warnings
+
+
+def test_without_copies_the_gradients_of_inputs_are_judged():
+    path = FIXTURES / "honest" / "packed_weights.py"
+    outcome = evaluate("tiny", path, batch=2, backward=True)
+    assert outcome.reasons == [] and list(outcome.errors["own"]["gradients"]) == ["input 0"]
 
 
 @pytest.mark.parametrize("name", ["aliased_weights", "other_names"])

@@ -28,6 +28,9 @@ RECORD = "results/cpu/1_65.json"
 RUN = {
     "python run_eval.py --help": "python run_eval.py --help",
     "python run_eval.py --compare A.json B.json": f"python run_eval.py --compare {RECORD} {RECORD}",
+    "python run_eval.py --compare A.json B.json --sort ratio --fail-below 0.95": "python "
+    f"run_eval.py --compare {RECORD} {RECORD} --sort ratio --fail-below 0.95",
+    "python run_eval.py --show RECORD": f"python run_eval.py --show {RECORD}",
     "python run_eval.py --export-kernelbench RECORDS --output DIR": "python run_eval.py "
     "--export-kernelbench results/cpu --output TMP/export",
     "python -m generator REF.py -o SOL.py": f"python -m generator {REFERENCE} -o TMP/solution.py",
