@@ -161,10 +161,7 @@ class Worker(CallsAgain):
             reply["inputs"], offset = self._send_tensors(list(_tensors(arguments)), offset)
             reply["state"], offset = self._send_state(offset)
             if backward:
-                gradients, offset = self._send_gradients(arguments, offset)
-                reply |= gradients
-                if "missing_gradients" in gradients:
-                    return reply
+                reply["gradients"], offset = self._send_gradients(arguments, offset)
             if resend_kept:
                 _, offset = self._send_tensors(self.kept, offset)
             self.kept = [*self.kept, output.detach()][-keep:] if keep else []
@@ -280,16 +277,17 @@ class Worker(CallsAgain):
             offset = wire.write_tensor(self.outbox, offset, tensor)
         return [wire.spec_of(tensor) for tensor in tensors], offset
 
-    def _send_gradients(self, arguments: list, offset: int) -> tuple[dict, int]:
-        """The gradients of inputs, then of parameters; only which are missing, where some are."""
+    def _send_gradients(self, arguments: list, offset: int) -> tuple[list, int]:
+        """The gradients of inputs, then of parameters; None stands for one that is missing."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         holders = [*floating(arguments), *map(parameters.get, self.parameter_names)]
-        gradients = [None if holder is None else holder.grad for holder in holders]
-        missing = [index for index, grad in enumerate(gradients) if grad is None]
-        if missing:
-            return {"missing_gradients": missing}, offset
-        specs, offset = self._send_tensors(gradients, offset)
-        return {"gradients": specs}, offset
+        specs = []
+        for holder in holders:
+            gradient = None if holder is None else holder.grad
+            specs.append(None if gradient is None else wire.spec_of(gradient))
+            if gradient is not None:
+                offset = wire.write_tensor(self.outbox, offset, gradient)
+        return specs, offset
 
     def _copy_state(self, model: torch.nn.Module, state: list) -> None:
         """The state in the inbox, copied strictly into a model, which moves to the device."""
