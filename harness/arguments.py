@@ -84,7 +84,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     how.add_argument("--batch", type=_positive, help="samples; default: the problem's own, on a "
                      "CPU cut so that an eager forward takes about 0.3 s")  # fmt: skip
-    how.add_argument("--backward", action="store_true", help="check gradients, time both passes")
+    how.add_argument(
+        "--backward", action="store_true", help="check gradients, time forward, backward and both"
+    )
     how.add_argument(
         "--eval",
         action="store_true",

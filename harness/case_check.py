@@ -184,8 +184,8 @@ class CaseChecker:
             measure_memory=measure_memory,
             poison=poison,
         )
-        if measure_memory and type(reply.get("peak_bytes")) is int:
-            self.outcome.peak_bytes = reply["peak_bytes"]
+        if measure_memory:
+            self._note_memory(reply)
         check.require_form(reply, answer.own)
         spec = wire.spec_of(answer.own)
         ours = candidate.read(0, spec, candidate.device)
@@ -206,6 +206,14 @@ class CaseChecker:
         self._earlier = [*self._earlier, ours][-keep:]
         self._last_state = case.state
         return ours
+
+    def _note_memory(self, reply: dict) -> None:
+        """The peak of the call, and of its two passes where there are two."""
+        named = {"forward": "peak_bytes", "backward": "backward_peak_bytes"}
+        found = {name: reply.get(key) for name, key in named.items()}
+        found = {name: value for name, value in found.items() if type(value) is int}
+        self.outcome.peak_bytes = max(found.values(), default=None)
+        self.outcome.peak_by_pass = found if self.options.backward else {}
 
     def _require_right(self, ours: torch.Tensor, answer: Expected, case: Case) -> dict:
         return self.require_right(ours, answer, f"{case.name} inputs", case.magnified)

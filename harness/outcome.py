@@ -7,6 +7,7 @@ import torch
 
 from harness import timing
 from harness.names import BASELINES
+from harness.pass_times import PassTimes
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Outcome:
     kernelbench: dict | None = None
     measurement: timing.Measurement | None = None
     own_clock_ms: float | None = None
+    passes: dict[str, PassTimes] = field(default_factory=dict)  # the parts of a training step
+    peak_by_pass: dict[str, int] = field(default_factory=dict)
     roofline: dict | None = None
     other_size: dict | None = None
     non_finite: dict | None = None

@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from harness import ambient, clock, devices, wire
+from harness import ambient, clock, devices, passes, wire
 from harness.blame import MAX_TEXT, Failure, blamed, failure_of
 from harness.edits import floating
 from harness.memory import MemoryMeter, poisoned_memory
@@ -150,7 +150,12 @@ class Worker(CallsAgain):
             if backward:
                 if not output.requires_grad:
                     raise Failure("missing_gradient", "the output is not part of a graph")
+                if measure_memory:
+                    memory.go_on()
                 output.backward(grad_output)
+                if measure_memory and (peak := memory.stop()) is not None:
+                    copy_bytes = early.nbytes if early is not output else 0
+                    reply["backward_peak_bytes"] = peak - copy_bytes
                 clock.synchronize(self.device)
             offset = wire.write_tensor(self.outbox, 0, early)
             del early
@@ -167,20 +172,21 @@ class Worker(CallsAgain):
             self.kept = [*self.kept, output.detach()][-keep:] if keep else []
         return reply
 
-    def prepare_timing(self, inputs: list, backward: bool, training: bool) -> dict:
-        """Keep the base inputs that every timed call's fresh input is made from."""
+    def prepare_timing(self, inputs: list, part: str, training: bool) -> dict:
+        """Keep the base inputs that every timed call's fresh input is made from; `part` is which of
+        `passes` is timed.
+        """
         self.kept, self.timed = [], None
         self.model.train(training)  # the last case may have been in the other mode
-        base, grad_output = self._receive(inputs, backward)
+        base, grad_output = self._receive(inputs, part != passes.INFERENCE)
         clock.release_memory(self.device)
         if self.stopwatch is None:
             self.stopwatch = clock.Stopwatch(self.device)
-        if backward:
-            self.call = self.cold_call = clock.training_call(self.model, grad_output)
-            self.prepare = clock.training_prepare(self.model, base)
-        else:
-            self.call, self.cold_call = clock.forward_call(self.model), self.model
-            self.prepare = lambda scale: clock.scaled(base, scale)
+        model, parameters = self.model, self._parameters()
+        self.call, self.prepare = passes.timed_pass(
+            part, model, model, base, grad_output, parameters
+        )
+        self.cold_call = self.model if part == passes.INFERENCE else self.call
         return {}
 
     def time(self, scales: list, keep: int) -> dict:
@@ -226,8 +232,11 @@ class Worker(CallsAgain):
         return {"sample": sample}
 
     def fetch(self, max_bytes: int) -> dict:
-        """Send the output of the last timed call."""
+        """Send the output of the last timed call, or the gradients that it gave."""
         output = self.timed
+        if type(output) is list:
+            with blamed("runtime_error"):
+                return {"gradients": self._send_optional(output, 0)[0]}
         reply = {"output": self._describe_output(output), "peak_bytes": None}
         if self._can_send(output, max_bytes):
             with blamed("runtime_error"):
@@ -279,14 +288,18 @@ class Worker(CallsAgain):
 
     def _send_gradients(self, arguments: list, offset: int) -> tuple[list, int]:
         """The gradients of inputs, then of parameters; None stands for one that is missing."""
+        holders = [*floating(arguments), *self._parameters()]
+        gradients = [None if holder is None else holder.grad for holder in holders]
+        return self._send_optional(gradients, offset)
+
+    def _parameters(self) -> list[torch.nn.Parameter | None]:
+        """In the reference's order; None for a name that is gone."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        holders = [*floating(arguments), *map(parameters.get, self.parameter_names)]
-        specs = []
-        for holder in holders:
-            gradient = None if holder is None else holder.grad
-            specs.append(None if gradient is None else wire.spec_of(gradient))
-            if gradient is not None:
-                offset = wire.write_tensor(self.outbox, offset, gradient)
+        return [parameters.get(name) for name in self.parameter_names]
+
+    def _send_optional(self, tensors: list, offset: int) -> tuple[list, int]:
+        specs = [None if tensor is None else wire.spec_of(tensor) for tensor in tensors]
+        _, offset = self._send_tensors([t for t in tensors if t is not None], offset)
         return specs, offset
 
     def _copy_state(self, model: torch.nn.Module, state: list) -> None:
