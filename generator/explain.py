@@ -1,7 +1,6 @@
 """What becomes of every operator of a reference, in words."""
 
 import dataclasses
-import re
 from pathlib import Path
 
 from generator.calls import summary
@@ -9,8 +8,7 @@ from generator.errors import Refusal
 from generator.fuse import Fused, Plan, label
 from generator.ir import Node
 from generator.program import Program, read_program
-
-_TRANSPOSED = re.compile(r"ConvTranspose|conv_transpose")
+from generator.references import transposed_references
 
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
@@ -50,10 +48,7 @@ def table(folder: Path) -> str:
     in kernels of ours and what is left, in Markdown.
     """
     rows = ["| reference | in kernels of ours | left to PyTorch |", "| --- | --- | --- |"]
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if "class Model" not in text or not _TRANSPOSED.search(text):
-            continue
+    for path in transposed_references(folder):
         name = path.relative_to(folder).as_posix()
         try:
             rows.append(f"| {name} | {' | '.join(_cells(read_program(path)))} |")

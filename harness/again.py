@@ -134,10 +134,11 @@ class CallsAgainChecker:
                 last = "" if index == order[0] else ", the other one's was before it"
                 where = f"two forwards, then the {name} one's backward{last}"
                 try:
-                    self.checker.require_right_gradients(step, offset, answers[index], where)
+                    _, offset = self.checker.require_right_gradients(
+                        step, offset, answers[index], where
+                    )
                 except Rejected as rejection:
                     raise Rejected("backward_overwritten", str(rejection)) from None
-                offset += sum(value.nbytes for value in answers[index].own_gradients)
 
     # Helpers -----------------------------------------------------------------------------------
 

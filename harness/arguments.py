@@ -15,6 +15,7 @@ _EXAMPLES = """examples:
   python run_eval.py --compare results/cpu old.json --fail-below 0.95
   python run_eval.py --suite solutions --output my_records --resume
   python run_eval.py --suite runs/my_run --reference KernelBench   a KernelBench run folder
+  python run_eval.py --family KernelBench/KernelBench   its references with a transposed convolution
   RAY_ADDRESS=head:6379 python run_eval.py --suite runs/my_run --ray   over a Ray cluster
   python run_eval.py --export-kernelbench results/nvidia-h200 --output kernelbench_runs
 
@@ -44,6 +45,14 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="every candidate in a folder, on all GPUs; its reference is found by level and "
         "number or by name in the catalogue, or is, or lies in, --reference",
+    )
+    what.add_argument(
+        "--family",
+        type=Path,
+        metavar="DIR",
+        help="every reference below a folder, as KernelBench's, that has a transposed convolution: "
+        "generate, evaluate and record it, on all GPUs; records of the same solution, reference "
+        "and settings are kept",
     )
     what.add_argument(
         "--export-kernelbench",
@@ -78,7 +87,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     how.add_argument("--batch", type=_positive, help="samples; default: the problem's own, on a "
                      "CPU cut so that an eager forward takes about 0.3 s")  # fmt: skip
-    how.add_argument("--backward", action="store_true", help="check gradients, time both passes")
+    how.add_argument(
+        "--backward", action="store_true", help="check gradients, time forward, backward and both"
+    )
     how.add_argument(
         "--eval",
         action="store_true",
@@ -117,11 +128,15 @@ def make_parser() -> argparse.ArgumentParser:
         help="keep builds here; default: an empty folder, for a cold build",
     )
     how.add_argument("--seed", type=int, default=2026, help="default %(default)s")
-    many = parser.add_argument_group("with --suite")
+    many = parser.add_argument_group("with --suite and --family")
+    many.add_argument(
+        "--again", action="store_true", help="with --family: evaluate anew what has a record"
+    )
     many.add_argument(
         "--resume",
         action="store_true",
-        help="keep records of the same candidate, reference and settings (compared by SHA-256)",
+        help="with --suite: keep records of the same candidate, reference and settings (compared "
+        "by SHA-256)",
     )
     many.add_argument(
         "--build-jobs",
@@ -133,8 +148,8 @@ def make_parser() -> argparse.ArgumentParser:
     many.add_argument(
         "--ray",
         action="store_true",
-        help="on the Ray cluster of RAY_ADDRESS, or one started on this machine: a task for each "
-        "candidate, with one GPU or on the CPU a whole node",
+        help="with --suite: on the Ray cluster of RAY_ADDRESS, or one started on this machine: a "
+        "task for each candidate, with one GPU or on the CPU a whole node",
     )
     side = parser.add_argument_group("with --compare")
     side.add_argument(
@@ -154,13 +169,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="DIR",
-        help="folder of --suite's records (default: results/suites/NAME) or of the export",
+        help="folder of the records of --suite (default: results/suites/NAME) or of --family "
+        "(default: results/<device>/family), or of the export",
     )
     out.add_argument(
         "--keep",
         type=Path,
         metavar="FILE",
-        help="write the solution here that is generated for --reference",
+        help="write the solution here that is generated for --reference, or for --family those of "
+        "all, into a folder",
     )
     out.add_argument("--json", metavar="FILE", help="write the record here; - for standard output")
     out.add_argument(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from harness import bounds, check, same_seed, wire
+from harness import bounds, check, gradient_check, same_seed, wire
 from harness.candidate import Candidate, require_unchanged
 from harness.cases import Case
 from harness.errors import Rejected, UsageError
@@ -143,12 +143,19 @@ class CaseChecker:
         precision, length = self.outcome.precision, self.work.reduction_length
         return check.require_right(ours, answer, precision, length, where, magnified)
 
-    def require_right_gradients(self, reply: dict, offset: int, answer: Expected, where: str):
-        """As `require_right`, for the gradients that a reply announces at `offset`."""
+    def require_right_gradients(
+        self, reply: dict, offset: int, answer: Expected, where: str, looked_at: bool = True
+    ) -> tuple[dict, int]:
+        """As `require_right`, for the gradients that a reply announces at `offset`: the errors'
+        record and the offset behind them. Not `looked_at`, only their form must be right.
+        """
         lengths = [self.work.gradient_length(name) for name in answer.gradient_names]
-        return check.require_right_gradients(
-            self.candidate, reply, offset, answer, self.outcome.precision, lengths, where
-        )
+        found, record = gradient_check.sent_gradients(reply, answer, where), {}
+        if looked_at:
+            record = gradient_check.require_right_gradients(
+                self.candidate, found, offset, answer, self.outcome.precision, lengths, where
+            )
+        return record, offset + gradient_check.sent_bytes(found)
 
     def training(self, case: Case) -> bool:
         """The mode of this case: the evaluation's, unless the case is named after one."""
@@ -179,8 +186,8 @@ class CaseChecker:
             measure_memory=measure_memory,
             poison=poison,
         )
-        if measure_memory and type(reply.get("peak_bytes")) is int:
-            self.outcome.peak_bytes = reply["peak_bytes"]
+        if measure_memory:
+            self._note_memory(reply)
         check.require_form(reply, answer.own)
         spec = wire.spec_of(answer.own)
         ours = candidate.read(0, spec, candidate.device)
@@ -201,6 +208,14 @@ class CaseChecker:
         self._earlier = [*self._earlier, ours][-keep:]
         self._last_state = case.state
         return ours
+
+    def _note_memory(self, reply: dict) -> None:
+        """The peak of the call, and of its two passes where there are two."""
+        named = {"forward": "peak_bytes", "backward": "backward_peak_bytes"}
+        found = {name: reply.get(key) for name, key in named.items()}
+        found = {name: value for name, value in found.items() if type(value) is int}
+        self.outcome.peak_bytes = max(found.values(), default=None)
+        self.outcome.peak_by_pass = found if self.options.backward else {}
 
     def _require_right(self, ours: torch.Tensor, answer: Expected, case: Case) -> dict:
         return self.require_right(ours, answer, f"{case.name} inputs", case.magnified)
@@ -241,12 +256,11 @@ class CaseChecker:
             offset = check.require_same_inputs(candidate, reply, case, offset)
             after, offset = candidate.read_state(reply, offset)
             self._require_right_state(after, case, answer)
-            if self.options.backward and case.magnified > 1:  # the forward is what it is for
-                offset += sum(value.nbytes for value in answer.own_gradients)
-            elif self.options.backward:
-                record = self.require_right_gradients(reply, offset, answer, where)
-                self.outcome.errors[case.name]["gradients"] = record
-                offset += sum(value.nbytes for value in answer.own_gradients)
+            if self.options.backward:
+                plain = case.magnified == 1  # the other one is there for the forward
+                record, offset = self.require_right_gradients(reply, offset, answer, where, plain)
+                if plain:
+                    self.outcome.errors[case.name]["gradients"] = record
             for output in self._earlier if resent else ():
                 again = candidate.read(offset, wire.spec_of(output), candidate.device)
                 if not check.same_bits(again, output):

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,7 +29,9 @@ from harness.catalog import ROOT, Problem
 from harness.ending import status_of
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.evaluate import Evaluation
+from harness.family import run_family
 from harness.files import require_file, require_folder
+from harness.generating import generate_file
 from harness.names import BASELINES, KERNELS
 from harness.outcome import Options
 from harness.progress import Progress
@@ -109,8 +110,8 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
     if given.export_kernelbench:
         return _export(given, stdout, console)
     command = shlex.join(["python", "run_eval.py", *arguments])
-    if given.suite:
-        value, status = _suite(given, command, console)
+    if given.suite or given.family:
+        value, status = _many(given, command, console)
         _write(given, value, stdout)
         return status
     options = _options(given, devices.resolve_device(given.device))
@@ -136,7 +137,10 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
     return UsageError.exit_status if unfit else ACCEPTED
 
 
-def _suite(given: argparse.Namespace, command: str, console: Console) -> tuple[dict, int]:
+def _many(given: argparse.Namespace, command: str, console: Console) -> tuple[dict, int]:
+    if given.family:
+        options = _options(given, devices.resolve_device(given.device))
+        return run_family(given, options, command, console)
     if not given.ray:
         options = _options(given, devices.resolve_device(given.device))
         return run_suite(given, options, command, console)
@@ -153,6 +157,7 @@ def _require_one_task(given: argparse.Namespace) -> None:
         "--compare": given.compare,
         "--show": given.show,
         "--suite": given.suite,
+        "--family": given.family,
         "--export-kernelbench": given.export_kernelbench,
         "--reference": given.reference if not given.suite else None,
     }
@@ -164,8 +169,12 @@ def _require_one_task(given: argparse.Namespace) -> None:
         raise UsageError(f"{' and '.join(tasks)} exclude each other")
     if given.solution and not (given.problem or given.reference or given.export_kernelbench):
         raise UsageError(f"--solution does not go with {tasks[0]}")
-    if given.keep and (given.solution or given.suite or not given.reference):
-        raise UsageError("--keep goes with --reference, where a solution is generated for it")
+    if given.keep and not given.family:
+        if given.solution or given.suite or not given.reference:
+            told = (
+                "--keep goes with --reference, where a solution is generated for it, and --family"
+            )
+            raise UsageError(told)
     if given.record and not (given.problem or given.all):
         raise UsageError("--record goes with --problem and --all; use --json FILE here")
     compare_cli.require_options(given)
@@ -180,23 +189,28 @@ def _require_places(given: argparse.Namespace) -> None:
         require_file(Path(given.json), "--json", inputs)
     if given.output:
         require_folder(given.output, "--output")
-    if given.keep:
+    if given.keep and given.family:
+        require_folder(given.keep, "--keep")
+    elif given.keep:
         require_file(given.keep, "--keep", [given.reference])
     if given.build_dir:
         require_folder(given.build_dir, "--build-dir", filled_is_enough=True)
 
 
 def _require_suite_options(given: argparse.Namespace) -> None:
-    if given.suite and given.solution:
-        raise UsageError("--solution does not go with --suite")
-    if given.suite and given.build_dir:
-        raise UsageError("--build-dir does not go with --suite: each candidate has its own")
-    if not given.suite and (given.resume or given.ray or given.build_jobs is not None):
-        raise UsageError("--resume, --build-jobs and --ray go with --suite")
+    many = given.suite or given.family
+    if many and given.build_dir:
+        raise UsageError("--build-dir does not go with many candidates: each has its own")
+    if not given.suite and (given.resume or given.ray):
+        raise UsageError("--resume and --ray go with --suite")
+    if not many and given.build_jobs is not None:
+        raise UsageError("--build-jobs goes with --suite and --family")
+    if not given.family and given.again:
+        raise UsageError("--again goes with --family")
     if given.ray and given.build_jobs:
         raise UsageError("--build-jobs does not go with --ray: each task builds for itself")
-    if given.output and not (given.suite or given.export_kernelbench):
-        raise UsageError("--output goes with --suite and --export-kernelbench")
+    if given.output and not (many or given.export_kernelbench):
+        raise UsageError("--output goes with --suite, --family and --export-kernelbench")
     if given.export_kernelbench and not given.output:
         raise UsageError("--export-kernelbench needs --output DIR")
 
@@ -266,15 +280,8 @@ def _require_solution(problem: Problem, by_hand: Path | None) -> None:
 
 def _generate(reference: Path, folder: Path, keep: Path | None) -> Path:
     solution = keep.resolve() if keep else folder / reference.name
-    done = subprocess.run(
-        [sys.executable, "-m", "generator", str(reference.resolve()), "-o", str(solution)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0 or not solution.is_file():
-        said = (done.stderr or done.stdout).strip()
-        raise UsageError(f"--reference {reference}: no solution could be generated: {said}")
+    if why := generate_file(reference, solution, built=True):
+        raise UsageError(f"--reference {reference}: no solution could be generated: {why}")
     return solution
 
 

@@ -182,7 +182,11 @@ def release_memory(device: torch.device) -> None:
 
 
 def copied(output):
-    """A copy of a plain tensor, made on the current stream alone; anything else as it is."""
+    """A copy of a plain tensor, or of a list of them, made on the current stream alone; anything
+    else as it is.
+    """
+    if type(output) is list:
+        return [copied(value) for value in output]
     return output.detach().clone() if type(output) is torch.Tensor else output
 
 
@@ -220,7 +224,7 @@ def forward_call(model) -> Callable:
 
 
 def training_call(model, grad_output: torch.Tensor) -> Callable:
-    """What is timed with --backward: forward and backward."""
+    """Forward and backward, as one call."""
 
     def call(*arguments):
         output = model(*arguments)

@@ -46,6 +46,8 @@ def found(record: dict) -> list[str]:
             f"{MARK} quartiles further apart than {SPREAD_LIMIT:.0%} of the median: "
             f"{', '.join(wide)}; measure again on a quiet machine"
         )
+    for name, part in (record.get("passes") or {}).items():
+        told += [f"{name} alone: {text}" for text in found(part)]
     return told
 
 

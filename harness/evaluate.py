@@ -8,7 +8,17 @@ import time
 import torch
 
 from generator import static_rules
-from harness import check, clock, cold, conv2d_baseline, devices, same_seed, timing, wire
+from harness import (
+    check,
+    clock,
+    cold,
+    conv2d_baseline,
+    devices,
+    passes,
+    same_seed,
+    timing,
+    wire,
+)
 from harness import roofline as limits
 from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
@@ -21,6 +31,7 @@ from harness.errors import EnvironmentUnfit, Rejected, UsageError
 from harness.names import CONV2D
 from harness.other_arguments import try_others
 from harness.outcome import Options, Outcome
+from harness.pass_times import measure_parts, require_possible
 from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
 from harness.spent import Spent
@@ -258,22 +269,34 @@ class Evaluation:
         def look(factor: float, where: str) -> None:
             self._check_timed(case, factor, where)
 
-        names, failed = self._baselines(case)
-        measurement = timing.measure_rounds(
-            self.candidate,
-            names,
-            self.model,
-            case,
-            self.device,
-            self.dtype,
-            grad_output,
-            look,
-            self.progress.step,
-            self.quiet.require_quiet,
-        )
+        def look_at_gradients(factor: float, where: str) -> None:
+            self._check_timed_gradients(case, factor, where)
+
+        def measure(part: str | None, names: list[str], made=None) -> timing.Measurement:
+            is_backward = part == passes.BACKWARD
+            found = timing.measure_rounds(
+                self.candidate,
+                names,
+                self.model,
+                case,
+                self.device,
+                self.dtype,
+                grad_output,
+                look_at_gradients if is_backward else look,
+                self.progress.step
+                if part is None
+                else lambda t: self.progress.step(f"{part}: {t}"),
+                self.quiet.require_quiet,
+                part,
+                made,
+            )
+            self.spent.add("baselines", found.baseline_s)
+            return found
+
+        baselines, failed = self._baselines(case)
+        measurement = measure(None, baselines)
         measurement.baseline_errors |= failed
         outcome.measurement = measurement
-        self.spent.add("baselines", measurement.baseline_s)
         reported = measurement.summary()["solution"]["median"]
         own = timing.own_clock(self.candidate, reported, self.checker.elements, look)
         outcome.own_clock_ms = own.milliseconds
@@ -283,11 +306,7 @@ class Evaluation:
         outcome.roofline, ceilings = limits.measured_roofline(
             work, self.device, outcome.precision, reported
         )
-        floor = limits.physical_floor_ms(work, ceilings, self.device)
-        if not reported >= floor:
-            raise Rejected(
-                "impossible_time", f"{reported:.3g} ms, physically at least {floor:.3g} ms"
-            )
+        require_possible("", reported, work, ceilings, self.device)
         if not timing.clocks_agree(reported, outcome.own_clock_ms):
             raise Rejected(
                 "clocks_disagree",
@@ -296,7 +315,7 @@ class Evaluation:
         cold.measure(
             measurement,
             self.candidate,
-            names,
+            baselines,
             self.model,
             case,
             self.device,
@@ -307,10 +326,13 @@ class Evaluation:
             self.spent,
             self.quiet.require_quiet,
         )
-        cold_ms = measurement.cold_summary().get("solution", {}).get("median", floor)
-        if not cold_ms >= floor:
-            raise Rejected(
-                "impossible_time", f"a cold call {cold_ms:.3g} ms, physically at least {floor:.3g}"
+        if cold_entry := measurement.cold_summary().get("solution"):
+            told = "a cold call "
+            require_possible(told, cold_entry["median"], work, ceilings, self.device)
+        if options.backward:
+            names = [name for name in baselines if name in measurement.rounds]
+            outcome.passes = measure_parts(
+                measure, names, self.work, outcome.precision, self.device, outcome.own_clock_ms
             )
 
     def _baselines(self, case: Case) -> tuple[list[str], dict[str, str]]:
@@ -345,17 +367,29 @@ class Evaluation:
         finally:
             clock.release_memory(self.device)
 
+    def _check_timed_gradients(self, case: Case, factor: float, where: str) -> None:
+        """Likewise the gradients of a timed backward."""
+        answer = self._timed_answer(case, factor, backward=True)
+        reply = self.candidate.request("fetch", "timing", max_bytes=0)
+        try:
+            record, _ = self.checker.require_right_gradients(reply, 0, answer, where)
+            self.outcome.errors["after_timing"]["gradients"] = record
+        except Rejected as rejection:
+            raise Rejected("wrong_when_timed", str(rejection)) from None
+        finally:
+            clock.release_memory(self.device)
+
     def _check_sample(self, case: Case, burst: timing.Burst) -> None:
         """Check what came back before the clock stopped in the run that counts."""
         answer = self._timed_answer(case, burst.factor)
         precision, length = self.outcome.precision, self.work.reduction_length
         check.require_sample(burst.sample, burst.indices, answer, precision, length)
 
-    def _timed_answer(self, case: Case, factor: float) -> Expected:
+    def _timed_answer(self, case: Case, factor: float, backward: bool = False) -> Expected:
         inputs = clock.scaled(case.inputs, factor)
         with self.spent.on("reference"):
             timed = Case("timed", inputs, case.state, case.seed)
-            return expected(self.model, timed, self.device, False)
+            return expected(self.model, timed, self.device, backward)
 
 
 def mode_matters(model: torch.nn.Module) -> bool:

@@ -37,16 +37,23 @@ class MemoryMeter:
         """Begin; on the CPU the process's peak is reset."""
         if self.device.type == "cuda":
             clock.release_memory(self.device)
+        self.before = 0
+        self.go_on()
+        if self.device.type == "cpu" and self.before is not None:
+            self.before = _status_bytes("VmRSS")
+
+    def go_on(self) -> None:
+        """Forget the peak so far; what is held since `start` still counts."""
+        if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
         try:
             Path("/proc/self/clear_refs").write_text("5")
-            self.before = _status_bytes("VmRSS")
         except OSError:
             self.before = None
 
     def stop(self) -> int | None:
-        """The peak since `start`, in bytes."""
+        """The peak since `start` or `go_on`, in bytes."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         if self.before is None:

@@ -7,6 +7,7 @@ import torch
 
 from harness import timing
 from harness.names import BASELINES
+from harness.pass_times import PassTimes
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Outcome:
     measurement: timing.Measurement | None = None
     baselines_not_offered: dict[str, str] = field(default_factory=dict)  # and why
     own_clock_ms: float | None = None
+    passes: dict[str, PassTimes] = field(default_factory=dict)  # the parts of a training step
+    peak_by_pass: dict[str, int] = field(default_factory=dict)
     roofline: dict | None = None
     other_size: dict | None = None
     non_finite: dict | None = None

@@ -101,6 +101,7 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "error": _error(outcome),
         "kernelbench": outcome.kernelbench,
         "roofline": outcome.roofline if accepted else None,
+        "passes": _passes(outcome) if accepted else {},
         "other_size": outcome.other_size,
         "non_finite": outcome.non_finite,
         "second_instance": outcome.second_instance,
@@ -118,6 +119,25 @@ def make_record(problem: Problem, options: Options, outcome: Outcome, command: s
         "command": command,
     }
     return _json_safe(record)
+
+
+def _passes(outcome: Outcome) -> dict:
+    """The forward and the backward of a training step, each alone; what stands outside of `passes`
+    is of both together.
+    """
+    return {
+        name: {
+            "ms": times.measurement.summary(),
+            "statistics": _statistics(times.measurement),
+            "speedup": times.measurement.speedup(),
+            "fastest": times.measurement.fastest(),
+            "baseline_errors": times.measurement.baseline_errors,
+            "calls_timed": _calls(times.measurement),
+            "roofline": times.roofline,
+            "peak_bytes": outcome.peak_by_pass.get(name),
+        }
+        for name, times in outcome.passes.items()
+    }
 
 
 def _error(outcome: Outcome) -> dict:

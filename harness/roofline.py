@@ -50,6 +50,10 @@ class Work:
         """Forward and backward: two more products of the same size; as many bytes of gradients."""
         return Work(3 * self.flops, 2 * self.bytes, self.layers)
 
+    def backward(self) -> "Work":
+        """Backward alone: what `with_backward` has beyond the forward."""
+        return Work(2 * self.flops, self.bytes, self.layers)
+
     def gradient_length(self, name: str) -> int:
         """The longest sum behind the gradient called `name` ("input 0", or a parameter's name)."""
         if name.startswith("input "):

@@ -50,7 +50,7 @@ def find_items(folder: Path, reference: Path | None = None) -> list[Item]:
     items = [_item(path, folder, given, bool(reference and reference.is_file())) for path in paths]
     if all(item.problem is None for item in items):
         raise UsageError(f"--suite {folder}: no reference for any candidate ({items[0].why})")
-    return _distinct(items)
+    return distinct(items)
 
 
 def _given_references(reference: Path | None) -> list[Problem]:
@@ -123,7 +123,7 @@ def _natural(path: Path) -> list:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
-def _distinct(items: list[Item]) -> list[Item]:
+def distinct(items: list[Item]) -> list[Item]:
     """No two candidates may share a record: later ones of a name get a number."""
     seen: dict[str, int] = {}
     for index, item in enumerate(items):

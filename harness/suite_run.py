@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -18,7 +19,7 @@ from harness.progress import SuiteProgress
 from harness.ray_cluster import Cluster
 from harness.ray_suite import RaySuite
 from harness.suite import Suite
-from harness.suite_files import find_items
+from harness.suite_files import Item, find_items
 from harness.suite_records import Plan, Result
 
 
@@ -37,16 +38,36 @@ def run_suite(
     """
     items = find_items(given.suite, given.reference)
     output = given.output or ROOT / "results" / "suites" / given.suite.resolve().name
+    resumed = "; --resume goes on from there"
+    return run_items(
+        items, output, given, options, command, console, given.resume, resumed, cluster
+    )
+
+
+def run_items(
+    items: list[Item],
+    output: Path,
+    given: argparse.Namespace,
+    options: Options,
+    command: str,
+    console: Console,
+    resume: bool,
+    resumed: str,
+    cluster: Cluster | None = None,
+) -> tuple[dict, int]:
+    """Evaluate candidates and write their records to `output`, as `run_suite` says; with `resume`
+    those of the same candidate, reference and settings are kept. `resumed` is what an interruption
+    says behind the place of the records.
+    """
     require_folder(output, "--output")
     for item in items:
         require_file(output / item.record_name, "--output")
-    plan, run = _plan(given, options, command, output, cluster)
+    plan, run = _plan(given, options, command, output, resume, cluster)
     progress = SuiteProgress(len(items))
     try:
         results = run(items, progress)
     except BaseException:
-        told = f"records finished so far are in {output}; --resume goes on from there"
-        print(f"run_eval.py: {told}", file=sys.stderr)
+        print(f"run_eval.py: records finished so far are in {output}{resumed}", file=sys.stderr)
         raise
     found = [result.record for result in results if result.record]
     score = scores.summary(found, len(results))
@@ -70,7 +91,7 @@ def _require_equal_gpus(device: torch.device, count: int) -> None:
             raise EnvironmentUnfit(f"the GPUs differ ({told}): choose one with --device cuda:N")
 
 
-def _plan(given, options: Options, command: str, output, cluster: Cluster | None):
+def _plan(given, options: Options, command: str, output, resume: bool, cluster: Cluster | None):
     """The plan, and what carries it out: a function of candidates and progress."""
     settings = {
         "device": cluster.slug if cluster else devices.device_slug(options.device),
@@ -93,7 +114,7 @@ def _plan(given, options: Options, command: str, output, cluster: Cluster | None
         settings=settings,
         timeout=options.timeout,
         command=command,
-        resume=given.resume,
+        resume=resume,
     )
     if cluster:
         return plan, lambda items, progress: RaySuite(items, cluster, plan, progress).run()

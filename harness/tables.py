@@ -27,8 +27,9 @@ def print_record(console: Console, record: dict) -> None:
         console.print("[red]rejected[/]")
         for reason in record["reasons"]:
             console.print(f"  {reason}", markup=False)
+    parts = record.get("passes") or {}  # older records have none
     if record["ms"]:
-        console.print(_times(record))
+        console.print(_times(record, parts))
         for name, reason in record["baseline_errors"].items():
             console.print(f"baseline {name} not available: {reason}", markup=False)
         for name, reason in record.get("baselines_not_offered", {}).items():
@@ -36,20 +37,34 @@ def print_record(console: Console, record: dict) -> None:
                 console.print(f"baseline {name} is no such operator: {reason}", markup=False)
         for name, reason in record.get("cold_call_errors", {}).items():
             console.print(f"no cold call of {name}: {reason}", markup=False)
-        _print_rates(console, record)
+        _print_rates(console, record, "both: " * bool(parts))
+        for name, part in parts.items():
+            for baseline, reason in part["baseline_errors"].items():
+                told = f"baseline {baseline} of {name} not available: {reason}"
+                console.print(told, markup=False)
+            _print_rates(console, part, f"{name}: ")
+        for told in doubts.found(record):
+            console.print(told, markup=False, style="yellow")
     if record["error"]["cases"]:
         console.print(_errors(record))
+    if any(case.get("gradients") for case in record["error"]["cases"].values()):
+        console.print(_gradient_errors(record))
     _print_notes(console, record)
 
 
-def _times(record: dict) -> Table:
+def _times(record: dict, parts: dict) -> Table:
     cold = record.get("cold_call_ms") or {}  # older records have none
     table = Table("", "median ms", "IQR ms", "speedup", *["cold call ms"] * bool(cold))
-    for name in ("solution", *BASELINES):
-        if name in record["ms"]:
-            over = f"{record['speedup'][name]:.2f}x" if name != "solution" else ""
-            shown = [f"{cold[name]['median']:.4g}" if name in cold else "-"] * bool(cold)
-            table.add_row(name, *_ms(record["ms"][name]), over, *shown)
+    for title, timed in {"both": record, **parts}.items():
+        if parts:
+            table.add_section()
+            table.add_row(f"[bold]{title}[/]")
+        for name in ("solution", *BASELINES):
+            if name in timed["ms"]:
+                over = f"{timed['speedup'][name]:.2f}x" if name != "solution" else ""
+                known = name in cold and timed is record
+                shown = [f"{cold[name]['median']:.4g}" if known else "-"] * bool(cold)
+                table.add_row(name, *_ms(timed["ms"][name]), over, *shown)
     return table
 
 
@@ -57,22 +72,24 @@ def _ms(entry: dict) -> tuple[str, str]:
     return f"{entry['median']:.4g}", f"{entry['iqr']:.2g}{doubts.mark(doubts.is_wide(entry))}"
 
 
-def _print_rates(console: Console, record: dict) -> None:
+def _print_rates(console: Console, record: dict, title: str = "") -> None:
+    """Of a record, or of one of its passes, which `title` names."""
     fastest, rates = record["fastest"], record["roofline"]
     if fastest:
         console.print(
-            f"[bold]{fastest['speedup']:.2f}x[/] over the fastest baseline, {fastest['baseline']} "
-            f"(between {fastest['low']:.2f} and {fastest['high']:.2f} in half of the rounds)"
+            f"{title}[bold]{fastest['speedup']:.2f}x[/] over the fastest baseline, "
+            f"{fastest['baseline']} (between {fastest['low']:.2f} and {fastest['high']:.2f} "
+            "in half of the rounds)"
         )
     in_16_bits = rates.get("share_16_bit")
     aside = f" ({in_16_bits:.0%} in 16 bits)" if in_16_bits else ""
+    peak = record.get("peak_bytes") if title else None
     console.print(
-        f"{rates['tflops']:.3g} TFLOP/s, {rates['gbps']:.3g} GB/s, {rates['share']:.0%}{aside}"
-        f"{doubts.mark(doubts.is_high(rates))} of the "
+        f"{title}{rates['tflops']:.3g} TFLOP/s, {rates['gbps']:.3g} GB/s, "
+        f"{rates['share']:.0%}{aside}{doubts.mark(doubts.is_high(rates))} of the "
         f"roofline ({rates['bound']} bound; {rates['ceilings']})"
+        + (f"; peak memory {peak / 1e6:.0f} MB" if peak is not None else "")
     )
-    for told in doubts.found(record):
-        console.print(told, markup=False, style="yellow")
 
 
 def _errors(record: dict) -> Table:
@@ -81,6 +98,21 @@ def _errors(record: dict) -> Table:
         keys = ("rel_l2", "pytorch_rel_l2", "rel_l2_bound")
         keys += ("max_abs", "pytorch_max_abs", "max_abs_bound")
         table.add_row(name.replace("_", " "), *(f"{case[key]:.2e}" for key in keys))
+    return table
+
+
+def _gradient_errors(record: dict) -> Table:
+    """Of each case the gradient that is nearest to its bound."""
+    table = Table(
+        "gradients on", "worst of", "rms error", "PyTorch's", "allowed", "rms of gradient"
+    )
+    for name, case in record["error"]["cases"].items():
+        found = case.get("gradients") or {}
+        if found:
+            worst = max(found, key=lambda key: found[key]["rms"] / (found[key]["rms_bound"] or 1.0))
+            keys = ("rms", "pytorch_rms", "rms_bound", "reference_rms")
+            shown = [f"{found[worst][key]:.2e}" for key in keys]
+            table.add_row(name.replace("_", " "), f"{worst} ({len(found)})", *shown)
     return table
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness import clock
+from harness import clock, passes
 from harness.candidate import Candidate
 from harness.conv2d_baseline import with_conv2d
 from harness.errors import Rejected
@@ -112,12 +112,14 @@ class Baseline:
         timed = model
         if name.startswith("compile"):
             timed = torch.compile(model, dynamic=False)
-        if grad_output is None:
-            self.call, self.cold_call = clock.forward_call(timed), timed
-            self.prepare: Callable = lambda scale: clock.scaled(base, scale)
-        else:
-            self.call = self.cold_call = clock.training_call(timed, _in_layout(grad_output, layout))
-            self.prepare = clock.training_prepare(model, base)
+        gradient = grad_output if grad_output is None else _in_layout(grad_output, layout)
+        self._passes = (timed, model, base, gradient, [*model.parameters()])
+        self.take(passes.INFERENCE if grad_output is None else passes.BOTH)
+        self.cold_call = timed if grad_output is None else self.call
+
+    def take(self, part: str) -> None:
+        """From now on `call` and `prepare` are those of this pass."""
+        self.call, self.prepare = passes.timed_pass(part, *self._passes)
 
 
 def _in_layout(value, layout):
@@ -137,6 +139,8 @@ def measure_rounds(
     look: Callable[[float, str], None],
     note: Callable[[str], None],
     require_quiet: Callable[[], None] = lambda: None,
+    part: str | None = None,
+    made: dict[str, Baseline] | None = None,
 ) -> Measurement:
     """Time the candidate and the named baselines in alternating slices.
 
@@ -145,18 +149,18 @@ def measure_rounds(
     chosen at random and after the last, `look(factor, where)` is called: that output is then to be
     fetched and checked. While a baseline is timed, the candidate's processes are stopped, and
     before it `require_quiet()` raises Rejected if the device still works for them. `note(text)`
-    reports progress. Raises Rejected for what the candidate does wrong; a baseline that fails is
-    noted in the result.
+    reports progress. `part` is which of `passes` is timed, by default all that there is: a training
+    step with `grad_output`, else inference. Baselines in `made` are used again, new ones put there.
+    Raises Rejected for what the candidate does wrong; a baseline that fails is noted in the result.
     """
     plan, result = plan_for(device), Measurement()
-    backward = grad_output is not None
+    backward, made = grad_output is not None, {} if made is None else made
+    part = part or (passes.BOTH if backward else passes.INFERENCE)
     sent = [*case.inputs, grad_output] if backward else case.inputs
     inputs = candidate.send_inputs(sent)
-    candidate.request(
-        "prepare_timing", "timing", inputs=inputs, backward=backward, training=model.training
-    )
+    candidate.request("prepare_timing", "timing", inputs=inputs, part=part, training=model.training)
     began = time.monotonic()
-    if any(name.startswith("compile") for name in names):
+    if any(name.startswith("compile") for name in names) and not made:
         torch.compiler.reset()  # the first time this imports the compiler, which takes seconds
     result.baseline_s += time.monotonic() - began
     stopwatch = clock.Stopwatch(device)
@@ -167,8 +171,10 @@ def measure_rounds(
         began = time.monotonic()
         try:
             if name != "solution":
-                baseline = Baseline(name, model, case, device, dtype, grad_output)
-                runners[name] = _runner(stopwatch, baseline)
+                if name not in made:
+                    made[name] = Baseline(name, model, case, device, dtype, grad_output)
+                made[name].take(part)
+                runners[name] = _runner(stopwatch, made[name])
             with _others_paused(name, candidate):
                 warm = runners[name](random_factors(_WARMUP_CALLS))
         except Rejected:

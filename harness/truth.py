@@ -10,6 +10,7 @@ from torch import nn
 from harness.cases import Case, generator
 from harness.errors import UsageError
 from harness.reference import batch_of, cast
+from harness.wire import spec_of
 
 # Layers that treat each sample by itself, so that the truth may be computed in parts of the batch.
 _PER_SAMPLE = (
@@ -35,7 +36,9 @@ class Expected:
     """Truth and PyTorch's own result for one case.
 
     `truth` is float64 on the evaluation's device, `own` in its dtype. Buffers are those after the
-    call. Gradients are listed as inputs first, then parameters; `gradient_names` names them.
+    call. Gradients are listed as inputs first, then parameters; `gradient_names` names them, and
+    one that the reference does not have (of what its forward does not use) is None. Each would be
+    of `gradient_specs` ({"shape", "dtype"}).
     """
 
     truth: torch.Tensor
@@ -43,8 +46,9 @@ class Expected:
     buffers: dict[str, torch.Tensor]
     own_buffers: dict[str, torch.Tensor]
     gradient_names: list[str] = field(default_factory=list)
-    gradients: list[torch.Tensor] = field(default_factory=list)
-    own_gradients: list[torch.Tensor] = field(default_factory=list)
+    gradient_specs: list[dict] = field(default_factory=list)
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+    own_gradients: list[torch.Tensor | None] = field(default_factory=list)
     grad_output: torch.Tensor | None = None
     own_error: object = None  # filled in by whoever compares
 
@@ -64,6 +68,8 @@ def expected(model: nn.Module, case: Case, device: torch.device, backward: bool)
         raise UsageError(f"the reference returns a {type(own).__name__}, supported is one tensor")
     grad_output = None
     if backward:
+        if not own.requires_grad:
+            raise UsageError("--backward: the reference's output has no gradient")
         draw = torch.randn(own.shape, generator=generator(device, case.seed + 2), device=device)
         grad_output = draw.to(own.dtype)
         own.backward(grad_output)
@@ -75,9 +81,12 @@ def expected(model: nn.Module, case: Case, device: torch.device, backward: bool)
         grad_output=grad_output,
     )
     if backward:
-        result.own_gradients = _gradients(inputs, own_model)
+        holders = [*_floating(inputs), *own_model.parameters()]
+        result.own_gradients = [holder.grad for holder in holders]
+        result.gradient_specs = [spec_of(holder) for holder in holders]
         result.gradient_names = [f"input {i}" for i, _ in enumerate(_floating(inputs))]
         result.gradient_names += [name for name, _ in own_model.named_parameters()]
+        del holders
     del inputs, own, own_model
     _fill_truth(result, model, case, device, backward)
     _require_useful(result, case)
@@ -106,8 +115,14 @@ def _fill_truth(result: Expected, model, case: Case, device, backward: bool) -> 
             break
     result.buffers = _buffers(exact)
     if backward:
-        from_inputs = [torch.cat(part) if len(part) > 1 else part[0] for part in parts if part]
+        from_inputs = [_joined(part) for part in parts if part]
         result.gradients = from_inputs + [p.grad for p in exact.parameters()]
+
+
+def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    if parts[0] is None or len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts)
 
 
 def loaded(model: nn.Module, state: dict, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -156,6 +171,10 @@ def _require_useful(result: Expected, case: Case) -> None:
     if result.own.numel() == 0:
         return
     name = f"case {case.name!r}"
+    pairs = zip(result.gradients, result.own_gradients, strict=True)
+    if any((truth is None) != (own is None) for truth, own in pairs):
+        told = "the reference has other gradients in float64"
+        raise UsageError(f"{name}: {told}; it measures nothing")
     if not all(_finite(value) for value in (result.truth, result.own)):
         raise UsageError(f"{name}: the reference's own output is not finite; it measures nothing")
     spread, size = float(result.truth.std(correction=0)), float(result.truth.abs().max())
@@ -192,10 +211,3 @@ def _buffers(model: nn.Module) -> dict:
     parameters = {name for name, _ in model.named_parameters()}
     state = model.state_dict().items()
     return {name: value.detach().cpu() for name, value in state if name not in parameters}
-
-
-def _gradients(inputs: list, model: nn.Module) -> list:
-    holders = [*_floating(inputs), *model.parameters()]
-    if any(holder.grad is None for holder in holders):
-        raise UsageError("--backward: the reference gives no gradient to an input or a parameter")
-    return [holder.grad for holder in holders]

@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from harness import ambient, clock, devices, wire
+from harness import ambient, clock, devices, passes, wire
 from harness.blame import MAX_TEXT, Failure, blamed, failure_of
 from harness.edits import floating
 from harness.memory import MemoryMeter, poisoned_memory
@@ -161,7 +161,12 @@ class Worker(CallsAgain):
             if backward:
                 if not output.requires_grad:
                     raise Failure("missing_gradient", "the output is not part of a graph")
+                if measure_memory:
+                    memory.go_on()
                 output.backward(grad_output)
+                if measure_memory and (peak := memory.stop()) is not None:
+                    copy_bytes = early.nbytes if early is not output else 0
+                    reply["backward_peak_bytes"] = peak - copy_bytes
                 clock.synchronize(self.device)
             offset = wire.write_tensor(self.outbox, 0, early)
             del early
@@ -172,29 +177,27 @@ class Worker(CallsAgain):
             reply["inputs"], offset = self._send_tensors(list(_tensors(arguments)), offset)
             reply["state"], offset = self._send_state(offset)
             if backward:
-                gradients, offset = self._send_gradients(arguments, offset)
-                reply |= gradients
-                if "missing_gradients" in gradients:
-                    return reply
+                reply["gradients"], offset = self._send_gradients(arguments, offset)
             if resend_kept:
                 _, offset = self._send_tensors(self.kept, offset)
             self.kept = [*self.kept, output.detach()][-keep:] if keep else []
         return reply
 
-    def prepare_timing(self, inputs: list, backward: bool, training: bool) -> dict:
-        """Keep the base inputs that every timed call's fresh input is made from."""
+    def prepare_timing(self, inputs: list, part: str, training: bool) -> dict:
+        """Keep the base inputs that every timed call's fresh input is made from; `part` is which of
+        `passes` is timed.
+        """
         self.kept, self.timed = [], None
         self.model.train(training)  # the last case may have been in the other mode
-        base, grad_output = self._receive(inputs, backward)
+        base, grad_output = self._receive(inputs, part != passes.INFERENCE)
         clock.release_memory(self.device)
         if self.stopwatch is None:
             self.stopwatch = clock.Stopwatch(self.device)
-        if backward:
-            self.call = self.cold_call = clock.training_call(self.model, grad_output)
-            self.prepare = clock.training_prepare(self.model, base)
-        else:
-            self.call, self.cold_call = clock.forward_call(self.model), self.model
-            self.prepare = lambda scale: clock.scaled(base, scale)
+        model, parameters = self.model, self._parameters()
+        self.call, self.prepare = passes.timed_pass(
+            part, model, model, base, grad_output, parameters
+        )
+        self.cold_call = self.model if part == passes.INFERENCE else self.call
         return {}
 
     def time(self, scales: list, keep: int) -> dict:
@@ -240,8 +243,11 @@ class Worker(CallsAgain):
         return {"sample": sample}
 
     def fetch(self, max_bytes: int) -> dict:
-        """Send the output of the last timed call."""
+        """Send the output of the last timed call, or the gradients that it gave."""
         output = self.timed
+        if type(output) is list:
+            with blamed("runtime_error"):
+                return {"gradients": self._send_optional(output, 0)[0]}
         reply = {"output": self._describe_output(output), "peak_bytes": None}
         if self._can_send(output, max_bytes):
             with blamed("runtime_error"):
@@ -296,16 +302,21 @@ class Worker(CallsAgain):
             offset = wire.write_tensor(self.outbox, offset, tensor)
         return [wire.spec_of(tensor) for tensor in tensors], offset
 
-    def _send_gradients(self, arguments: list, offset: int) -> tuple[dict, int]:
-        """The gradients of inputs, then of parameters; only which are missing, where some are."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        holders = [*floating(arguments), *map(parameters.get, self.parameter_names)]
+    def _send_gradients(self, arguments: list, offset: int) -> tuple[list, int]:
+        """The gradients of inputs, then of parameters; None stands for one that is missing."""
+        holders = [*floating(arguments), *self._parameters()]
         gradients = [None if holder is None else holder.grad for holder in holders]
-        missing = [index for index, grad in enumerate(gradients) if grad is None]
-        if missing:
-            return {"missing_gradients": missing}, offset
-        specs, offset = self._send_tensors(gradients, offset)
-        return {"gradients": specs}, offset
+        return self._send_optional(gradients, offset)
+
+    def _parameters(self) -> list[torch.nn.Parameter | None]:
+        """In the reference's order; None for a name that is gone."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        return [parameters.get(name) for name in self.parameter_names]
+
+    def _send_optional(self, tensors: list, offset: int) -> tuple[list, int]:
+        specs = [None if tensor is None else wire.spec_of(tensor) for tensor in tensors]
+        _, offset = self._send_tensors([t for t in tensors if t is not None], offset)
+        return specs, offset
 
     def _copy_state(self, model: torch.nn.Module, state: list) -> None:
         """The state in the inbox, copied strictly into a model, which moves to the device."""

@@ -85,8 +85,8 @@ class CallsAgain:
                     raise Failure("missing_gradient", "the output is not part of a graph")
                 outputs[index].backward(steps[index][1])
                 clock.synchronize(self.device)
-                reply, offset = self._send_gradients(steps[index][0], offset)
-                found.append(reply)
+                specs, offset = self._send_gradients(steps[index][0], offset)
+                found.append({"gradients": specs})
         return {"steps": found}
 
     def let_go(self) -> dict:

@@ -79,7 +79,7 @@ FIELDS = {
         (["--suite", "tests", "--build-dir", "x"], "--build-dir does not go with"),
         (["--suite", "tests", "--reference", "no/such"], "no such file or folder"),
         (["--problem", "65", "--resume"], "go with --suite"),
-        (["--problem", "65", "--build-jobs", "0"], "go with --suite"),
+        (["--problem", "65", "--build-jobs", "0"], "goes with --suite and --family"),
         (["--problem", "65", "--ray"], "go with --suite"),
         (["--suite", "solutions", "--ray", "--build-jobs", "2"], "does not go with --ray"),
         (["--suite", "solutions", "--ray", "--device", "cuda:1"], "allowed are cpu and cuda"),

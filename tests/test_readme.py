@@ -69,6 +69,8 @@ PARSED = {
     "python run_eval.py --reference REF.py": "the session does it in two steps",
     "python run_eval.py --reference REF.py --keep SOL.py": "tests/test_harness_cli.py keeps one",
     "python run_eval.py --suite DIR": "tests/test_harness_suite.py runs suites",
+    "python run_eval.py --family DIR": "tests/test_harness_family.py runs families",
+    "python run_eval.py --family DIR --backward": "tests/test_harness_family.py runs families",
     "python run_eval.py --suite DIR --ray": "tests/test_harness_ray.py runs suites over Ray",
     "python -m generator --all": "writes into the checkout; tests/test_solution_files.py compares",
     "python -m generator --check": "tests/test_solution_files.py compares",
