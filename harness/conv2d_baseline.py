@@ -104,6 +104,30 @@ def _conv2d(layer: nn.ConvTranspose2d) -> nn.Conv2d:
     return made.train(layer.training)
 
 
+def to_time(
+    baselines: Sequence[str],
+    model: nn.Module,
+    case: Case,
+    device: torch.device,
+    precision: str,
+    reduction_length: int,
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Those to time, why others are not offered, and why one that was offered is wrong. Out of
+    memory is passed on.
+    """
+    names, not_offered = offered(baselines, model)
+    if CONV2D not in names:
+        return names, not_offered, {}
+    try:
+        require_right(model, case, device, precision, reduction_length)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a reference makes of a convolution in its place
+        names.remove(CONV2D)
+        return names, not_offered, {CONV2D: f"{type(error).__name__}: {error}"[:500]}
+    return names, not_offered, {}
+
+
 def require_right(
     model: nn.Module, case: Case, device: torch.device, precision: str, reduction_length: int
 ) -> None:

@@ -25,10 +25,8 @@ from harness.candidate import Candidate
 from harness.case_check import CaseChecker
 from harness.cases import CASES, Case, make_case, statistics_matter
 from harness.catalog import Problem
-from harness.conv2d_baseline import offered
 from harness.drawn import Drawn, cast_state
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
-from harness.names import CONV2D
 from harness.other_arguments import try_others
 from harness.outcome import Options, Outcome
 from harness.pass_times import measure_parts, require_possible
@@ -293,7 +291,11 @@ class Evaluation:
             self.spent.add("baselines", found.baseline_s)
             return found
 
-        baselines, failed = self._baselines(case)
+        given = options.baselines, self.model, case, self.device, outcome.precision
+        with self.spent.on("baselines"):
+            baselines, outcome.baselines_not_offered, failed = conv2d_baseline.to_time(
+                *given, self.work.reduction_length
+            )
         measurement = measure(None, baselines)
         measurement.baseline_errors |= failed
         outcome.measurement = measurement
@@ -334,23 +336,6 @@ class Evaluation:
             outcome.passes = measure_parts(
                 measure, names, self.work, outcome.precision, self.device, outcome.own_clock_ms
             )
-
-    def _baselines(self, case: Case) -> tuple[list[str], dict[str, str]]:
-        """Those to time, and why one that was offered is wrong."""
-        outcome = self.outcome
-        names, outcome.baselines_not_offered = offered(self.options.baselines, self.model)
-        if CONV2D not in names:
-            return names, {}
-        precision, length = outcome.precision, self.work.reduction_length
-        try:
-            with self.spent.on("baselines"):
-                conv2d_baseline.require_right(self.model, case, self.device, precision, length)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a reference makes of a convolution in its place
-            names.remove(CONV2D)
-            return names, {CONV2D: f"{type(error).__name__}: {error}"[:500]}
-        return names, {}
 
     def _check_timed(self, case: Case, factor: float, where: str) -> None:
         """Check the output of a timed call, on an input that had not been seen before it."""
