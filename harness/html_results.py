@@ -154,7 +154,7 @@ def _measured(row: Row, cold: bool) -> list[str]:
     in_16_bits = rates.get("share_16_bit")
     share_aside = doubts.mark(doubts.is_high(rates))
     share_aside += _small("16-bit {:.0%}", in_16_bits) if in_16_bits else ""
-    named = f"<small>{escape(LABELS.get(best, str(best)))}</small>" if best else ""
+    named = f'<small class="breaks">{escape(LABELS.get(best, str(best)))}</small>' if best else ""
     ours = doubts.mark("solution" in row.wide) + _small("IQR {:.2g}", row.iqr)
     return [
         number(row.ms, "{:.4g}", ours),
