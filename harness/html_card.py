@@ -3,7 +3,7 @@
 import re
 from html import escape
 
-from harness import doubts, records
+from harness import doubts, drop_in, records
 from harness.html_parts import NUMBERS, TEXT, breakable, facts, listed, number, row_head, table
 from harness.html_parts import row as html_row
 from harness.html_results import LABELS, problem, verdict
@@ -20,6 +20,10 @@ _ERRORS = {
     "pytorch_max_abs": "PyTorch’s largest",
     "max_abs_bound": "allowed largest",
 }
+_COLD = (
+    "A cold call is what the clock of a benchmark suite sees: one call on an idle device, the "
+    "host’s part included."
+)
 _GRADIENTS = {
     "rms": "rms error",
     "pytorch_rms": "PyTorch’s",
@@ -32,7 +36,7 @@ def card(row: Row, name: str) -> str:
     """`name` is its identifier. KeyError, TypeError or ValueError for a record of another form."""
     record, kind = row.record, "good" if row.accepted else "bad"
     fastest = row.fastest
-    shown = f"<b>{fastest['speedup']:.2f}×</b> over the fastest baseline" if fastest else ""
+    shown = _over(fastest) if fastest else ""
     shown += f", {row.ms:.4g} ms" if row.ms else ""
     figures = f'<span class="figures">{shown.removeprefix(", ")}</span>' if shown else ""
     parts = [_rejection(record), _fusion(row), _times(row), _floor(row), _errors(record)]
@@ -58,12 +62,12 @@ def failed_cases(record: dict) -> list[str]:
     if record["verdict"] == "accepted":
         return []
     cases = record["error"].get("cases") or {}
-    over = [name for name, case in cases.items() if _over(case)]
+    over = [name for name, case in cases.items() if _is_over(case)]
     told = [name for reason in record.get("reasons") or () for name in _CASE.findall(reason)]
     return list(dict.fromkeys([*over, *told]))
 
 
-def _over(case: dict) -> bool:
+def _is_over(case: dict) -> bool:
     pairs = (("rel_l2", "rel_l2_bound"), ("max_abs", "max_abs_bound"))
     return any(_exceeds(case, value, bound) for value, bound in pairs if bound in case)
 
@@ -105,62 +109,87 @@ def _fusion(row: Row) -> str:
 
 def _times(row: Row) -> str:
     record = row.record
-    broken = {
-        f"{LABELS.get(name, name)}: not timed: {why}": None
-        for name, why in (record.get("baseline_errors") or {}).items()
-    }
-    cold_errors = record.get("cold_call_errors") or {}
-    broken |= {f"{LABELS.get(n, n)}: no cold call: {why}": None for n, why in cold_errors.items()}
-    failures = listed(broken) if broken else ""
+    told = {"no cold call": record.get("cold_call_errors")}
+    if not (record.get("fastest") and row.ms):
+        told["no such operator"] = record.get("baselines_not_offered")
+    failures = _failures(record, told)
     if not row.ms:
-        told = "<p>Not timed.</p>" if row.accepted else ""
-        return "\n".join(filter(None, ["<h4>Times</h4>" * bool(told or failures), told, failures]))
+        aside = "<p>Not timed.</p>" if row.accepted else ""
+        return "\n".join(
+            filter(None, ["<h4>Times</h4>" * bool(aside or failures), aside, failures])
+        )
+    parts = record.get("passes") or {}
+    head = f"{row.problem}, forward and backward together" if parts else row.problem
+    shown = ["<h4>Times</h4>", _time_table(head, record, record), _fastest(record)]
+    if record.get("cold_call_ms"):
+        shown.append(f"<p>{_COLD}</p>")
+    shown.append(failures)
+    for name, part in parts.items():
+        shown += [f"<h4>Times, {escape(name)} alone</h4>"]
+        shown += [_time_table(f"{row.problem}, {name} alone", part, record), _fastest(part)]
+        shown += [_failures(part, {}), _rates(part["roofline"], part.get("peak_bytes"))]
+    return "\n".join(filter(None, shown))
+
+
+def _failures(timed: dict, others: dict[str, dict | None]) -> str:
+    """Why baselines have no times, and whatever else has none."""
+    told = {"not timed": timed.get("baseline_errors"), **others}
+    lines = [
+        f"{LABELS.get(name, name)}: {what}: {why}"
+        for what, found in told.items()
+        for name, why in (found or {}).items()
+    ]
+    return listed(lines) if lines else ""
+
+
+def _time_table(head: str, timed: dict, record: dict) -> str:
+    """`timed` is a record or one of its passes."""
     clock = "device time" if record["versions"].get("gpu") else "time"
-    cold = record.get("cold_call_ms") or {}
+    cold = bool(timed.get("cold_call_ms"))
     heads = [("", TEXT), (f"{clock}, median ms", NUMBERS), ("IQR", NUMBERS), ("fastest", NUMBERS)]
     heads += [("slowest", NUMBERS), ("calls", NUMBERS), ("speedup over it", NUMBERS)]
-    heads += [("cold call, median ms", NUMBERS), ("cold IQR", NUMBERS)] * bool(cold)
-    rows = [_time(row, name, bool(cold)) for name in record["ms"]]
-    asides = [_fastest(row)]
-    asides += ["A cold call is what the clock of a benchmark suite sees: one call on an idle GPU, "
-               "the host’s part included."] * bool(cold)  # fmt: skip
-    paragraphs = "\n".join(f"<p>{told}</p>" for told in asides if told)
-    made = table(f"Times of {row.problem} in milliseconds", heads, rows)
-    return "\n".join(filter(None, ["<h4>Times</h4>", made, paragraphs, failures]))
+    heads += [("cold call, median ms", NUMBERS), ("cold IQR", NUMBERS)] * cold
+    rows = [_time(timed, name, cold) for name in timed["ms"]]
+    return table(f"Times of {head}, in milliseconds", heads, rows)
 
 
-def _time(row: Row, name: str, cold: bool) -> str:
-    record, entry = row.record, row.record["ms"][name]
-    spread = (record.get("statistics") or {}).get(name) or {}
-    best = name == (row.fastest or {}).get("baseline")
-    speedup = "<b>{:.2f}×</b>" if best else "{:.2f}×"
+def _time(timed: dict, name: str, cold: bool) -> str:
+    entry, spread = timed["ms"][name], (timed.get("statistics") or {}).get(name) or {}
+    best = name == (timed.get("fastest") or {}).get("baseline")
     cells = [row_head(LABELS.get(name, name))]
     cells += [number(entry["median"], "{:.4g}", doubts.mark(doubts.is_wide(entry)))]
     cells += [number(entry.get("iqr"), "{:.3g}")]
     cells += [number(spread.get(key), "{:.4g}") for key in ("min", "max")]
-    cells += [number((record.get("calls_timed") or {}).get(name), "{}")]
-    cells += [number(row.speedup(name), speedup)]
-    called = (record.get("cold_call_ms") or {}).get(name) or {}
+    cells += [number((timed.get("calls_timed") or {}).get(name), "{}")]
+    cells += [number(timed["speedup"].get(name), "<b>{:.2f}×</b>" if best else "{:.2f}×")]
+    called = (timed.get("cold_call_ms") or {}).get(name) or {}
     forms = (("median", "{:.4g}"), ("iqr", "{:.3g}"))
     cells += [number(called.get(key), form) for key, form in forms] * cold
     return html_row(cells)
 
 
-def _fastest(row: Row) -> str:
-    fastest = row.fastest
+def _fastest(timed: dict) -> str:
+    fastest = timed.get("fastest")
     if not fastest:
-        return "No baseline was timed."
+        return "<p>No baseline was timed.</p>"
     best = LABELS.get(fastest.get("baseline"), str(fastest.get("baseline")))
-    return (
-        f"<b>{fastest['speedup']:.2f}×</b> over the fastest baseline, {escape(best)}; in half of "
-        f"the rounds between {fastest['low']:.2f}× and {fastest['high']:.2f}×."
-    )
+    spread = f"in half of the rounds between {fastest['low']:.2f}× and {fastest['high']:.2f}×"
+    return f"<p>{_over(fastest)}, {escape(best)}; {spread}.</p>"
+
+
+def _over(fastest: dict) -> str:
+    return f"<b>{fastest['speedup']:.2f}×</b> over the fastest baseline"
 
 
 def _floor(row: Row) -> str:
-    rates = row.rates
-    if not rates:
+    if not row.rates:
         return ""
+    doubtful = doubts.found(row.record)
+    parts = ["<h4>Roofline</h4>", _rates(row.rates), listed(doubtful) if doubtful else ""]
+    return "\n".join(filter(None, parts))
+
+
+def _rates(rates: dict, peak: float | None = None) -> str:
     marked = doubts.mark(doubts.is_high(rates))
     in_16_bits = f"; {rates['share_16_bit']:.0%} in 16 bits" if rates.get("share_16_bit") else ""
     ceilings = ", ".join(
@@ -174,8 +203,12 @@ def _floor(row: Row) -> str:
     ]
     pairs += [("Bound by", escape(str(rates["bound"])))] * ("bound" in rates)
     pairs += [("Measured", escape(str(rates["ceilings"])))] * ("ceilings" in rates)
-    doubtful = doubts.found(row.record)
-    return "\n".join(["<h4>Roofline</h4>", facts(pairs), listed(doubtful) if doubtful else ""])
+    pairs += [("Peak memory", _megabytes(peak))] * (peak is not None)
+    return facts(pairs)
+
+
+def _megabytes(size: float | None) -> str:
+    return "not measured" if size is None else f"{size / 1e6:.0f} MB"
 
 
 def _or_none(value: float | None) -> str:
@@ -223,8 +256,7 @@ def _gradients(record: dict) -> str:
 
 def _notes(record: dict) -> str:
     told = notes(record)
-    if record.get("does_not_drop_in"):
-        told.append(f"does not drop into KernelBench: {record['does_not_drop_in']}")
+    told += drop_in.lines(record) if record["verdict"] == "accepted" else []
     rule = record.get("kernelbench")
     if rule:
         outside = "" if rule["passes"] else f" ({rule['fraction_outside']:.2%} outside)"
@@ -238,7 +270,7 @@ def _about(row: Row) -> str:
     build, peak = record.get("build_s"), record.get("peak_bytes")
     pairs = [
         ("Build", f"{build:.1f} s" if build is not None else "not measured"),
-        ("Peak memory", f"{peak / 1e6:.0f} MB" if peak is not None else "not measured"),
+        ("Peak memory", _megabytes(peak)),
         ("Input", escape(row.input or "–")),
     ]
     pairs += [("Solution", f"<code>{breakable(row.solution)}</code>")] * bool(row.solution)

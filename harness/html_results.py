@@ -3,7 +3,7 @@
 from collections import Counter
 from html import escape
 
-from harness import doubts, scores
+from harness import doubts, drop_in, scores
 from harness.html_parts import NONE, NUMBERS, TEXT, breakable, number, row_head, table, text
 from harness.html_parts import row as html_row
 from harness.report_data import BASELINES, FASTEST, Group, Row, compared, fast_p
@@ -27,10 +27,9 @@ def verdict(row: Row) -> str:
     """In a few words; what KernelBench or other arguments would not take is said beside it."""
     if not row.accepted:
         return f"rejected: {row.code}"
-    asides = ["no drop-in"] * bool(row.record.get("does_not_drop_in"))
     others = row.record.get("other_arguments") or {}
-    asides += ["specialised"] * (others.get("verdict") == "specialised")
-    return ", ".join(["accepted", *asides])
+    special = others.get("verdict") == "specialised"
+    return drop_in.verdict(row.record) + ", specialised" * special
 
 
 def tiles(group: Group) -> str:

@@ -116,7 +116,7 @@ class Group:
 
 
 def read_groups(paths: list[Path]) -> list[Group]:
-    """The records in files and folders (and in their direct sub-folders), grouped.
+    """The records in files and folders, grouped; of a folder without any those in its sub-folders.
 
     A record found twice counts once. Raises UsageError for a path without records and for a
     record that lacks what a report needs.
@@ -144,7 +144,9 @@ def _row_order(row: Row) -> tuple:
 def _sources(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    folders = [path, *sorted(part for part in path.iterdir() if part.is_dir())]
+    if any(path.glob("*.json")):
+        return [path]
+    folders = sorted(part for part in path.iterdir() if part.is_dir())
     return [folder for folder in folders if any(folder.glob("*.json"))] or [path]
 
 

@@ -278,6 +278,27 @@ def test_a_card_has_both_clocks_errors_memory_and_build(folder):
     assert "compile: not timed: no compiler" in told and "Why it was rejected" not in told
 
 
+def test_passes_have_times_of_their_own(folder):
+    alone = {key: GPU[key] for key in ("ms", "fastest", "speedup", "roofline", "calls_timed")}
+    forward = {**alone, "baseline_errors": {"compile": "no graph"}, "peak_bytes": 5_000_000}
+    backward = {**alone, "baseline_errors": {}, "peak_bytes": None, "fastest": None, "speedup": {}}
+    told = card(made(folder(record(passes={"forward": forward, "backward": backward}))))
+    together, forward, backward = re.split(r"Times, \w+ alone ", told)
+    assert "Times of 2/19, forward and backward together" in together
+    assert "solution 3.817" in forward and "compile: not timed: no graph" in forward
+    assert "Peak memory 5 MB" in forward and "1.62× over the fastest baseline" in forward
+    assert "No baseline was timed." in backward and "1134 GB/s" in backward
+    assert "alone" not in card(made(folder(record())))
+
+
+def test_why_a_baseline_was_not_offered(folder):
+    offered = {"baselines_not_offered": {"conv2d_channels_last": "stride 2"}}
+    alone = record(fastest=None, speedup={}, ms={"solution": GPU["ms"]["solution"]}, **offered)
+    told = card(made(folder(alone)))
+    assert "conv2d, channels_last: no such operator: stride 2" in told
+    assert "no such operator" not in card(made(folder(record(**offered))))  # others were timed
+
+
 def test_the_card_of_a_rejected_one_names_the_case(folder):
     cases = {name: dict(GPU["error"]["cases"][name]) for name in ("own", "normal")}
     cases["normal"]["rel_l2"] = 0.5
@@ -315,6 +336,13 @@ def test_notes_are_shown_and_drop_in_and_specialised_marked(folder):
     assert "does not drop into KernelBench: other values" in told
 
 
+def test_findings_of_the_static_checker_are_told(folder):
+    found = {"errors": [], "warnings": ["try is used"]}
+    page = Page(made(folder(timed("1/1", 2.0, static_checker=found))))
+    assert _cells(_results(page)[0][0])[1] == "accepted, warned"
+    assert "static checker warns: try is used" in card(page.source)
+
+
 def test_page_escapes_what_records_say(folder):
     bad = "</script><script>alert('1')</script> $x_{$"
     values = {"solution": f"{bad}.py", "name": bad, "device_name": bad, "date": bad}
@@ -338,6 +366,7 @@ def test_page_escapes_what_records_say(folder):
         {"cold_call_ms": {"eager": {"median": "1"}}},
         {"error": {"cases": {"own": {"rel_l2": "small", "rel_l2_bound": 1.0}}}},
         {"build_s": "long"},
+        {"passes": {"forward": {"ms": {}}}},
     ],
     ids=str,
 )
