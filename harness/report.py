@@ -126,14 +126,13 @@ def pages(given: argparse.Namespace) -> dict[Path, bytes]:
     from harness import html_report, pictures  # matplotlib, which the tables do without
 
     groups = report_data.read_groups(given.records or [given.results])
-    drawn = pictures.draw_all(groups)
     files = {}
-    for picture in drawn if given.pictures else ():
+    for picture in pictures.draw_all(groups) if given.pictures else ():
         for form in ("svg", "png") if given.format == "both" else (given.format,):
             path = given.pictures / f"{picture.name}.{form}"
             files[path] = picture.png if form == "png" else picture.svg.encode()
     if given.html:
-        files[given.html] = html_report.page(groups, drawn)
+        files[given.html] = html_report.page(groups, pictures.draw_all(groups, compact=True))
     return files
 
 

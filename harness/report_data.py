@@ -1,8 +1,10 @@
 """What tables and pictures show: records checked and grouped, fast_p."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from harness import doubts, records, scores
 from harness.errors import UsageError
@@ -17,6 +19,7 @@ BASELINES = {
 }
 FASTEST = "fastest"
 COLD = "cold call ms (eager's)"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,25 @@ class Row:
     date: str
     cold_ms: float | None = None
     eager_cold_ms: float | None = None
+    record: dict = field(default_factory=dict)
+    folder: Path | None = None  # where the record lay
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether it is one of KernelBench's, <level>/<number>: no part of one, nobody's own."""
+        parts = self.problem.split("/")
+        return len(parts) == 2 and all(part.isdecimal() for part in parts)
+
+    @property
+    def file(self) -> str:
+        """The name of the solution's file, or of the problem where the record has none."""
+        return self.solution.rpartition("/")[2] or self.name
 
     @property
     def order(self) -> tuple:
         """Sorts problems by level and number; others, by name, come after."""
-        parts = self.problem.split("/")
-        known = all(part.isdecimal() for part in parts)
-        numbers = tuple(int(part) for part in parts) if known else ()
-        return (not known, numbers, self.problem, self.solution)
+        numbers = tuple(map(int, self.problem.split("/"))) if self.is_problem else ()
+        return (not self.is_problem, numbers, self.problem, self.solution)
 
     @property
     def code(self) -> str:
@@ -75,9 +89,25 @@ class Group:
     rows: tuple[Row, ...]
 
     @property
+    def setting(self) -> str:
+        """The settings that all rows share."""
+        return self.rows[0].setting
+
+    @property
+    def scored(self) -> tuple[Row, ...]:
+        """What scores and pictures count: the full problems, or all rows where there is none."""
+        return tuple(row for row in self.rows if row.is_problem) or self.rows
+
+    @property
+    def others(self) -> tuple[Row, ...]:
+        """Parts of problems and other references beside full problems."""
+        every = len(self.scored) == len(self.rows)
+        return () if every else tuple(row for row in self.rows if not row.is_problem)
+
+    @property
     def timed(self) -> list[Row]:
-        """Accepted and timed."""
-        return [row for row in self.rows if row.ms]
+        """Scored, accepted and timed."""
+        return [row for row in self.scored if row.ms]
 
     @property
     def doubtful(self) -> bool:
@@ -86,20 +116,21 @@ class Group:
 
 
 def read_groups(paths: list[Path]) -> list[Group]:
-    """The records in files and folders (and in their direct sub-folders), grouped.
+    """The records in files and folders, grouped; of a folder without any those in its sub-folders.
 
     A record found twice counts once. Raises UsageError for a path without records and for a
     record that lacks what a report needs.
     """
     found: list[dict] = []
+    grouped: dict[str, list[Row]] = {}
     for path in paths:
         for source in _sources(path):
             for record in records.read_records(source):
-                found += [record] if record not in found else []
-    grouped: dict[str, list[Row]] = {}
-    for record in found:
-        row = make_row(record)
-        grouped.setdefault(row.slug, []).append(row)
+                if record in found:
+                    continue
+                found.append(record)
+                row = make_row(record, source if source.is_dir() else source.parent)
+                grouped.setdefault(row.slug, []).append(row)
     return [
         Group(slug, f"{rows[0].device}, {rows[0].setting}", tuple(sorted(rows, key=_row_order)))
         for slug, rows in sorted(grouped.items(), key=lambda item: (item[0] == "cpu", item[0]))
@@ -113,14 +144,21 @@ def _row_order(row: Row) -> tuple:
 def _sources(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    folders = [path, *sorted(part for part in path.iterdir() if part.is_dir())]
+    if any(path.glob("*.json")):
+        return [path]
+    folders = sorted(part for part in path.iterdir() if part.is_dir())
     return [folder for folder in folders if any(folder.glob("*.json"))] or [path]
 
 
-def make_row(record: dict) -> Row:
+def make_row(record: dict, folder: Path | None = None) -> Row:
     """Checks one record. Raises UsageError that names the problem and the entry."""
+    return replace(checked(record, _row), record=record, folder=folder)
+
+
+def checked(record: dict, make: Callable[[dict], T]) -> T:
+    """What `make` gives for a record. Raises UsageError where the record's form is wrong."""
     try:
-        return _row(record)
+        return make(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"no entry {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"record of problem {record['problem']!r}: {what}") from None

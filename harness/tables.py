@@ -5,6 +5,7 @@ from rich.table import Table
 
 from harness import doubts, drop_in
 from harness.names import BASELINES
+from harness.notes import notes, seconds
 
 
 def print_record(console: Console, record: dict) -> None:
@@ -121,39 +122,15 @@ def _print_notes(console: Console, record: dict) -> None:
     if rule:
         told = "passes" if rule["passes"] else f"fails ({rule['fraction_outside']:.2%} outside)"
         console.print(f"KernelBench's rule (for information): {told}")
-    notes = []
+    sizes = []
     if record["build_s"] is not None:
-        notes.append(f"build {record['build_s']:.1f} s")
+        sizes.append(f"build {record['build_s']:.1f} s")
     if record["peak_bytes"] is not None:
-        notes.append(f"peak memory {record['peak_bytes'] / 1e6:.0f} MB")
-    if notes:
-        console.print(", ".join(notes))
-    other = record.get("other_size")
-    if other:
-        shape = "x".join(map(str, other["shape"]))
-        told = f" ({other['told']})" if "told" in other else ""
-        console.print(f"on an input of {shape}: {other['verdict']}{told}", markup=False)
-    how = record.get("weights_copied", "by name")
-    if how not in ("", "by name"):
-        console.print(f"weights {how if how.startswith('not') else 'copied ' + how}", markup=False)
-    second = record.get("second_instance") or {}
-    if second.get("verdict") == "refused":
-        console.print(f"a second instance: refused ({second['told']})", markup=False)
-    others = record.get("other_arguments") or {}
-    if "arguments" in others:
-        told = f" ({others['told']})" if "told" in others else ""
-        text = f"constructed with {others['arguments']}: {others['verdict']}{told}"
-        console.print(text, markup=False)
-    special = record.get("non_finite")
-    if special:
-        counts = ", ".join(f"{special[k]} {k}" for k in ("lost", "spread") if special.get(k))
-        told = special.get("told", counts)
-        told = f" ({told})" if told else ""
-        console.print(f"NaN and Inf in the input: {special['verdict']}{told}", markup=False)
-    seconds = record.get("seconds")
-    if seconds:
-        parts = ", ".join(f"{name} {seconds[name]:.1f} s" for name in seconds if name != "wall")
-        console.print(f"{seconds['wall']:.1f} s in all: {parts}", markup=False)
+        sizes.append(f"peak memory {record['peak_bytes'] / 1e6:.0f} MB")
+    if sizes:
+        console.print(", ".join(sizes))
+    for told in [*notes(record), *filter(None, [seconds(record)])]:
+        console.print(told, markup=False)
     for told in drop_in.lines(record) if record["verdict"] == "accepted" else ():
         console.print(told, markup=False, style="yellow", soft_wrap=True)
 

@@ -14,7 +14,7 @@ from torch import nn
 from harness import clock, cold, report, report_data, tables
 from harness.cases import Case
 from harness.errors import Refused, Rejected
-from harness.html_report import _records
+from harness.html_results import results_table
 from harness.spent import Spent
 from harness.timing import Measurement
 from tests.fixture_judge import evaluate
@@ -297,12 +297,12 @@ def test_the_readmes_table_has_a_column_where_a_record_has_them():
 def test_the_page_has_a_column_where_a_record_has_them(tmp_path):
     def page(*records):
         (tmp_path / "all.json").write_text(json.dumps(records))
-        (group,) = report_data.read_groups([tmp_path / "all.json"])
-        return _records(group)
+        return results_table(report_data.read_groups([tmp_path / "all.json"]))
 
     assert "cold call" not in page(OLD)
     both = page(OLD, NEW)
-    assert "cold call ms" in both and '<td data-key="0.8375">0.8375 (2.91)</td>' in both
+    cell = '<td data-key="0.8375">0.8375<small>eager’s 2.91</small></td>'
+    assert "cold call ms" in both and cell in both
     heads = both.count('scope="col"')
     assert both.count("<td") + both.count('<th scope="row"') == 2 * heads
 

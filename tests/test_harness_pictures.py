@@ -1,61 +1,27 @@
-"""Pictures and the page: what they say, that they are whole or absent, and that they repeat."""
+"""Pictures of records: what they say, that they are whole or absent, and that they repeat."""
 
-import copy
+import functools
 import io
-import json
 import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from harness import compare_tables, report, report_data, scores
-from tests.test_harness_results import RESULTS, ROOT
+from tests.made_records import GPU, record, rejected, timed, times, untimed, written
+from tests.test_harness_results import RESULTS
 
 pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
-from harness import html_report, pictures  # noqa: E402
-from harness.picture_style import COLOURS  # noqa: E402
-
-GPU = json.loads((ROOT / "tests" / "fixtures" / "records" / "gpu.json").read_text())
-
-
-def record(**changes) -> dict:
-    return {**copy.deepcopy(GPU), **changes}
-
-
-def times(solution: float, **baselines: float) -> dict:
-    medians = {"solution": solution, **baselines}
-    return {name: {"median": value, "iqr": 0.1} for name, value in medians.items()}
-
-
-def timed(problem: str, speedup: float, **changes) -> dict:
-    """Accepted, with eager the only baseline."""
-    fastest = {"baseline": "eager", "speedup": speedup, "low": speedup, "high": speedup}
-    measured = {"ms": times(1.0, eager=speedup), "speedup": {"eager": speedup}, "fastest": fastest}
-    return record(problem=problem, **measured, **changes)
-
-
-def rejected(problem: str, *reasons: str, **changes) -> dict:
-    """Rejected; the times in it, which a record of ours would not hold, must not be shown."""
-    return record(problem=problem, verdict="rejected", reasons=list(reasons), **changes)
+from harness import pictures  # noqa: E402
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Writes records, one file each, and gives their folder."""
-
-    def write(*records: dict) -> Path:
-        made = tmp_path / "records"
-        made.mkdir(exist_ok=True)
-        for index, value in enumerate(records):
-            (made / f"{index}.json").write_text(json.dumps(value))
-        return made
-
-    return write
+    return functools.partial(written, tmp_path)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -63,11 +29,6 @@ def left_in(folder: Path) -> list[str]:
 
 
 # Numbers ----------------------------------------------------------------------------------------
-
-
-def untimed(problem: str) -> dict:
-    """Accepted, but only checked."""
-    return record(problem=problem, ms={}, speedup={}, fastest=None, roofline=None)
 
 
 def test_fast_p_counts_all_and_does_not_guess(folder):
@@ -87,8 +48,8 @@ def test_fast_p_counts_all_and_does_not_guess(folder):
 
 def page_fast_p(path: Path) -> dict[str, str]:
     """The shares over the fastest baseline, by p, as the page shows them."""
-    table = re.search(r"<caption>Share accepted.*?</table>", path.read_text(), re.S)[0]
-    heads = re.findall(r">p = ([\d.]+)<", table)
+    table = re.search(r"<caption><span>Share accepted.*?</table>", path.read_text(), re.S)[0]
+    heads = re.findall(r">p\s=\s([\d.]+)<", table)
     row = re.search(r"fastest of these</th>(.*?)</tr>", table, re.S)[1]
     return dict(zip(heads, re.findall(r">([^<]+)</td>", row), strict=True))
 
@@ -175,16 +136,13 @@ def test_pictures_show_the_records_numbers(drawn):
         assert "GB/s" in points and "TFLOP/s" in points
 
 
-def test_rejected_has_no_speedup_in_a_picture_or_the_page(folder):
+def test_rejected_has_no_speedup_in_a_picture(folder):
     groups = report_data.read_groups([folder(timed("1/1", 2.0), rejected("1/2", "crash: x"))])
     made = {p.name: p for p in pictures.draw_all(groups)}
     bars = made["nvidia-h200/speedups"]
     assert "rejected: crash" in bars.svg and "1/2: rejected, crash" in bars.text
     assert f"{GPU['speedup']['eager']:.2f}" not in bars.svg
     assert ">1/2<" not in made["nvidia-h200/roofline"].svg
-    text = html_report.page(groups, list(made.values())).decode()
-    row = re.search(r'<tr><th scope="row"[^>]*>1/2</th>.*?</tr>', text)[0]
-    assert "rejected: crash" in row and "×</b>" not in row and row.count(">–<") == 9
 
 
 def test_only_rejected_records_have_a_picture_too(folder):
@@ -193,90 +151,27 @@ def test_only_rejected_records_have_a_picture_too(folder):
     assert [picture.name for picture in made] == ["nvidia-h200/fast_p"]
 
 
-# The page ---------------------------------------------------------------------------------------
+def test_parts_of_problems_are_in_no_picture(folder):
+    part = timed("2_11_convolution", 77.0)
+    both = report_data.read_groups([folder(timed("1/1", 2.0), part)])
+    for picture in pictures.draw_all(both):
+        assert "1/1" in picture.text or picture.name.endswith("fast_p")
+        assert "2_11" not in picture.svg and "77" not in picture.text
+    alone = pictures.draw_all([replace(both[0], rows=both[0].others)])
+    assert any("2_11_convolution" in picture.svg for picture in alone)
 
 
-class Tags(HTMLParser):
-    """All start tags with their attributes."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.found: list[tuple[str, dict]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+def test_compact_pictures_fit_a_telephone_and_say_the_same(drawn):
+    groups, usual = drawn
+    compact = pictures.draw_all(groups, compact=True)
+    for small, large in zip(compact, usual, strict=True):
+        assert (small.name, small.title, small.text) == (large.name, large.title, large.text)
+        assert _points(small) < 320 < _points(large)
+        assert f">{large.title.partition(',')[0]}: " not in small.svg  # the page has the title
 
 
-def test_page_is_self_contained_and_accessible(drawn):
-    text = html_report.page(*drawn).decode()
-    tags = Tags(text).found
-    names = [tag for tag, _ in tags]
-    assert names.count("script") == 1 and names.count("svg") == len(drawn[1])
-    assert not {"link", "img", "iframe", "object", "base"} & set(names)
-    for tag, attributes in tags:
-        assert "src" not in attributes, tag
-        links = [attributes[key] for key in ("href", "xlink:href") if key in attributes]
-        assert all(link.startswith("#") for link in links)
-        assert tag != "th" or attributes.get("scope") in ("col", "row")
-    assert "@import" not in text and not re.search(r"url\((?!#)", text)
-    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    used = set(re.findall(r'url\(#([^)]+)\)|xlink:href="#([^"]+)"', text))
-    assert {a or b for a, b in used} <= set(ids)
-    assert text.count('aria-sort="ascending"') == len(drawn[0]) >= 1
-    assert "prefers-color-scheme: dark" in text
-
-
-def test_page_colours_are_those_of_its_scheme(drawn):
-    text = html_report.page(*drawn).decode()
-    light, dark = text.split("prefers-color-scheme: dark", 1)
-    for name, colour in COLOURS.items():
-        assert f"--{name}: {colour}" in light
-        assert f"--{name}: #" in dark and colour not in dark
-
-
-def test_page_escapes_what_records_say(folder):
-    bad = "</script><script>alert('1')</script> $x_{$"
-    values = {"solution": f"{bad}.py", "name": bad, "device_name": bad, "date": bad}
-    made = folder(timed(bad, 2.0, **values), rejected(bad, bad, **values))
-    groups = report_data.read_groups([made])
-    drawn = pictures.draw_all(groups)
-    text = html_report.page(groups, drawn).decode()
-    assert text.count("<script>") == 1 and "alert(" in text
-    for picture in drawn:
-        ElementTree.fromstring(picture.svg)
-
-
-PROBE = """<script>
-const table = document.querySelector("table"), told = [];
-for (const place of [2, 2, 0]) {
-  const head = table.tHead.rows[0].cells[place];
-  head.querySelector("button").click();
-  const order = [...table.tBodies[0].rows].map((row) => row.cells[0].textContent).join(" ");
-  const heads = table.tHead.querySelectorAll("[aria-sort]").length;
-  told.push(`${head.getAttribute("aria-sort")} ${heads}: ${order}`);
-}
-document.body.innerHTML = `<pre id="told">${told.join("\\n")}</pre>`;
-</script></body>"""
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser (chromium) on PATH")
-def test_a_click_sorts_in_a_browser(folder, tmp_path):
-    made = folder(timed("1/9", 2.0), timed("1/10", 10.0), timed("2/1", 9.0), rejected("1/3", "x"))
-    text = html_report.page(report_data.read_groups([made]), []).decode()
-    text = re.sub(r"<meta http-equiv[^>]*>", "", text)  # its policy would stop the probe
-    page = tmp_path / "page.html"
-    page.write_text(text.replace("</body>", PROBE))
-    options = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom"
-    command = ["chromium", *options.split(), f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--virtual-time-budget=2000", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert re.search(r'<pre id="told">(.*?)</pre>', shown, re.S)[1].split("\n") == [
-        "ascending 1: 1/9 2/1 1/10 1/3",
-        "descending 1: 1/10 2/1 1/9 1/3",
-        "ascending 1: 1/3 1/9 1/10 2/1",
-    ]
+def _points(picture) -> float:
+    return float(re.search(r'<svg [^>]*width="([\d.]+)pt"', picture.svg)[1])
 
 
 # The command ------------------------------------------------------------------------------------
