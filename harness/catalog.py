@@ -9,7 +9,7 @@ from harness.errors import UsageError
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = ROOT / "harness" / "problems"
 SOLUTIONS = ROOT / "solutions"
-_FILE = re.compile(r"(?P<number>\d+)_(?P<name>\w+)\.py")
+_FILE = re.compile(r"(?P<number>\d+)_(?P<name>.+)\.py")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from harness import (
 )
 from harness.arguments import make_parser
 from harness.catalog import ROOT, Problem
-from harness.ending import status_of
+from harness.ending import reported, status_of
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.evaluate import Evaluation
 from harness.family import run_family
@@ -37,6 +37,7 @@ from harness.outcome import Options
 from harness.progress import Progress
 from harness.suite_files import find_items
 from harness.suite_run import run_suite
+from harness.time_left import TimeLeft
 
 ACCEPTED, REJECTED = 0, 1
 
@@ -119,22 +120,24 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
         problems = _problems(given, Path(folder))
         for problem in problems if given.record else ():
             require_file(_record_path(given, problem, options), "--record")
-        done, unfit = [], 0
+        done, worst, left = [], ACCEPTED, TimeLeft(len(problems))
         for problem in problems:
             try:
                 _require_solution(problem, given.solution)
-                done.append(_evaluate(problem, options, command, given, console))
-            except UsageError as error:  # one problem's, which is no reason to leave the others
+                done.append(_evaluate(problem, options, command, given, console, left))
+            except EnvironmentUnfit:
+                raise
+            except Exception as error:  # one problem's, which is no reason to leave the others
                 if not given.all:
                     raise
-                unfit += 1
-                print(f"run_eval.py: error: {problem.id}: {error}", file=sys.stderr)
+                worst = max(worst, reported(f"run_eval.py: {problem.id}", error))
+            finally:
+                left.finish(problem.id)
     if len(done) > 1:
         tables.print_summary(console, done)
     _write(given, done if given.all else done[0], stdout)
-    if any(record["verdict"] != "accepted" for record in done):
-        return REJECTED
-    return UsageError.exit_status if unfit else ACCEPTED
+    rejected = any(record["verdict"] != "accepted" for record in done)
+    return max(worst, REJECTED if rejected else ACCEPTED)
 
 
 def _many(given: argparse.Namespace, command: str, console: Console) -> tuple[dict, int]:
@@ -253,7 +256,8 @@ def _problems(given: argparse.Namespace, folder: Path) -> list[Problem]:
     """What to evaluate, all files there; a missing solution is generated into `folder`."""
     if given.reference:
         if not given.reference.is_file():
-            raise UsageError(f"--reference {given.reference}: no such file")
+            folder = ": a folder goes with --suite" * given.reference.is_dir()
+            raise UsageError(f"--reference {given.reference}{folder or ': no such file'}")
         solution = given.solution or _generate(given.reference, folder, given.keep)
         found = [catalog.problem_of_files(given.reference, solution)]
     elif given.all:
@@ -285,9 +289,12 @@ def _generate(reference: Path, folder: Path, keep: Path | None) -> Path:
     return solution
 
 
-def _evaluate(problem, options: Options, command: str, given, console: Console) -> dict:
+def _evaluate(problem, options: Options, command: str, given, console: Console, left) -> dict:
     progress = Progress()
     progress.begin(problem.id)
+    if given.all:
+        progress.step(left.told())
+    left.begin(problem.id)
     try:
         outcome = Evaluation(problem, options, progress).run()
     finally:

@@ -25,10 +25,11 @@ def status_of(program: str, work: Callable[[], int]) -> int:
     except Exception as error:
         if os.environ.get("TCONV_TRACEBACK", "0") not in ("", "0"):
             traceback.print_exc()
-        return _reported(program, error)
+        return reported(program, error)
 
 
-def _reported(program: str, error: Exception) -> int:
+def reported(program: str, error: Exception) -> int:
+    """The exit status that an exception has; its line is printed on standard error."""
     if isinstance(error, HarnessError):
         print(f"{program}: error: {error}", file=sys.stderr)
         return error.exit_status

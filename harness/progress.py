@@ -5,7 +5,9 @@ import threading
 import time
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
+
+from harness.time_left import TimeLeft
 
 
 class Progress:
@@ -60,36 +62,45 @@ class SuiteProgress:
     def __init__(self, total: int, stream=None):
         self._console = Console(file=stream or sys.stderr, highlight=False)
         self._total = total
-        self._done = self._kept = 0
-        self._began = time.monotonic()
+        self._done = 0
+        self._left = TimeLeft(total)
         self._doing: dict[str, str] = {}
         self._lock = threading.Lock()
         self._status = None
         if self._console.is_terminal:
-            self._status = self._console.status("starting")
+            self._status = self._console.status(self)
             self._status.start()
+
+    def at(self, places: int) -> None:
+        """So many candidates are evaluated at a time."""
+        self._left.places = places
 
     def kept(self, label: str) -> None:
         """A candidate whose record is kept as it is."""
         with self._lock:
-            self._kept += 1
             self._done += 1
+            self._left.skip()
             self._print(f"{label}: kept from an earlier run")
 
     def doing(self, worker: str, what: str | None) -> None:
-        """What a worker does now; None for nothing more."""
+        """Which candidate a worker evaluates now; None for none any more."""
         with self._lock:
             self._doing.pop(worker, None)
             if what is not None:
                 self._doing[worker] = what
-            self._update()
+                self._left.begin(what)
 
-    def done(self, label: str, told: str) -> None:
-        """A candidate is through."""
+    def under_way(self, count: int) -> None:
+        """So many candidates are evaluated now, which it is not known."""
+        with self._lock:
+            self._doing["together"] = f"{count} under way"
+
+    def done(self, label: str, told: str, seconds: float | None = None) -> None:
+        """A candidate is through, after `seconds` where `doing` has not said when it began."""
         with self._lock:
             self._done += 1
-            self._print(f"{label}: {told}; {self._left()}")
-            self._update()
+            self._left.finish(label, seconds)
+            self._print(f"{label}: {told}; {self._left.told()}")
 
     def end(self) -> None:
         """The suite is over."""
@@ -98,29 +109,11 @@ class SuiteProgress:
                 self._status.stop()
                 self._status = None
 
-    def _left(self) -> str:
-        """The time left, from the mean time between two finished candidates of this run."""
-        new, rest = self._done - self._kept, self._total - self._done
-        if rest == 0:
-            return "all done"
-        if new == 0:
-            return f"{rest} left"
-        seconds = (time.monotonic() - self._began) / new * rest
-        return f"{rest} left, about {duration(seconds)}"
-
     def _print(self, line: str) -> None:
         counted = f"[{self._done}/{self._total}] {line}"
         self._console.print(counted, markup=False, soft_wrap=True)
 
-    def _update(self) -> None:
-        if self._status is not None:
-            doing = ", ".join(f"{worker}: {what}" for worker, what in self._doing.items())
-            self._status.update(escape(f"{self._done}/{self._total}, {self._left()}; {doing}"))
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person would say them: "40 s", "12 min", "3 h 20 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+    def __rich__(self) -> Text:
+        """The live line, drawn anew several times a second."""
+        doing = ", ".join(f"{worker}: {what}" for worker, what in tuple(self._doing.items()))
+        return Text(f"{self._done}/{self._total}, {self._left.told()}; {doing}")

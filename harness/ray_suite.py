@@ -23,6 +23,7 @@ class RaySuite:
     def __init__(self, items: list[Item], cluster: Cluster, plan: Plan, progress: SuiteProgress):
         self.items, self.cluster, self.plan, self.progress = items, cluster, plan, progress
         self.results: dict[str, Result] = {}
+        progress.at(cluster.places)
 
     def run(self) -> list[Result]:
         """Do it all."""
@@ -39,7 +40,7 @@ class RaySuite:
                     pending[self._submit(item)] = item
             while pending:
                 busy = min(len(pending), self.cluster.places)
-                self.progress.doing("Ray", f"{busy} under way")
+                self.progress.under_way(busy)
                 for reference in ray.wait(list(pending), num_returns=1, timeout=0.5)[0]:
                     self._finish(self._result(pending.pop(reference), reference))
         finally:
@@ -78,7 +79,8 @@ class RaySuite:
 
     def _finish(self, result: Result) -> None:
         self.results[result.item.record_name] = result
-        self.progress.done(result.item.label, result.told)
+        seconds = (result.record or {}).get("seconds", {}).get("wall")
+        self.progress.done(result.item.label, result.told, seconds)
 
     def _take_back(self, references: list) -> None:
         ray = self.cluster.ray

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from harness import devices, doubts
+from harness.errors import UsageError
 
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _CONVOLUTION = nn.modules.conv._ConvNd
@@ -66,7 +67,8 @@ def work_of(model: nn.Module, inputs: list, dtype: torch.dtype) -> Work:
 
     A transposed convolution costs 2 * N * Cin/groups * Cout * (taps) * (input positions), one
     multiply and one add per input element, output channel of its group and tap; a convolution the
-    same with output positions. Bytes are those of inputs and output, each moved once.
+    same with output positions. Bytes are those of inputs and output, each moved once. Raises
+    UsageError for a model that does not run so, or returns no tensor.
     """
     layers: list[Layer] = []
     ghost = copy.deepcopy(model).to("meta")
@@ -75,8 +77,16 @@ def work_of(model: nn.Module, inputs: list, dtype: torch.dtype) -> Work:
             layer.register_forward_hook(functools.partial(_count, layers, name))
     ghosts = [v.to("meta") if torch.is_tensor(v) else v for v in inputs]
     ghosts = [v.float() if torch.is_tensor(v) and v.is_floating_point() else v for v in ghosts]
-    with torch.no_grad():
-        output = ghost(*ghosts)
+    try:
+        with torch.no_grad():
+            output = ghost(*ghosts)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UsageError(f"the reference does not run on tensors without data: {told}") from error
+    if not isinstance(output, torch.Tensor):
+        raise UsageError(
+            f"the reference returns a {type(output).__name__}, supported is one tensor"
+        )
     elements = output.numel() + sum(v.numel() for v in ghosts if torch.is_tensor(v))
     return Work(sum(layer.flops for layer in layers), elements * dtype.itemsize, tuple(layers))
 

@@ -36,6 +36,7 @@ class Suite:
     def __init__(self, items: list[Item], slots: list[Slot], plan: Plan, progress: SuiteProgress):
         self.items, self.slots, self.plan, self.progress = items, slots, plan, progress
         self.results: dict[str, Result] = {}
+        progress.at(len(slots))
         self._processes = Processes(plan.limit)
         self._todo: queue.SimpleQueue = queue.SimpleQueue()
         self._ready: queue.SimpleQueue = queue.SimpleQueue()

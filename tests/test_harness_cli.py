@@ -14,6 +14,7 @@ from harness import catalog, cli
 from harness.arguments import make_parser
 from harness.catalog import Problem, find_problem, list_problems
 from harness.names import KERNELS, SHORT_DTYPES
+from harness.suite_files import find_items
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -58,6 +59,7 @@ FIELDS = {
         (["--problem", "65", "--all"], "exclude each other"),
         (["--problem", "65", "--solution", "no/such.py"], "no/such.py"),
         (["--reference", "no/such.py"], "no/such.py: no such file"),
+        (["--reference", str(FIXTURES)], "fixtures: a folder goes with --suite"),
         (["--solution", HONEST], "say what to evaluate with --solution"),
         (["--problem", "65", "--device", "tpu"], "allowed are cpu, cuda"),
         (["--problem", "65", "--dtype", "int8"], "invalid choice"),
@@ -122,9 +124,16 @@ def test_other_spellings():
 def test_a_checkout_of_kernelbench_has_its_problems_one_folder_down(tmp_path):
     folder = tmp_path / "KernelBench" / "level3"
     folder.mkdir(parents=True)
-    (folder / "7_a_model.py").write_text("")
-    assert [problem.id for problem in list_problems(tmp_path)] == ["3/7"]
-    assert [problem.id for problem in list_problems(tmp_path / "KernelBench")] == ["3/7"]
+    names = {"3/7": "7_a_model.py", "3/12": "12_gpt2-bs32.seq256.py"}
+    for name in names.values():
+        (folder / name).write_text("")
+    assert [problem.id for problem in list_problems(tmp_path)] == list(names)
+    assert [problem.id for problem in list_problems(tmp_path / "KernelBench")] == list(names)
+    candidate = tmp_path / "run" / "level_3_problem_12_sample_0_kernel.py"
+    candidate.parent.mkdir()
+    candidate.write_text("")
+    (item,) = find_items(candidate.parent, tmp_path)
+    assert item.problem.id == "3/12" and item.problem.reference == folder / names["3/12"]
 
 
 def test_help_and_list_wait_for_no_pytorch():
@@ -138,10 +147,28 @@ def test_help_and_list_wait_for_no_pytorch():
         assert run.returncode == 0 and known in run.stdout, run.stderr
 
 
-def test_the_handlers_of_signals_are_put_back():
-    before = signal.getsignal(signal.SIGTERM)
-    assert cli.main(["--list"]) == 0
-    assert signal.getsignal(signal.SIGTERM) is before
+def test_the_handlers_of_signals_are_put_back(monkeypatch):
+    """Whatever they were, however the command ends; meanwhile SIGTERM is the harness's."""
+    known = [number for number in signal.valid_signals() if signal.getsignal(number) is not None]
+    seen = []
+
+    def listed():
+        seen.append(signal.getsignal(signal.SIGTERM))
+        return []
+
+    def ours(*_):
+        """Some handler of the caller's."""
+
+    original = signal.signal(signal.SIGTERM, ours)
+    before = {number: signal.getsignal(number) for number in known}
+    try:
+        for rows, status in ((listed, 0), (lambda: 1 / 0, 4)):
+            monkeypatch.setattr(cli.listing, "rows", rows)
+            assert cli.main(["--list"]) == status
+            assert {number: signal.getsignal(number) for number in known} == before
+    finally:
+        signal.signal(signal.SIGTERM, original)
+    assert seen and ours not in seen
 
 
 def catalogue(monkeypatch, folder, **solutions):
@@ -165,9 +192,16 @@ def test_one_problem_that_cannot_be_evaluated_does_not_stop_the_others(
     monkeypatch, tmp_path, capsys
 ):
     catalogue(monkeypatch, tmp_path, missing=None, there=HONEST)
+    pair = tmp_path / "pair.py"  # of a kind that nothing here measures
+    pair.write_text(Path(TINY).read_text().replace("return self.conv(x)", "return x, x"))
+    first = Problem("9/0", "pair", pair, Path(HONEST))
+    found = [first, *catalog.list_problems()]
+    monkeypatch.setattr(catalog, "list_problems", lambda root=None: found)
     arguments = ["--all", "--device", "cpu", "--batch", "2", "--check-only", "--json"]
     assert cli.main([*arguments, str(tmp_path / "all.json")]) == 2
-    assert "run_eval.py: error: 9/1: no such solution file" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "run_eval.py: 9/1: error: no such solution file" in told and "9/2: 1 left" in told
+    assert "run_eval.py: 9/0: error: the reference returns a tuple" in told
     (record,) = json.loads((tmp_path / "all.json").read_text())
     assert record["problem"] == "9/2" and record["verdict"] == "accepted"
 

@@ -105,7 +105,7 @@ def test_a_task_names_no_file_of_the_drivers_machine(tmp_path):
     sent = []
 
     class Recorder:
-        device = "cuda:0"
+        device, places = "cuda:0", 1
 
         def submit(self, *job):
             sent.append(job)
