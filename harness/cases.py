@@ -94,6 +94,16 @@ def statistics_matter(model: nn.Module, dtype: torch.dtype) -> bool:
     return of_input and torch.finfo(dtype).bits >= 32 and bool(_biased(model))
 
 
+def mode_matters(model: nn.Module) -> bool:
+    """Whether some layer does something else in eval mode."""
+    normalisations = nn.modules.batchnorm._NormBase
+    return any(
+        isinstance(layer, nn.modules.dropout._DropoutNd)
+        or (isinstance(layer, normalisations) and layer.track_running_stats)
+        for layer in model.modules()
+    )
+
+
 def _biased(model: nn.Module) -> dict[str, nn.Module]:
     """Convolutions and matrices with a bias, by name."""
     kinds = nn.modules.conv._ConvNd | nn.Linear

@@ -23,7 +23,7 @@ from harness import roofline as limits
 from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
 from harness.case_check import CaseChecker
-from harness.cases import CASES, Case, make_case, statistics_matter
+from harness.cases import CASES, Case, make_case, mode_matters, statistics_matter
 from harness.catalog import Problem
 from harness.drawn import Drawn, cast_state
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
@@ -374,17 +374,8 @@ class Evaluation:
         inputs = clock.scaled(case.inputs, factor)
         with self.spent.on("reference"):
             timed = Case("timed", inputs, case.state, case.seed)
-            return expected(self.model, timed, self.device, backward)
-
-
-def mode_matters(model: torch.nn.Module) -> bool:
-    """Whether some layer does something else in eval mode."""
-    normalisations = torch.nn.modules.batchnorm._NormBase
-    return any(
-        isinstance(layer, torch.nn.modules.dropout._DropoutNd)
-        or (isinstance(layer, normalisations) and layer.track_running_stats)
-        for layer in model.modules()
-    )
+            answer = expected(self.model, timed, self.device, backward)
+        return same_seed.without_parameters(answer) if self.candidate.same_seed else answer
 
 
 def _seconds(call, inputs: list) -> float:

@@ -15,6 +15,7 @@ def without_parameters(answer: Expected) -> Expected:
     """The answer with the gradients of inputs alone: whose the others are is not known."""
     count = sum(name.startswith("input ") for name in answer.gradient_names)
     answer.gradient_names = answer.gradient_names[:count]
+    answer.gradient_specs = answer.gradient_specs[:count]
     answer.gradients = answer.gradients[:count]
     answer.own_gradients = answer.own_gradients[:count]
     return answer

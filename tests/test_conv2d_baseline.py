@@ -13,7 +13,7 @@ from torch import nn
 from harness import cli, page_tables, records, timing
 from harness.cases import Case
 from harness.catalog import ROOT, find_problem
-from harness.conv2d_baseline import offered, require_right, unlike, with_conv2d
+from harness.conv2d_baseline import offered, require_right, to_time, unlike, with_conv2d
 from harness.drawn import cast_state
 from harness.errors import Rejected
 from harness.names import BASELINES, CONV2D
@@ -121,6 +121,10 @@ def test_a_wrong_answer_is_told():
     assert unlike(wrong) is None
     with pytest.raises(Rejected):
         require_right(wrong, case_of(wrong), CPU, "float32", 36)
+    given = ("eager", CONV2D)
+    names, refused, failed = to_time(given, wrong, case_of(wrong), CPU, "float32", 36)
+    assert (names, refused, list(failed)) == (["eager"], {}, [CONV2D])
+    assert to_time(given, right, case_of(right), CPU, "float32", 36) == ([*given], {}, {})
 
 
 def gradient_of(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
