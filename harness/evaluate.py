@@ -193,8 +193,12 @@ class Evaluation:
             self.outcome.does_not_drop_in = f"{OTHER_SEEDING}, for {different}"
 
     def _check(self, own: Case, answer: Expected) -> None:
-        """Run the cases; the first that gives reasons against the solution is the last."""
-        for name in self._case_names():
+        """Run the cases; the first that gives reasons against the solution is the last.
+
+        Raises UsageError for a reference whose output is nearly constant in all of them.
+        """
+        names = self._case_names(answer.constant)
+        for name in names:
             self.progress.step(f"checking on {name} inputs")
             try:
                 case = own if name == "own" else self._case(name)
@@ -202,20 +206,27 @@ class Evaluation:
             except UsageError:
                 if name != "offset":
                     raise
-                continue  # what saturates before it is normalised leaves nothing to compare
+                continue  # where all that far from zero overflows there is nothing to compare
+            if answer.constant:
+                self.outcome.constant.append(name)
+                if name == "offset":  # as where it saturates before it is normalised
+                    continue
             self.checker.check(case, answer)
             if self.outcome.reasons:
                 return
             if name == "normal":
                 self.progress.step("checking repeated calls on the same tensors")
                 CallsAgainChecker(self.checker, self.reference).check(case, answer)
+        if set(self.outcome.constant) == set(names):
+            raise UsageError("the reference's output is nearly constant; it measures nothing")
         self.candidate.require_idle()
         self.quiet.require_quiet()
 
-    def _case_names(self) -> list[str]:
+    def _case_names(self, constant: bool) -> list[str]:
+        """`constant`: the problem's own output nearly is, so that a further case is needed."""
         names = [*CASES]
-        # Of drawn weights the biases are what they are.
-        if statistics_matter(self.model, self.dtype) and not self.candidate.same_seed:
+        needed = constant or statistics_matter(self.model, self.dtype)
+        if needed and not self.candidate.same_seed:  # of drawn weights the biases are what they are
             names.append("offset")
         if mode_matters(self.model):
             names.append("train" if self.options.eval else "eval")
