@@ -164,8 +164,9 @@ def redraw(state: dict, seed: int) -> dict:
     """New values for every floating-point parameter and buffer, of the size of the old ones.
 
     Weights of two or more dimensions are drawn anew with the old standard deviation; vectors
-    (biases, affine weights of a normalisation) get normal noise of 0.5 added, so no affine weight
-    is one and no bias is zero; running variances stay positive.
+    (biases, affine weights of a normalisation), and what is constant or a single number, get normal
+    noise of 0.5 added, so no affine weight is one and no bias is zero; running variances stay
+    positive.
     """
     source = generator(torch.device("cpu"), seed + 1)
     fresh = {}
@@ -174,7 +175,8 @@ def redraw(state: dict, seed: int) -> dict:
             fresh[name] = tensor.clone()
             continue
         noise = torch.randn(tensor.shape, generator=source)
-        if tensor.dim() >= 2:
+        spread = float(tensor.float().std(correction=0)) if tensor.numel() else 0.0
+        if tensor.dim() >= 2 and spread > 0:
             values = noise * tensor.float().std()
         else:
             values = tensor.float() + 0.5 * noise

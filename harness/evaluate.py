@@ -8,17 +8,7 @@ import time
 import torch
 
 from generator import static_rules
-from harness import (
-    check,
-    clock,
-    cold,
-    conv2d_baseline,
-    devices,
-    passes,
-    same_seed,
-    timing,
-    wire,
-)
+from harness import check, clock, devices, same_seed, wire
 from harness import roofline as limits
 from harness.again import CallsAgainChecker
 from harness.candidate import Candidate
@@ -27,13 +17,13 @@ from harness.cases import CASES, Case, make_case, mode_matters, statistics_matte
 from harness.catalog import Problem
 from harness.drawn import Drawn, cast_state
 from harness.errors import EnvironmentUnfit, Rejected, UsageError
+from harness.evaluate_times import Times
 from harness.other_arguments import try_others
 from harness.outcome import Options, Outcome
-from harness.pass_times import measure_parts, require_possible
 from harness.quiet import QuietProbe
 from harness.reference import Reference, batch_of, cast
 from harness.spent import Spent
-from harness.truth import Expected, expected, loaded
+from harness.truth import Expected, loaded
 from harness.weight_names import matched
 
 _CPU_EAGER_SECONDS = 0.3
@@ -42,7 +32,7 @@ _SEED_STEPS = {"own": 1000, "normal": 2000, "wide": 3000, "eval": 4000, "other_s
 _SEED_STEPS |= {"non_finite": 6000, "train": 7000, "offset": 8000, "end": 10000}
 
 
-class Evaluation:
+class Evaluation(Times):
     """Evaluates one solution; `run` returns the Outcome, whatever the solution does.
 
     Raises UsageError for an unusable reference or file, EnvironmentUnfit for a missing compiler or
@@ -150,7 +140,7 @@ class Evaluation:
                     own.state, answer = self.state, same_seed.without_parameters(answer)
                 self._check(own, answer)
                 if not self.outcome.reasons and not options.check_only:
-                    self._time()
+                    self.time()
                     self._check_at_end()
                 if not self.outcome.reasons:
                     self._try_other_size()
@@ -193,8 +183,12 @@ class Evaluation:
             self.outcome.does_not_drop_in = f"{OTHER_SEEDING}, for {different}"
 
     def _check(self, own: Case, answer: Expected) -> None:
-        """Run the cases; the first that gives reasons against the solution is the last."""
-        for name in self._case_names():
+        """Run the cases; the first that gives reasons against the solution is the last.
+
+        Raises UsageError for a reference whose output is nearly constant in all of them.
+        """
+        useful = False
+        for name in self._case_names(answer.constant):
             self.progress.step(f"checking on {name} inputs")
             try:
                 case = own if name == "own" else self._case(name)
@@ -202,20 +196,28 @@ class Evaluation:
             except UsageError:
                 if name != "offset":
                     raise
-                continue  # what saturates before it is normalised leaves nothing to compare
+                continue  # where all that far from zero overflows there is nothing to compare
+            if answer.constant:
+                self.outcome.constant.append(name)
+                if name == "offset":  # as where it saturates before it is normalised
+                    continue
             self.checker.check(case, answer)
             if self.outcome.reasons:
                 return
+            useful |= not answer.constant
             if name == "normal":
                 self.progress.step("checking repeated calls on the same tensors")
                 CallsAgainChecker(self.checker, self.reference).check(case, answer)
+        if not useful:
+            raise UsageError("the reference's output is nearly constant; it measures nothing")
         self.candidate.require_idle()
         self.quiet.require_quiet()
 
-    def _case_names(self) -> list[str]:
+    def _case_names(self, constant: bool) -> list[str]:
+        """`constant`: the problem's own output nearly is, so that a further case is needed."""
         names = [*CASES]
-        # Of drawn weights the biases are what they are.
-        if statistics_matter(self.model, self.dtype) and not self.candidate.same_seed:
+        needed = constant or statistics_matter(self.model, self.dtype)
+        if needed and not self.candidate.same_seed:  # of drawn weights the biases are what they are
             names.append("offset")
         if mode_matters(self.model):
             names.append("train" if self.options.eval else "eval")
@@ -247,135 +249,6 @@ class Evaluation:
         other = (self.outcome.other_size or {}).get("verdict") == "right"
         case = self._case("other_size" if other else "normal")
         return try_others(self.checker, self.reference, case)
-
-    # Timing ------------------------------------------------------------------------------------
-
-    def _time(self) -> None:
-        options, outcome = self.options, self.outcome
-        seed = outcome.seeds["timing"] = options.seed + 9000
-        case = make_case(
-            "own", self.reference, self.state, self.device, self.dtype, self.batch, seed
-        )
-        self.checker.forget_outputs()
-        grad_output = None
-        if options.backward:
-            with self.spent.on("reference"):
-                grad_output = expected(self.model, case, self.device, True).grad_output
-        clock.release_memory(self.device)
-        self.candidate.load_weights(case.state)
-
-        def look(factor: float, where: str) -> None:
-            self._check_timed(case, factor, where)
-
-        def look_at_gradients(factor: float, where: str) -> None:
-            self._check_timed_gradients(case, factor, where)
-
-        def measure(part: str | None, names: list[str], made=None) -> timing.Measurement:
-            is_backward = part == passes.BACKWARD
-            found = timing.measure_rounds(
-                self.candidate,
-                names,
-                self.model,
-                case,
-                self.device,
-                self.dtype,
-                grad_output,
-                look_at_gradients if is_backward else look,
-                self.progress.step
-                if part is None
-                else lambda t: self.progress.step(f"{part}: {t}"),
-                self.quiet.require_quiet,
-                part,
-                made,
-            )
-            self.spent.add("baselines", found.baseline_s)
-            return found
-
-        given = options.baselines, self.model, case, self.device, outcome.precision
-        with self.spent.on("baselines"):
-            baselines, outcome.baselines_not_offered, failed = conv2d_baseline.to_time(
-                *given, self.work.reduction_length
-            )
-        measurement = measure(None, baselines)
-        measurement.baseline_errors |= failed
-        outcome.measurement = measurement
-        reported = measurement.summary()["solution"]["median"]
-        own = timing.own_clock(self.candidate, reported, self.checker.elements, look)
-        outcome.own_clock_ms = own.milliseconds
-        self._check_sample(case, own)
-        self.progress.step("measuring what the device can do")
-        work = self.work.with_backward() if options.backward else self.work
-        outcome.roofline, ceilings = limits.measured_roofline(
-            work, self.device, outcome.precision, reported
-        )
-        require_possible("", reported, work, ceilings, self.device)
-        if not timing.clocks_agree(reported, outcome.own_clock_ms):
-            raise Rejected(
-                "clocks_disagree",
-                f"{reported:.3g} ms reported, {outcome.own_clock_ms:.3g} ms by the harness's clock",
-            )
-        cold.measure(
-            measurement,
-            self.candidate,
-            baselines,
-            self.model,
-            case,
-            self.device,
-            self.dtype,
-            grad_output,
-            look,
-            self.progress.step,
-            self.spent,
-            self.quiet.require_quiet,
-        )
-        if cold_entry := measurement.cold_summary().get("solution"):
-            told = "a cold call "
-            require_possible(told, cold_entry["median"], work, ceilings, self.device)
-        if options.backward:
-            names = [name for name in baselines if name in measurement.rounds]
-            outcome.passes = measure_parts(
-                measure, names, self.work, outcome.precision, self.device, outcome.own_clock_ms
-            )
-
-    def _check_timed(self, case: Case, factor: float, where: str) -> None:
-        """Check the output of a timed call, on an input that had not been seen before it."""
-        answer = self._timed_answer(case, factor)
-        reply = self.candidate.request("fetch", "timing", max_bytes=answer.own.nbytes)
-        check.require_form(reply, answer.own)
-        ours = self.candidate.read(0, wire.spec_of(answer.own), self.device)
-        try:
-            self.outcome.errors["after_timing"] = check.require_right(
-                ours, answer, self.outcome.precision, self.work.reduction_length, where
-            )
-        except Rejected as rejection:
-            raise Rejected("wrong_when_timed", str(rejection)) from None
-        finally:
-            clock.release_memory(self.device)
-
-    def _check_timed_gradients(self, case: Case, factor: float, where: str) -> None:
-        """Likewise the gradients of a timed backward."""
-        answer = self._timed_answer(case, factor, backward=True)
-        reply = self.candidate.request("fetch", "timing", max_bytes=0)
-        try:
-            record, _ = self.checker.require_right_gradients(reply, 0, answer, where)
-            self.outcome.errors["after_timing"]["gradients"] = record
-        except Rejected as rejection:
-            raise Rejected("wrong_when_timed", str(rejection)) from None
-        finally:
-            clock.release_memory(self.device)
-
-    def _check_sample(self, case: Case, burst: timing.Burst) -> None:
-        """Check what came back before the clock stopped in the run that counts."""
-        answer = self._timed_answer(case, burst.factor)
-        precision, length = self.outcome.precision, self.work.reduction_length
-        check.require_sample(burst.sample, burst.indices, answer, precision, length)
-
-    def _timed_answer(self, case: Case, factor: float, backward: bool = False) -> Expected:
-        inputs = clock.scaled(case.inputs, factor)
-        with self.spent.on("reference"):
-            timed = Case("timed", inputs, case.state, case.seed)
-            answer = expected(self.model, timed, self.device, backward)
-        return same_seed.without_parameters(answer) if self.candidate.same_seed else answer
 
 
 def _seconds(call, inputs: list) -> float:

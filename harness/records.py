@@ -144,6 +144,7 @@ def _error(outcome: Outcome) -> dict:
     cases = {name: case for name, case in outcome.errors.items() if case}
     return {
         "precision": outcome.precision,
+        "constant": outcome.constant,
         "reduction_length": outcome.reduction_length,
         "rel_l2": max((case["rel_l2"] for case in cases.values()), default=None),
         "max_abs": max((case["max_abs"] for case in cases.values()), default=None),

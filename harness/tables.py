@@ -118,6 +118,9 @@ def _gradient_errors(record: dict) -> Table:
 
 
 def _print_notes(console: Console, record: dict) -> None:
+    if constant := record["error"].get("constant"):
+        told = f"the reference's output is nearly constant on {', '.join(constant)} inputs"
+        console.print(f"{told}: they, and times, tell little", style="yellow")
     rule = record["kernelbench"]
     if rule:
         told = "passes" if rule["passes"] else f"fails ({rule['fraction_outside']:.2%} outside)"

@@ -1,7 +1,10 @@
 """Gradients: those that the reference does not have, and those that a solution leaves out."""
 
 import pytest
+import torch
 
+from harness import bounds, jumps, truth
+from harness.cases import Case
 from tests.fixture_judge import FIXTURES, evaluate
 
 REFERENCE = (FIXTURES / "tiny_unused.py").read_text().replace("class Model(", "class ModelNew(")
@@ -34,3 +37,44 @@ def test_one_that_the_reference_has_must_be_there(tmp_path):
     outcome = judged(tmp_path, held)
     assert [reason.partition(":")[0] for reason in outcome.reasons] == ["missing_gradient"]
     assert "['conv.bias']" in outcome.reasons[0]
+
+
+# Where a gradient jumps --------------------------------------------------------------------------
+
+
+class Larger(torch.nn.Module):
+    def forward(self, x):
+        return torch.maximum(x[:, 0], x[:, 1])
+
+
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return x[:, 0] * x[:, 1]
+
+
+def answer_at(model, second: float):
+    """Of one pair of numbers that only rounding tells apart, and others that are far apart."""
+    x = torch.tensor([[1.0, second], [1.0, 5.0], [3.0, 2.0]])
+    case = Case("wide", [x], {}, 5)
+    return truth.expected(model, case, torch.device("cpu"), backward=True)
+
+
+def other_way(answer) -> float:
+    """The rms error of a gradient that goes to the other one of the first pair."""
+    swapped = answer.gradients[0].clone()
+    swapped[0] = swapped[0].flip(0)
+    return float((swapped - answer.gradients[0]).square().mean().sqrt())
+
+
+@pytest.mark.parametrize(
+    ("model", "second", "jumps_there"),
+    [(Larger(), 1.0 + 2.0**-23, True), (Larger(), 1.01, False), (Product(), 1.0 + 2.0**-23, False)],
+)
+def test_a_decision_that_rounding_makes_may_go_either_way(model, second, jumps_there):
+    answer = answer_at(model, second)
+    relative = bounds.relative_bound("float32", 1)
+    size = float(answer.gradients[0].square().mean().sqrt())
+    error = other_way(answer) if isinstance(model, Larger) else 0.1 * size
+    allowed = jumps.allowed_by_jumps(answer, 0, error, relative, size)
+    assert (allowed >= error) == jumps_there
+    assert jumps_there or allowed == 0.0

@@ -153,7 +153,7 @@ def test_batch_norm_in_training_mode_needs_the_whole_batch():
     assert truth.treats_samples_alone(model.eval())
 
 
-def test_constant_reference_is_refused(tmp_path):
+def test_constant_reference_is_known(tmp_path):
     path = tmp_path / "constant.py"
     path.write_text(
         "import torch\nimport torch.nn as nn\n\n"
@@ -164,8 +164,22 @@ def test_constant_reference_is_refused(tmp_path):
     )
     reference = Reference(path)
     case = cases.make_case("own", reference, {}, CPU, torch.float32, None, 5)
-    with pytest.raises(UsageError, match="constant"):
+    assert truth.expected(reference.model(1), case, CPU, backward=False).constant
+    case.inputs[0][0, 0] = float("inf")
+    with pytest.raises(UsageError, match="not finite"):
         truth.expected(reference.model(1), case, CPU, backward=False)
+
+
+def test_redrawn_weights_are_finite_and_differ():
+    """Also a single number, and what was constant in two or more dimensions."""
+    state = {
+        "one": torch.ones(1, 1, 1),
+        "scale": torch.ones(1, 4, 1, 1),
+        "weight": torch.randn(3, 3),
+    }
+    for name, value in cases.redraw(state, 5).items():
+        assert bool(torch.isfinite(value).all()) and not torch.equal(value, state[name])
+        assert value.numel() == 1 or float(value.std()) > 0.1
 
 
 # Timing and roofline ---------------------------------------------------------------------------
