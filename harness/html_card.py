@@ -146,20 +146,22 @@ def _time_table(head: str, timed: dict, record: dict) -> str:
     """`timed` is a record or one of its passes."""
     clock = "device time" if record["versions"].get("gpu") else "time"
     cold = bool(timed.get("cold_call_ms"))
-    heads = [("", TEXT), (f"{clock}, median ms", NUMBERS), ("IQR", NUMBERS), ("fastest", NUMBERS)]
-    heads += [("slowest", NUMBERS), ("calls", NUMBERS), ("speedup over it", NUMBERS)]
+    heads = [("", TEXT), (f"{clock}, median ms", NUMBERS), ("IQR", NUMBERS)]
+    heads += [("fastest", NUMBERS), ("slowest", NUMBERS)] * bool(timed.get("statistics"))
+    heads += [("calls", NUMBERS), ("speedup over it", NUMBERS)]
     heads += [("cold call, median ms", NUMBERS), ("cold IQR", NUMBERS)] * cold
     rows = [_time(timed, name, cold) for name in timed["ms"]]
     return table(f"Times of {head}, in milliseconds", heads, rows)
 
 
 def _time(timed: dict, name: str, cold: bool) -> str:
-    entry, spread = timed["ms"][name], (timed.get("statistics") or {}).get(name) or {}
+    entry, spreads = timed["ms"][name], timed.get("statistics") or {}
+    spread = spreads.get(name) or {}
     best = name == (timed.get("fastest") or {}).get("baseline")
     cells = [row_head(LABELS.get(name, name))]
     cells += [number(entry["median"], "{:.4g}", doubts.mark(doubts.is_wide(entry)))]
     cells += [number(entry.get("iqr"), "{:.3g}")]
-    cells += [number(spread.get(key), "{:.4g}") for key in ("min", "max")]
+    cells += [number(spread.get(key), "{:.4g}") for key in ("min", "max")] * bool(spreads)
     cells += [number((timed.get("calls_timed") or {}).get(name), "{}")]
     cells += [number(timed["speedup"].get(name), "<b>{:.2f}×</b>" if best else "{:.2f}×")]
     called = (timed.get("cold_call_ms") or {}).get(name) or {}
@@ -185,7 +187,8 @@ def _floor(row: Row) -> str:
     if not row.rates:
         return ""
     doubtful = doubts.found(row.record)
-    parts = ["<h4>Roofline</h4>", _rates(row.rates), listed(doubtful) if doubtful else ""]
+    both = ", forward and backward together" if row.record.get("passes") else ""
+    parts = [f"<h4>Roofline{both}</h4>", _rates(row.rates), listed(doubtful) if doubtful else ""]
     return "\n".join(filter(None, parts))
 
 
