@@ -209,7 +209,8 @@ class Evaluation(Times):
                 self.progress.step("checking repeated calls on the same tensors")
                 CallsAgainChecker(self.checker, self.reference).check(case, answer)
         if not useful:
-            raise UsageError("the reference's output is nearly constant; it measures nothing")
+            told = "the reference's output is nearly constant in every case; it measures nothing"
+            raise UsageError(f"{told} (--seed draws other weights)")
         self.candidate.require_idle()
         self.quiet.require_quiet()
 
