@@ -120,8 +120,12 @@ class Times:
         check.require_form(reply, answer.own)
         ours = self.candidate.read(0, wire.spec_of(answer.own), self.device)
         try:
-            self.outcome.errors["after_timing"] = check.require_right(
+            found = check.require_right(
                 ours, answer, self.outcome.precision, self.work.reduction_length, where
+            )
+            # Those of a timed backward stay, whatever is looked at after it.
+            self.outcome.errors["after_timing"] = (
+                self.outcome.errors.get("after_timing", {}) | found
             )
         except Rejected as rejection:
             raise Rejected("wrong_when_timed", str(rejection)) from None
