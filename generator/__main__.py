@@ -10,8 +10,8 @@ from generator.errors import Refusal
 from generator.explain import report, table
 from generator.program import ambient_kept, read_program
 from generator.sources import ROOT
-from harness.ending import status_of
 from harness.files import require_file
+from harness.run.ending import status_of
 
 PROBLEMS = ROOT / "harness" / "problems"
 SOLUTIONS = ROOT / "solutions"

@@ -27,12 +27,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness import clock, devices, records
+from harness import devices
 from harness.catalog import ROOT, Problem, find_problem, list_problems
 from harness.errors import HarnessError, UsageError
-from harness.progress import Progress
-from harness.reference import Reference
-from harness.shapes_run import executed
+from harness.judge.reference import Reference
+from harness.measure import clock
+from harness.measure.shapes_run import executed
+from harness.report import records
+from harness.run.progress import Progress
 
 _EXAMPLES = """examples:
   python -m harness.host_time --record              all problems, results/<device>/host_time.json

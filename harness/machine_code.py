@@ -19,12 +19,12 @@ from pathlib import Path
 
 from generator.emit import generate
 from generator.errors import Refusal
-from harness import records
 from harness.catalog import ROOT, Problem, find_problem, list_problems
 from harness.errors import EnvironmentUnfit, HarnessError, UsageError
-from harness.machine_code_build import Built, build, compiler, cuda_flags, cuda_source
-from harness.machine_code_calls import launches
-from harness.machine_code_cubin import sha256
+from harness.measure.machine_code_build import Built, build, compiler, cuda_flags, cuda_source
+from harness.measure.machine_code_calls import launches
+from harness.measure.machine_code_cubin import sha256
+from harness.report import records
 
 _EXAMPLES = """examples:
   python -m harness.machine_code --stamp results/nvidia-h200*   of what the records were timed with

@@ -20,14 +20,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from harness import devices, profile_report, records
+from harness import devices
 from harness.catalog import ROOT, Problem, find_problem, list_problems
-from harness.ending import status_of
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.files import require_file, require_folder
-from harness.profile_counters import METRICS, SECTIONS, read_counters
-from harness.progress import Progress
-from harness.shapes_run import load_solution
+from harness.measure.profile_counters import METRICS, SECTIONS, read_counters
+from harness.measure.shapes_run import load_solution
+from harness.report import profile_report, records
+from harness.run.ending import status_of
+from harness.run.progress import Progress
 
 _EXAMPLES = """examples:
   python -m harness.profile --record                all problems, results/<device>/profile.json
@@ -158,7 +159,8 @@ def _profile(ncu: str, problem: Problem, dtype: str, device: torch.device, build
         command += ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)]
         for section in SECTIONS:
             command += ["--section", section]
-        command += ["--metrics", ",".join(METRICS), sys.executable, "-m", "harness.profile_call"]
+        command += ["--metrics", ",".join(METRICS)]
+        command += [sys.executable, "-m", "harness.measure.profile_call"]
         command += [str(problem.reference), str(problem.solution), dtype, str(device), str(build)]
         try:
             done = subprocess.run(

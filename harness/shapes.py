@@ -18,15 +18,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from harness import devices, records, shapes_report, wire
+from harness import devices
 from harness.catalog import ROOT, find_problem
-from harness.ending import status_of
 from harness.errors import UsageError
 from harness.files import require_file, require_folder
-from harness.names import BASELINES as KNOWN_BASELINES
-from harness.progress import Progress
-from harness.shapes_cases import SHAPES, select
-from harness.shapes_run import (
+from harness.judge import wire
+from harness.measure.shapes_cases import SHAPES, select
+from harness.measure.shapes_run import (
     BASELINES,
     PROBLEM,
     SEED,
@@ -35,6 +33,10 @@ from harness.shapes_run import (
     load_solution,
     measure,
 )
+from harness.names import BASELINES as KNOWN_BASELINES
+from harness.report import records, shapes_report
+from harness.run.ending import status_of
+from harness.run.progress import Progress
 
 _EXAMPLES = """examples:
   python -m harness.shapes --record                 all shapes, results/<device>/shapes.json

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from harness.picture_style import COLOURS, Picture, picture, styled
+from harness.report.picture_style import COLOURS, Picture, picture, styled
 
 LAB = Path(__file__).resolve().parent
 PAGE, SVG = LAB / "hopper_kernel.md", LAB / "ladder.svg"

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from generator.sources import KERNELS, resolve
-from harness.machine_code_calls import KERNELS as CHOICES
+from harness.measure.machine_code_calls import KERNELS as CHOICES
 from tests.cuda_emulator.emulator import FULL_HOPPER, cuda_headers
 from tests.solution_tools import ROOT
 
@@ -98,7 +98,7 @@ def build(folder: Path, kernels: Path, call: str):
     source, program = folder / "probe.cpp", folder / "probe"
     header = resolve(KERNELS / "call.h")
     source.write_text(header + _PROGRAM.replace("CALL", call))
-    include = [f"-I{ROOT / 'harness'}", f"-I{cuda_headers()}"]
+    include = [f"-I{ROOT / 'harness' / 'measure'}", f"-I{cuda_headers()}"]
     command = ["g++", "-std=c++17", "-Wall", *include, str(source), str(kernels), "-ldl"]
     subprocess.run([*command, "-o", str(program)], check=True)
 

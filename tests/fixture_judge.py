@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from harness.candidate import Candidate
 from harness.catalog import Problem
-from harness.evaluate import Evaluation
-from harness.outcome import Options
-from harness.progress import Silent
+from harness.judge.candidate import Candidate
+from harness.run.evaluate import Evaluation
+from harness.run.outcome import Options
+from harness.run.progress import Silent
 from tests.forked_candidate import ForkedCandidate
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 
-from harness.candidate import Candidate
 from harness.catalog import ROOT
+from harness.judge.candidate import Candidate
 
 _SUBREAPER = 36
 _SOURCE = f"""
@@ -24,7 +24,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.dont_write_bytecode = True
 import array, json, os, socket, tempfile, time
-from harness import keeper, worker
+from harness.judge import keeper, worker
 sys.path.remove({str(ROOT)!r})
 channel = socket.socket(fileno=int(sys.argv[1]))
 while True:

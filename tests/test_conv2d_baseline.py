@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from harness import cli, page_tables, records, timing
-from harness.cases import Case
 from harness.catalog import ROOT, find_problem
-from harness.conv2d_baseline import offered, require_right, to_time, unlike, with_conv2d
-from harness.drawn import cast_state
 from harness.errors import Rejected
+from harness.judge.cases import Case
+from harness.judge.drawn import cast_state
+from harness.judge.reference import Reference
+from harness.measure import timing
+from harness.measure.conv2d_baseline import offered, require_right, to_time, unlike, with_conv2d
 from harness.names import BASELINES, CONV2D
-from harness.reference import Reference
+from harness.report import page_tables, records
+from harness.run import cli
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 TINY = FIXTURES / "tiny.py"

@@ -4,7 +4,7 @@ each sentence of kernels_src/reasons.h is some call's.
 
 import pytest
 
-from harness.machine_code_calls import DTYPES
+from harness.measure.machine_code_calls import DTYPES
 from tests.cuda_emulator.emulator import AMPERE, TURING
 from tests.emulated_tools import needs_cuda_headers
 from tests.explain_probe import build, reasons

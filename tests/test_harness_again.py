@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from harness import bounds, cases
-from harness.edits import random_swap, swap_in_place, swapped_weights
-from harness.other_arguments import others_for
-from harness.reference import Reference
+from harness.judge import bounds, cases
+from harness.judge.edits import random_swap, swap_in_place, swapped_weights
+from harness.judge.other_arguments import others_for
+from harness.judge.reference import Reference
 from tests.fixture_judge import FIXTURES
 
 CPU = torch.device("cpu")

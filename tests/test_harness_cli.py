@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import catalog, cli
-from harness.arguments import make_parser
+from harness import catalog
 from harness.catalog import Problem, find_problem, list_problems
 from harness.names import KERNELS, SHORT_DTYPES
-from harness.suite_files import find_items
+from harness.run import cli
+from harness.run.arguments import make_parser
+from harness.run.suite_files import find_items
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -138,7 +139,7 @@ def test_a_checkout_of_kernelbench_has_its_problems_one_folder_down(tmp_path):
 
 def test_help_and_list_wait_for_no_pytorch():
     code = (
-        "import sys; from harness.entry import main; status = main(sys.argv[1:]); "
+        "import sys; from harness.run.entry import main; status = main(sys.argv[1:]); "
         "assert not {'torch', 'rich'} & set(sys.modules), 'slow imports'; sys.exit(status)"
     )
     for option, known in (("--list", "1/65   conv_transpose_3x7"), ("--help", "--keep FILE")):

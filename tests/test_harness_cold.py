@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from harness import clock, cold, report, report_data, tables
-from harness.cases import Case
 from harness.errors import Refused, Rejected
-from harness.html_results import results_table
-from harness.spent import Spent
-from harness.timing import Measurement
+from harness.judge.cases import Case
+from harness.measure import clock, cold
+from harness.measure.timing import Measurement
+from harness.report import page_writer, report_data, tables
+from harness.report.html_results import results_table
+from harness.run.spent import Spent
 from tests.fixture_judge import evaluate
 from tests.solution_tools import ROOT
 
@@ -255,7 +256,7 @@ def test_what_is_wrong_with_gradients_enabled_only_rejects(tmp_path, does, reaso
 
 def test_a_cold_time_below_what_the_device_can_do_rejects(tmp_path):
     patch = (
-        "watch = sys.modules['harness.clock'].Stopwatch\n"
+        "watch = sys.modules['harness.measure.clock'].Stopwatch\n"
         "real = watch.cold\n"
         "def cold(self, *arguments):\n"
         "    times, output = real(self, *arguments)\n"
@@ -283,14 +284,16 @@ NEW = copy.deepcopy(OLD) | {
 
 def test_the_readmes_table_has_a_column_where_a_record_has_them():
     heading = "cold call ms (eager's)"
-    assert heading not in report.render([OLD])
-    rows = [line for line in report.render([OLD, NEW]).splitlines() if line.startswith("| ")]
+    assert heading not in page_writer.render([OLD])
+    rows = [line for line in page_writer.render([OLD, NEW]).splitlines() if line.startswith("| ")]
     assert len({row.count("|") for row in rows}) == 1
     column = [cell.strip() for cell in rows[0].split("|")].index(heading)
     cells = {row.split("|")[1].strip(): row.split("|")[column].strip() for row in rows[1:]}
     assert cells[OLD["problem"]] == "–" and cells["1/69"] == "0.838 (2.91)"
     rejected = NEW | {"problem": "2/11", "verdict": "rejected", "reasons": ["crash: x"], "ms": {}}
-    rows = [line for line in report.render([NEW, rejected]).splitlines() if line.startswith("| ")]
+    rows = [
+        line for line in page_writer.render([NEW, rejected]).splitlines() if line.startswith("| ")
+    ]
     assert len({row.count("|") for row in rows}) == 1
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness import cli, compare, compare_tables, records
-from harness.commit import commit_of
-from harness.compare import comparison
 from harness.errors import UsageError
-from harness.labels import shortened
+from harness.report import compare, compare_tables, records
+from harness.report.commit import commit_of
+from harness.report.compare import comparison
+from harness.report.labels import shortened
+from harness.run import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = str(ROOT / "results" / "nvidia-h200")

@@ -5,9 +5,9 @@ import torch
 
 from harness.catalog import Problem
 from harness.errors import UsageError
-from harness.evaluate import Evaluation
-from harness.outcome import Options
-from harness.progress import Silent
+from harness.run.evaluate import Evaluation
+from harness.run.outcome import Options
+from harness.run.progress import Silent
 from tests.fixture_judge import FIXTURES
 from tests.forked_candidate import ForkedCandidate
 

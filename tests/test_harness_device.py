@@ -11,10 +11,12 @@ import time
 import pytest
 import torch
 
-from harness import blame, check, clock, devices, keeper, timing, truth
-from harness.device_memory import DeviceMemory
+from harness import devices
 from harness.errors import Rejected
-from harness.quiet import QuietProbe
+from harness.judge import blame, check, keeper, truth
+from harness.measure import clock, timing
+from harness.measure.device_memory import DeviceMemory
+from harness.measure.quiet import QuietProbe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30

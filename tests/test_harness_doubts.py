@@ -10,19 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import (
-    doubts,
-    evaluate_times,
-    records,
-    report,
-    roofline,
-    shapes_report,
-    tables,
-)
 from harness.catalog import problem_of_files
-from harness.evaluate import Evaluation
-from harness.outcome import Options
-from harness.progress import Silent
+from harness.measure import evaluate_times, roofline
+from harness.report import doubts, page_writer, records, shapes_report, tables
+from harness.run.evaluate import Evaluation
+from harness.run.outcome import Options
+from harness.run.progress import Silent
 from tests.test_harness_cli import HONEST, TINY
 from tests.test_harness_results import ROOT
 
@@ -141,7 +134,7 @@ def page(tmp_path, record: dict) -> str:
     pytest.importorskip("matplotlib")
     path = tmp_path / "record.json"
     records.write_json(path, record)
-    assert report.main([str(path), "--html", str(tmp_path / "page.html")]) == 0
+    assert page_writer.main([str(path), "--html", str(tmp_path / "page.html")]) == 0
     return (tmp_path / "page.html").read_text()
 
 
@@ -149,7 +142,7 @@ def test_a_share_beyond_belief_is_marked_in_terminal_table_and_page(tmp_path, mo
     record = doubtful()
     assert "203% (131% in 16 bits) (!) of the roofline" in terminal(record)
     assert "(!) 131% of the ceiling that bounds it" in terminal(record)
-    table = report.render([record])
+    table = page_writer.render([record])
     assert "| 203% (131%) (!) |" in table and doubts.LEGEND in table
     shown = page(tmp_path, record)
     assert ">203% (!)<small>16-bit 131%</small></td>" in shown and doubts.LEGEND in shown
@@ -163,7 +156,7 @@ def test_a_wide_spread_is_marked_in_terminal_table_and_page(tmp_path):
     record["ms"][name] = {"median": 4.0, "iqr": 1.0}
     shown = terminal(record)
     assert "0.3 (!)" in shown and "1 (!)" in shown and f"median: solution, {name}" in shown
-    table = report.render([record])
+    table = page_writer.render([record])
     assert "| 1 (0.3) (!) |" in table and "| 4 (!) |" in table and doubts.LEGEND in table
     shown = page(tmp_path, record)
     assert ">1 (!)<small>IQR 0.3</small></td>" in shown and doubts.LEGEND in shown
@@ -175,7 +168,7 @@ def test_what_is_not_doubtful_is_not_marked(tmp_path):
     record["roofline"] |= {"share": 1.53, "share_16_bit": 0.8}
     for name, entry in record["ms"].items():
         record["ms"][name] = {**entry, "iqr": 0.1 * entry["median"]}
-    shown = [terminal(record), report.render([record]), page(tmp_path, record)]
+    shown = [terminal(record), page_writer.render([record]), page(tmp_path, record)]
     assert not any(doubts.MARK in text for text in shown)
 
 

@@ -5,10 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from harness import drop_in, records, suite_run, tables
 from harness.catalog import ROOT
-from harness.suite_files import Item
-from harness.suite_records import Result
+from harness.report import drop_in, records, tables
+from harness.run import suite_run
+from harness.run.suite_files import Item
+from harness.run.suite_records import Result
 
 RECORD = records.read_records(ROOT / "results" / "nvidia-h200" / "1_65.json")[0]
 OTHER = {"does_not_drop_in": "other values from the same seed, for ['w']"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, family, generating
 from harness.errors import UsageError
+from harness.run import cli, family, generating
 from tests.fixture_judge import FIXTURES
 
 # PyTorch's operators alone become of it, so that nothing is built.

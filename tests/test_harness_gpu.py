@@ -12,11 +12,11 @@ from concurrent.futures import ProcessPoolExecutor, wait
 import pytest
 import torch
 
-from harness import clock
-from harness import evaluate as evaluation
-from harness.device_memory import DeviceMemory
 from harness.errors import Rejected
-from harness.quiet import QuietProbe
+from harness.measure import clock
+from harness.measure.device_memory import DeviceMemory
+from harness.measure.quiet import QuietProbe
+from harness.run import evaluate as evaluation
 from tests.fixture_judge import FIXTURES, evaluate, names, running
 
 AT_ONCE = 3

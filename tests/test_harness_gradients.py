@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from harness import bounds, jumps, truth
-from harness.cases import Case
+from harness.judge import bounds, jumps, truth
+from harness.judge.cases import Case
 from tests.fixture_judge import FIXTURES, evaluate
 
 REFERENCE = (FIXTURES / "tiny_unused.py").read_text().replace("class Model(", "class ModelNew(")

@@ -12,7 +12,7 @@ from torch import nn
 from harness import host_time
 from harness.catalog import Problem, find_problem, list_problems
 from harness.errors import UsageError
-from harness.reference import Reference
+from harness.judge.reference import Reference
 from tests.fixture_judge import FIXTURES
 
 CPU = torch.device("cpu")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, kernelbench_export, kernelbench_files, records
-from harness.compare import comparison
 from harness.errors import UsageError
+from harness.report import kernelbench_export, kernelbench_files, records
+from harness.report.compare import comparison
+from harness.run import cli
 
 SOURCE = b"# a kernel\n"
 

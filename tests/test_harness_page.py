@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import report, report_data
+from harness.report import page_writer, report_data
 from tests.html_tools import Page
 from tests.made_records import GPU, record, rejected, timed, untimed, written
 from tests.solution_tools import ROOT
 
 pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
-from harness import html_report, pictures  # noqa: E402
-from harness.picture_style import COLOURS  # noqa: E402
+from harness.report import html_report, pictures  # noqa: E402
+from harness.report.picture_style import COLOURS  # noqa: E402
 
 RESULTS = ROOT / "results"
 PART = timed("2_11_convolution", 77.0, name="2_11_convolution")
@@ -150,7 +150,7 @@ def _words(source: str) -> str:
 
 def schemes() -> dict[str, tuple[str, str]]:
     """Every colour of the page: in light, in dark."""
-    style = (ROOT / "harness" / "report_page.css").read_text()
+    style = (ROOT / "harness" / "report" / "report_page.css").read_text()
     pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", style)
     return {name: (light, dark) for name, light, dark in pairs}
 
@@ -374,7 +374,7 @@ def test_page_escapes_what_records_say(folder):
 )
 def test_a_record_of_another_form_is_one_error(changes, folder, tmp_path, capsys):
     command = [str(folder(timed("1/1", 2.0, **changes))), "--html", str(tmp_path / "page.html")]
-    assert report.main(command) == 2
+    assert page_writer.main(command) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "record of problem '1/1'" in error
     assert not (tmp_path / "page.html").exists()

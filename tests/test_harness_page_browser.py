@@ -2,12 +2,12 @@
 
 import pytest
 
-from harness import report_data
+from harness.report import report_data
 from tests import browser
 from tests.made_records import rejected, timed, untimed, written
 
 pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
-from harness import html_report, pictures  # noqa: E402
+from harness.report import html_report, pictures  # noqa: E402
 
 pytestmark = browser.needed
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import doubts, pass_times, passes, records, roofline, tables, timing
 from harness.catalog import Problem
 from harness.errors import Rejected
-from harness.outcome import Options
+from harness.measure import pass_times, passes, roofline, timing
+from harness.report import doubts, records, tables
+from harness.run.outcome import Options
 from tests.fixture_judge import FIXTURES, evaluate
 
 CPU = torch.device("cpu")

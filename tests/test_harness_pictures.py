@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness import compare_tables, report, report_data, scores
+from harness.report import compare_tables, page_writer, report_data, scores
 from tests.made_records import GPU, record, rejected, timed, times, untimed, written
 from tests.test_harness_results import RESULTS
 
 pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
-from harness import pictures  # noqa: E402
+from harness.report import pictures  # noqa: E402
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ TIMED = [timed("1/1", 1.6), timed("1/2", 0.9), rejected("1/3", "crash: x", ms={}
     ("found", "at_0", "at_1"), [(MIXED, "38%", "–"), (TIMED, "67%", "33%"), (MIXED[3:], "0%", "0%")]
 )
 def test_page_and_terminal_show_the_same_fast_p(tmp_path, folder, found, at_0, at_1):
-    assert report.main([str(folder(*found)), "--html", str(tmp_path / "page.html")]) == 0
+    assert page_writer.main([str(folder(*found)), "--html", str(tmp_path / "page.html")]) == 0
     shown = page_fast_p(tmp_path / "page.html")
     assert (shown["0"], shown["1"]) == (at_0, at_1)
     console = Console(file=io.StringIO(), width=200)
@@ -180,13 +180,13 @@ def _points(picture) -> float:
 def test_command_writes_page_and_pictures_and_checks_them(tmp_path, folder):
     made, out = folder(timed("1/1", 2.0)), tmp_path / "out"
     command = [str(made), "--html", str(out / "a.html"), "--pictures", str(out)]
-    assert report.main(command) == 0
+    assert page_writer.main(command) == 0
     names = ["fast_p", "roofline", "speedups"]
     expected = [f"nvidia-h200/{name}.{form}" for name in names for form in ("png", "svg")]
     assert left_in(out) == sorted(["a.html", *expected])
-    assert report.main([*command, "--check"]) == 0
+    assert page_writer.main([*command, "--check"]) == 0
     (out / "nvidia-h200" / "fast_p.svg").write_text("old")
-    assert report.main([*command, "--check"]) == 1
+    assert page_writer.main([*command, "--check"]) == 1
     assert (out / "nvidia-h200" / "fast_p.svg").read_text() == "old"
 
 
@@ -209,7 +209,7 @@ def test_wrong_record_is_one_error_and_nothing_written(name, tmp_path, folder, c
     wrong, told = WRONG[name]
     made, out = folder(timed("1/1", 2.0), wrong), tmp_path / "out"
     command = [str(made), "--html", str(out / "a.html"), "--pictures", str(out)]
-    assert report.main(command) == 2
+    assert page_writer.main(command) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and told in error
     assert not out.exists()
@@ -230,7 +230,7 @@ def test_wrong_paths_are_one_error_and_nothing_written(tmp_path, folder, capsys)
         [str(made)],
     ):
         before = left_in(tmp_path)
-        assert report.main(command) == 2, command
+        assert page_writer.main(command) == 2, command
         error = capsys.readouterr().err
         assert error.startswith("harness.report: error: ") and error.count("\n") == 1
         assert left_in(tmp_path) == before

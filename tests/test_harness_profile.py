@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import devices, profile, profile_counters, profile_report, report
+from harness import devices, profile
+from harness.measure import profile_counters
+from harness.report import page_writer, profile_report
 from tests import record_tools
 from tests.record_tools import require_standing
 from tests.solution_tools import ROOT
@@ -78,13 +80,13 @@ def test_page_is_rendered_and_checked(tmp_path):
     (results / "gpu" / "profile.json").write_text(json.dumps(a_record(table())))
     page.write_text("a\n<!-- profile -->\n<!-- /profile -->\nb\n")
     where = ["--readme", str(page), "--results", str(results)]
-    assert report.main(["--check", *where]) == 1
-    assert report.main(where) == 0
-    assert report.main(["--check", *where]) == 0
+    assert page_writer.main(["--check", *where]) == 1
+    assert page_writer.main(where) == 0
+    assert page_writer.main(["--check", *where]) == 0
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     assert len(rows) == 3 and len({line.count("|") for line in rows}) == 1
     page.write_text("no end\n<!-- profile -->\n")
-    assert report.main(where) == 2 and page.read_text() == "no end\n<!-- profile -->\n"
+    assert page_writer.main(where) == 2 and page.read_text() == "no end\n<!-- profile -->\n"
 
 
 @pytest.mark.parametrize(
@@ -168,4 +170,4 @@ def test_record_is_of_the_committed_solutions(how):
 def test_page_has_the_record():
     page = ROOT / "docs" / "kernels.md"
     assert "<!-- profile -->\n" in page.read_text()
-    assert report.main(["--check", "--readme", str(page)]) == 0
+    assert page_writer.main(["--check", "--readme", str(page)]) == 0

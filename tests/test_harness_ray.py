@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, ray_cluster, ray_suite
-from harness.progress import SuiteProgress
-from harness.suite_files import find_items
-from harness.suite_records import Plan
+from harness.run import cli, ray_cluster, ray_suite
+from harness.run.progress import SuiteProgress
+from harness.run.suite_files import find_items
+from harness.run.suite_records import Plan
 from tests.fixture_judge import running
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,7 +95,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
 
 def test_the_bundle_is_the_harness_and_nothing_else():
     names = zipfile.ZipFile(io.BytesIO(ray_cluster.bundled())).namelist()
-    assert "run_eval.py" in names and "harness/worker.py" in names
+    assert "run_eval.py" in names and "harness/judge/worker.py" in names
     rules = {"generator/__init__.py", "generator/static_rules.py"}  # of KernelBench's checker
     others = [name for name in names if not name.startswith("harness/")]
     assert set(others) == {"run_eval.py"} | rules

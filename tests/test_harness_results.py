@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import machine_code, page_tables, records, report
+from harness import machine_code
 from harness.catalog import list_problems
+from harness.report import page_tables, page_writer, records
 from tests import record_tools
 from tests.record_tools import require_standing
 
@@ -64,9 +65,9 @@ def test_every_problem_has_its_record():
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=relative)
 def test_pages_show_the_records(folder):
-    text = "".join(page.read_text() for page in report.PAGES)
+    text = "".join(page.read_text() for page in page_writer.PAGES)
     assert f"<!-- table:{folder.name} -->" in text
-    assert report.main(["--check"]) == 0
+    assert page_writer.main(["--check"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -118,11 +119,11 @@ def test_a_table_that_need_not_be_recorded_says_so(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("<!-- table:gpu-backward if recorded -->\nold\n<!-- /table -->\n")
     arguments = ["--readme", str(page), "--results", str(tmp_path)]
-    assert report.main(arguments) == 0
+    assert page_writer.main(arguments) == 0
     assert "\nNot recorded.\n<!-- /table -->" in page.read_text()
     (tmp_path / "gpu-backward").mkdir()
     (tmp_path / "gpu-backward" / "1_65.json").write_text(json.dumps(record(backward=True)))
-    assert report.main(arguments) == 0
+    assert page_writer.main(arguments) == 0
     assert "**2.50×** (2.40–2.60)" in page.read_text()
 
 
@@ -164,9 +165,9 @@ def test_table_is_written_between_its_markers_and_checked(tmp_path):
     (results / "cpu" / "1_69.json").write_text(json.dumps(rejected))
     readme.write_text("before\n<!-- table:cpu -->\nold\n<!-- /table -->\nafter\n")
     arguments = ["--readme", str(readme), "--results", str(results)]
-    assert report.main([*arguments, "--check"]) == 1
-    assert report.main(arguments) == 0
-    assert report.main([*arguments, "--check"]) == 0
+    assert page_writer.main([*arguments, "--check"]) == 1
+    assert page_writer.main(arguments) == 0
+    assert page_writer.main([*arguments, "--check"]) == 0
     text = readme.read_text()
     assert text.startswith("before\n<!-- table:cpu -->\n| problem |") and text.endswith("after\n")
     assert (
@@ -183,5 +184,5 @@ def test_table_is_written_between_its_markers_and_checked(tmp_path):
 def test_table_without_end_or_records_is_an_error(tmp_path, text):
     readme = tmp_path / "README.md"
     readme.write_text(text)
-    assert report.main(["--readme", str(readme), "--results", str(tmp_path)]) == 2
+    assert page_writer.main(["--readme", str(readme), "--results", str(tmp_path)]) == 2
     assert readme.read_text() == text

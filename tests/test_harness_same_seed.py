@@ -6,12 +6,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import records, same_seed, tables
 from harness.catalog import ROOT, find_problem
-from harness.drawn import Drawn, drawn
 from harness.errors import Rejected
-from harness.reference import Reference
-from harness.truth import Expected
+from harness.judge import same_seed
+from harness.judge.drawn import Drawn, drawn
+from harness.judge.reference import Reference
+from harness.judge.truth import Expected
+from harness.report import records, tables
 
 VALUES = torch.arange(4.0)
 

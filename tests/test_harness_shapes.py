@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import report, shapes, shapes_report, timing
+from harness import shapes
 from harness.errors import UsageError
-from harness.shapes_cases import SHAPES, WHY, Shape, select, why
-from harness.shapes_run import Layer, Options, batch_for, kernels_of, measure
+from harness.measure import timing
+from harness.measure.shapes_cases import SHAPES, WHY, Shape, select, why
+from harness.measure.shapes_run import Layer, Options, batch_for, kernels_of, measure
+from harness.report import page_writer, shapes_report
 from tests import record_tools
 from tests.record_tools import require_standing
 from tests.solution_tools import ROOT
@@ -180,9 +182,9 @@ def test_record_and_readme(command, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- shapes -->\nold\n<!-- /shapes -->\nafter\n")
     rendering = ["--readme", str(readme), "--results", str(tmp_path / "results")]
-    assert report.main(["--check", *rendering]) == 1
-    assert report.main(rendering) == 0
-    assert report.main(["--check", *rendering]) == 0
+    assert page_writer.main(["--check", *rendering]) == 1
+    assert page_writer.main(rendering) == 0
+    assert page_writer.main(["--check", *rendering]) == 0
     rows = [line for line in readme.read_text().splitlines() if line.startswith("|")]
     assert len(rows) == 3 and len({line.count("|") for line in rows}) == 1
     told = "2 × 4 × 5 × 7 → 6, kernel 3×2, stride 2×1, padding 1×0, output_padding 1×0, "
@@ -275,4 +277,4 @@ def test_reasons_are_of_records_and_shapes_that_exist():
 def test_readme_shows_the_records():
     page = ROOT / "docs" / "results.md"
     assert "<!-- shapes -->\n" in page.read_text()
-    assert report.main(["--check", "--readme", str(page)]) == 0
+    assert page_writer.main(["--check", "--readme", str(page)]) == 0

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import cli, devices, records, suite
+from harness import devices
 from harness.devices import Slot
-from harness.processes import Processes
-from harness.progress import SuiteProgress
-from harness.suite import Plan, Suite
-from harness.suite_files import find_items
+from harness.judge.processes import Processes
+from harness.report import records
+from harness.run import cli, suite
+from harness.run.progress import SuiteProgress
+from harness.run.suite import Plan, Suite
+from harness.run.suite_files import find_items
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import scores
 from harness.errors import UsageError
-from harness.suite_files import find_items
+from harness.report import scores
+from harness.run.suite_files import find_items
 
 TINY = Path(__file__).resolve().parent / "fixtures" / "tiny.py"
 

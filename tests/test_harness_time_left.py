@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from harness.progress import SuiteProgress
-from harness.time_left import TimeLeft, duration
+from harness.run.progress import SuiteProgress
+from harness.run.time_left import TimeLeft, duration
 
 
 def simulated(durations: list[float], places: int, skipped: int = 0):

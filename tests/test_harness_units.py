@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from harness import bounds, cases, check, clock, records, roofline, timing, truth
 from harness.catalog import find_problem, list_problems
 from harness.errors import Rejected, UsageError
-from harness.reference import Reference
+from harness.judge import bounds, cases, check, truth
+from harness.judge.reference import Reference
+from harness.measure import clock, roofline, timing
+from harness.report import records
 
 CPU = torch.device("cpu")
 

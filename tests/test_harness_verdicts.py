@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import keeper, same_seed
-from harness.candidate import Candidate
-from harness.weight_names import ALIASES_APART, BY_NAME, BY_VALUES
+from harness.judge import keeper, same_seed
+from harness.judge.candidate import Candidate
+from harness.judge.weight_names import ALIASES_APART, BY_NAME, BY_VALUES
 from tests.fixture_judge import FIXTURES, evaluate, names, running, short_of_memory
 from tests.forked_candidate import ForkedCandidate
 

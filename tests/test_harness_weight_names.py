@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.weight_names import ALIASES_APART, BY_NAME, BY_VALUES, matched
+from harness.judge.weight_names import ALIASES_APART, BY_NAME, BY_VALUES, matched
 
 A, B = torch.arange(6.0).view(2, 3), torch.arange(6.0, 12.0).view(2, 3)
 ONES = torch.ones(3)

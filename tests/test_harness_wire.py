@@ -7,9 +7,9 @@ import struct
 import pytest
 import torch
 
-from harness import check, wire
-from harness.candidate import checked_specs
 from harness.errors import Rejected
+from harness.judge import check, wire
+from harness.judge.candidate import checked_specs
 
 CPU = torch.device("cpu")
 

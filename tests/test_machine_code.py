@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import devices, machine_code, machine_code_build
+from harness import devices, machine_code
 from harness.catalog import find_problem
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.machine_code import CANNOT_TELL, DIFFERS, STANDS
+from harness.measure import machine_code_build
 from tests.record_tools import require_standing
 
 NVCC = "cuda_13.0.r13.0/compiler.1_0"

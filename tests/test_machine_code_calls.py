@@ -5,10 +5,10 @@ solutions, and those solutions' own models.
 import pytest
 import torch
 
-from harness import machine_code_calls as calls
 from harness.catalog import find_problem
 from harness.errors import UsageError
-from harness.machine_code_build import build, compiler
+from harness.measure import machine_code_calls as calls
+from harness.measure.machine_code_build import build, compiler
 from tests.solution_tools import ROOT
 
 SOURCE = r"""

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from harness.machine_code_build import compiler, nvcc
-from harness.machine_code_cubin import CubinError, read_cubin
+from harness.measure.machine_code_build import compiler, nvcc
+from harness.measure.machine_code_cubin import CubinError, read_cubin
 
 SOURCE = """
 namespace first {

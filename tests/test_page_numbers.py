@@ -9,8 +9,12 @@ import re
 
 import pytest
 
-from harness import bounds, clock, doubts, evaluate, host_time, page_tables
-from harness import profile_counters as counters
+from harness import host_time
+from harness.judge import bounds
+from harness.measure import clock
+from harness.measure import profile_counters as counters
+from harness.report import doubts, page_tables
+from harness.run import evaluate
 from tests.page_tools import PAGES, prose
 from tests.solution_tools import ROOT
 

@@ -12,7 +12,7 @@ import shlex
 
 import pytest
 
-from harness import cli
+from harness.run import cli
 from tests import readme_session
 from tests.page_tools import PAGES, anchors, code_spans, commands, prose
 from tests.solution_tools import ROOT
@@ -171,8 +171,8 @@ def _main(words: list[str]):
     """The function that a command calls."""
     if words[1] == "run_eval.py":
         return cli.main
-    module = words[2] if words[2] != "generator" else "generator.__main__"
-    return importlib.import_module(module).main
+    programs = {"generator": "generator.__main__", "harness.report": "harness.report.page_writer"}
+    return importlib.import_module(programs.get(words[2], words[2])).main
 
 
 def _arguments(words: list[str]) -> list[str]:

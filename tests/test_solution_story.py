@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from harness.solution_story import story
+from harness.report.solution_story import story
 from tests.solution_tools import PROBLEMS, ROOT
 
 GENERATED = '''"""block: ConvTranspose2d -> LeakyReLU.

@@ -1,0 +1,1 @@
+"""What it takes: clocks, rounds, floors and ceilings, counters, machine code."""

@@ -1,0 +1,124 @@
+"""Compiles a solution's CUDA source as the solution itself does, for sm_90a alone: its machine
+code, and a program that makes its calls without a GPU.
+"""
+
+import ast
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import EnvironmentUnfit, UsageError
+from harness.measure.machine_code_cubin import Cubin, read_cubin, sha256
+
+_HERE = Path(__file__).resolve().parent
+_DRIVER, _RUNTIME = _HERE / "machine_code_driver.h", _HERE / "machine_code_runtime.cpp"
+_ARCHITECTURE = "-gencode=arch=compute_90a,code=sm_90a"
+# A few kernels come out otherwise without --split-compile. How many threads it gets makes no
+# difference, as long as there are more than one: 0, which solutions say, means all of a machine.
+_THREADS = ("--threads=2", "--split-compile=2")
+_HOST_FLAGS = ("-cudart", "none")
+
+
+@dataclass(frozen=True)
+class Built:
+    """Machine code of a solution, and the program of machine_code_driver.h."""
+
+    cubin: Cubin
+    driver: Path
+
+
+def nvcc() -> str | None:
+    """The compiler that PyTorch takes for extensions; None where there is none."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    beside = [os.path.join(CUDA_HOME, "bin", "nvcc")] if CUDA_HOME else []
+    return next((path for path in beside if os.path.isfile(path)), shutil.which("nvcc"))
+
+
+@functools.cache
+def compiler() -> str | None:
+    """Version and build of nvcc as it names them, "cuda_13.0.r13.0/compiler.36424714_0"."""
+    path = nvcc()
+    if path is None:
+        return None
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"^Build (\S+)", said.stdout, re.MULTILINE)
+    return found[1] if found else None
+
+
+def cuda_source(text: str) -> str:
+    """CUDA_SOURCE of a solution's text. Raises UsageError where there is none."""
+    found = re.search(r'^CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise UsageError('the solution has no CUDA_SOURCE = r"""..."""')
+    return found[1]
+
+
+def cuda_flags(text: str) -> tuple[str, ...]:
+    """The flags that the solution's _CUDA_FLAGS give nvcc. Raises UsageError where it has none."""
+    found = re.search(r"^_CUDA_FLAGS = (\(.*?^\))", text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise UsageError("the solution has no _CUDA_FLAGS = (...)")
+    return ast.literal_eval(found[1])
+
+
+def compile_flags(flags: tuple[str, ...]) -> list[str]:
+    """Those of a solution and PyTorch's, for sm_90a alone; without -O, which only the host compiler
+    heeds, so that host code takes a second.
+    """
+    from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
+
+    dropped = ("-gencode", "--threads", "--split-compile")
+    own = [f for f in flags if not f.startswith(dropped) and not re.fullmatch(r"-O\d", f)]
+    return [*COMMON_NVCC_FLAGS, *own, _ARCHITECTURE, *_THREADS]
+
+
+def cache_folder() -> Path:
+    """Where builds are kept: XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "tconv" / "machine_code"
+
+
+def build(source: str, flags: tuple[str, ...], cache: Path | None = None) -> Built:
+    """Compile a CUDA source, or take what is kept of an earlier time.
+
+    `cache`: a folder; by default cache_folder(). Raises EnvironmentUnfit without nvcc, UsageError
+    with the compiler's words where the source does not compile.
+    """
+    if compiler() is None:
+        raise EnvironmentUnfit("machine code cannot be compared: no nvcc on this machine")
+    cache = cache or cache_folder()
+    program = _DRIVER.read_text(), _RUNTIME.read_text()
+    key = sha256(source, compile_flags(flags), _HOST_FLAGS, compiler(), program)
+    folder = cache / key[:32]
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".") as made:
+            _compile(source, flags, Path(made))
+            done = Path(made) / "done"
+            done.mkdir()
+            for name in ("driver", "code.cubin"):
+                os.replace(Path(made) / name, done / name)
+            try:
+                os.replace(done, folder)
+            except OSError:  # another process was faster
+                if not folder.is_dir():
+                    raise
+    return Built(read_cubin((folder / "code.cubin").read_bytes()), folder / "driver")
+
+
+def _compile(source: str, flags: tuple[str, ...], folder: Path) -> None:
+    (folder / "code.cu").write_text(f'{source}\n#include "{_DRIVER}"\n')
+    command = [nvcc(), *compile_flags(flags), *_HOST_FLAGS, "--keep", "--keep-dir", str(folder)]
+    command += [str(folder / "code.cu"), str(_RUNTIME), "-o", str(folder / "driver")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        raise UsageError(f"the CUDA source does not compile: {(run.stdout + run.stderr)[-4000:]}")

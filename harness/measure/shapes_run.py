@@ -1,0 +1,280 @@
+"""One operator library, many layers: each checked against float64 and timed beside PyTorch.
+
+The solution runs in this process, unlike an evaluation's: it is this project's own, so the walls
+that keep a stranger's in would only cost time. Checks, clock and order of calls are the same.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from harness import devices
+from harness.catalog import find_problem
+from harness.errors import Rejected, UsageError
+from harness.judge import check, wire
+from harness.judge.cases import Case, generator
+from harness.judge.reference import Reference
+from harness.judge.truth import expected
+from harness.measure import clock, timing
+from harness.measure.conv2d_baseline import offered
+from harness.measure.roofline import work_of
+from harness.measure.shapes_cases import Shape
+
+# Its model takes every argument of nn.ConvTranspose2d but padding_mode.
+PROBLEM = "1/69"
+BASELINES = ("eager", "channels_last")
+SEED = 2026
+# A CPU's batch is cut to about this much work a call.
+_CPU_FLOPS = 1e9
+_KERNELS = {
+    "conv_transpose_hopper_kernel": "hopper",
+    "conv_transpose_direct_kernel": "direct",
+    "conv_transpose_portable_kernel": "portable",
+    "conv_transpose_plain_kernel": "plain",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure; `batch` None means each shape's own, on a CPU cut."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tf32: str
+    baselines: tuple[str, ...] = BASELINES
+    batch: int | None = None
+
+
+def load_solution(path: Path, build_dir: Path, device: torch.device) -> tuple[ModuleType, float]:
+    """The solution as a module, built in `build_dir`, and the seconds that took.
+
+    Raises UsageError for a missing file and EnvironmentUnfit for a missing compiler.
+    """
+    if not path.is_file():
+        raise UsageError(f"--solution {path}: no such file")
+    devices.require_build_tools(path.read_text(errors="replace"), device)
+    build_dir.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    with build_environment(build_dir):
+        spec = importlib.util.spec_from_file_location("shapes_solution", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    return module, time.monotonic() - begin
+
+
+def executed(path: Path, build_dir: Path, device: torch.device) -> dict:
+    """The names that a solution's text defines, executed as a suite does it: without a file.
+
+    Built and raising as `load_solution`.
+    """
+    if not path.is_file():
+        raise UsageError(f"solution {path}: no such file")
+    text, names = path.read_text(), {"__name__": "solution"}
+    devices.require_build_tools(text, device)
+    build_dir.mkdir(parents=True, exist_ok=True)
+    with build_environment(build_dir):
+        exec(compile(text, path.name, "exec"), names)
+    return names
+
+
+@contextlib.contextmanager
+def build_environment(build_dir: Path) -> Iterator[None]:
+    """Builds go to `build_dir`; this Python's tools (ninja) are on PATH."""
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    wanted = {"TORCH_EXTENSIONS_DIR": str(build_dir.resolve()), "PATH": tools}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+class Resident:
+    """What `timing.measure_rounds` asks of a candidate, answered in this process."""
+
+    def __init__(self, model: torch.nn.Module, device: torch.device):
+        self._model, self._stopwatch = model, clock.Stopwatch(device)
+        self._inputs: list = []
+        self.kept: torch.Tensor | None = None
+
+    def send_inputs(self, values: list) -> list:
+        """Keep the base inputs."""
+        self._inputs = values
+        return values
+
+    def request(self, operation: str, doing: str, **arguments) -> dict:
+        """Nothing to prepare."""
+        return {}
+
+    def time(self, factors: list[float], keep: int = -1) -> list[float]:
+        """Milliseconds of one call for each factor; call `keep`'s output is kept."""
+        self.kept = None
+        call = clock.forward_call(self._model)
+        times, self.kept = self._stopwatch.slice(
+            call, lambda factor: clock.scaled(self._inputs, factor), factors, keep
+        )
+        return times
+
+    def paused(self):
+        """There is no other process."""
+        return contextlib.nullcontext()
+
+
+class Layer:
+    """The reference's and the solution's model of one shape with the same weights, and an input."""
+
+    def __init__(self, shape: Shape, solution: ModuleType, options: Options):
+        self.options = options
+        device, dtype = options.device, options.dtype
+        self.batch = batch_for(shape, options)
+        torch.manual_seed(SEED)
+        made = Reference(find_problem(PROBLEM).reference).module.Model(*shape.arguments)
+        self.reference = made.to(dtype)
+        state = self.reference.state_dict()
+        self.solution = solution.ModelNew(*shape.arguments).to(device, dtype)
+        self.solution.load_state_dict(state, strict=True)
+        source = generator(device, SEED)
+        x = torch.randn(shape.input_shape(self.batch), generator=source, device=device)
+        self.case = Case("normal", [x.to(dtype)], state, SEED)
+        self.work = work_of(self.reference, self.case.inputs, dtype)
+
+    def check(self, ours: torch.Tensor, case: Case, where: str) -> dict:
+        """The errors of an output; raises Rejected where it is wrong."""
+        answer = expected(self.reference, case, self.options.device, False)
+        reply = {"output": {"type": "Tensor", "device": str(ours.device), **wire.spec_of(ours)}}
+        check.require_form(reply, answer.own)
+        options = self.options
+        precision = devices.precision_name(options.device, options.dtype, options.tf32)
+        return check.require_right(ours, answer, precision, self.work.reduction_length, where)
+
+    def calls(self) -> dict[str, Callable[[], torch.Tensor]]:
+        """The solution and every baseline as calls without arguments."""
+        options, case = self.options, self.case
+        run = clock.forward_call(self.solution)
+        made = {"solution": lambda: run(*case.inputs)}
+        for name in offered(options.baselines, self.reference)[0]:
+            variant = timing.Baseline(
+                name, self.reference, case, options.device, options.dtype, None
+            )
+            made[name] = lambda variant=variant: variant.call(*variant.prepare(1.0))
+        return made
+
+
+def batch_for(shape: Shape, options: Options) -> int:
+    """The shape's own batch, or the one asked for; on a CPU cut to about 1 GFLOP a call."""
+    if options.batch is not None or options.device.type == "cuda":
+        return options.batch or shape.batch
+    return max(1, min(shape.batch, int(_CPU_FLOPS // shape.sample_flops)))
+
+
+def measure(shape: Shape, solution: ModuleType, options: Options) -> dict:
+    """Check and time one shape; the entry of the record, without what `kernels_of` adds.
+
+    Outputs of timed calls are checked, too. A wrong answer gives an entry without times.
+    """
+    layer = Layer(shape, solution, options)
+    entry = {
+        "name": shape.name,
+        "input_shape": list(shape.input_shape(layer.batch)),
+        "full_batch": shape.batch,
+        "arguments": list(shape.arguments),
+        "verdict": "accepted",
+        "reasons": [],
+    }
+    errors = []
+    resident = Resident(layer.solution, options.device)
+
+    def look(factor: float, where: str) -> None:
+        inputs = clock.scaled(layer.case.inputs, factor)
+        errors.append(layer.check(resident.kept, Case("timed", inputs, layer.case.state, 0), where))
+
+    try:
+        first = clock.forward_call(layer.solution)(*layer.case.inputs)
+        errors.append(layer.check(first, layer.case, "normal inputs"))
+        del first
+        measurement = timing.measure_rounds(
+            resident,
+            offered(options.baselines, layer.reference)[0],
+            layer.reference,
+            layer.case,
+            options.device,
+            options.dtype,
+            None,
+            look,
+            lambda text: None,
+        )
+    except (Rejected, RuntimeError) as error:
+        text = str(error) if isinstance(error, Rejected) else f"runtime_error: {error}"
+        entry |= {"verdict": "rejected", "reasons": [text[:1000]]}
+        return entry
+    finally:
+        resident.kept = None
+        clock.release_memory(options.device)
+    ms = measurement.summary()
+    return entry | {
+        "ms": ms,
+        "speedup": measurement.speedup(),
+        "fastest": measurement.fastest(),
+        "baseline_errors": measurement.baseline_errors,
+        "error": {key: max(found[key] for found in errors) for key in errors[0]},
+        "gflop": layer.work.flops / 1e9,
+        "gbyte": layer.work.bytes / 1e9,
+        "tflops": layer.work.flops / ms["solution"]["median"] / 1e9,
+        "gbps": layer.work.bytes / ms["solution"]["median"] / 1e6,
+    }
+
+
+def kernels_of(shape: Shape, solution: ModuleType, options: Options) -> dict:
+    """Which kernels one call of each variant runs, by the profiler, the longest first.
+
+    {"kernel": "hopper" | "portable" | "direct" | "plain" | the kernel's name,
+    "kernels": {variant: [[name, microseconds], ...]}}. On a CPU, and where the profiler sees no
+    device, there are none. To be called after all timing: a profiler that once ran slows launches
+    down.
+    """
+    if options.device.type != "cuda":
+        return {"kernel": "cpu", "kernels": {}}
+    found = {}
+    for name, call in Layer(shape, solution, options).calls().items():
+        if not name.startswith("compile"):
+            call()
+            found[name] = _profiled(call, options.device)
+    clock.release_memory(options.device)
+    return {"kernel": _kernel_label(found["solution"]), "kernels": found}
+
+
+def _profiled(call: Callable, device: torch.device) -> list[list]:
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize(device)
+    seen = [event for event in profiler.events() if event.device_type.name == "CUDA"]
+    spans = [[short_name(event.name), round(event.time_range.elapsed_us(), 1)] for event in seen]
+    return sorted(spans, key=lambda span: -span[1])
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without its return type and its parameters."""
+    return re.sub(r"^void |\((?!anonymous).*$", "", name)[:120].strip()
+
+
+def _kernel_label(spans: list[list]) -> str | None:
+    for name, _ in spans:
+        for part, label in _KERNELS.items():
+            if part in name:
+                return label
+    return spans[0][0] if spans else None

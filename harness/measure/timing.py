@@ -1,0 +1,289 @@
+"""Candidate and baselines timed in one run, in alternating slices."""
+
+import contextlib
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from harness.errors import Rejected
+from harness.judge.candidate import Candidate
+from harness.judge.truth import loaded
+from harness.measure import clock, passes
+from harness.measure.conv2d_baseline import with_conv2d
+from harness.names import CONV2D
+
+_WARMUP_CALLS = 3
+_MAX_CALLS = 20
+_BURST_MS = 60.0
+_LEAST_BURSTS, _BURST_PAUSE_S, _PATIENCE_S = 3, 0.1, 10.0
+_SAMPLED = 64  # elements of an output
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Calls in a row by the harness's own clock, and what the last one's output held then.
+
+    `sample` has the elements at the flat `indices`, None where not finite; `factor` is what the
+    last call's base inputs were multiplied by.
+    """
+
+    milliseconds: float
+    factor: float
+    indices: list[int]
+    sample: list
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: rounds, and the milliseconds one slice should take."""
+
+    rounds: int
+    slice_ms: float
+
+
+def plan_for(device: torch.device) -> Plan:
+    """More and shorter slices on a GPU, whose times vary less."""
+    return Plan(8, 40.0) if device.type == "cuda" else Plan(5, 500.0)
+
+
+@dataclass
+class Measurement:
+    """Times of one run: `rounds[name]` holds a list of milliseconds for each round."""
+
+    rounds: dict[str, list[list[float]]] = field(default_factory=dict)
+    baseline_errors: dict[str, str] = field(default_factory=dict)
+    baseline_s: float = 0.0  # all that the baselines took, compiling included
+    cold: dict[str, list[float]] = field(default_factory=dict)  # milliseconds of cold calls
+    cold_errors: dict[str, str] = field(default_factory=dict)  # why there are none
+
+    def summary(self) -> dict:
+        """Median and inter-quartile range in milliseconds over all calls, by name."""
+        return {
+            name: clock.summarize([value for part in parts for value in part])
+            for name, parts in self.rounds.items()
+            if parts
+        }
+
+    def cold_summary(self) -> dict:
+        """As `summary`, of cold calls."""
+        return {name: clock.summarize(times) for name, times in self.cold.items() if times}
+
+    def speedup(self) -> dict:
+        """Over each baseline: the median of its `_ratios`."""
+        return {name: statistics.median(self._ratios(name)) for name in self._baselines()}
+
+    def fastest(self) -> dict | None:
+        """The speedup that counts, over the fastest baseline; `low`, `high` are its quartiles."""
+        speedup = self.speedup()
+        if not speedup:
+            return None
+        name = min(speedup, key=speedup.get)
+        low, _, high = statistics.quantiles(self._ratios(name), n=4, method="inclusive")
+        return {"baseline": name, "speedup": speedup[name], "low": low, "high": high}
+
+    def _baselines(self) -> list[str]:
+        return [name for name, parts in self.rounds.items() if parts and name != "solution"]
+
+    def _ratios(self, name: str) -> list[float]:
+        """The ratio of medians within each round, where both were timed right after one another."""
+        pairs = zip(self.rounds[name], self.rounds["solution"], strict=True)
+        return [statistics.median(a) / statistics.median(b) for a, b in pairs]
+
+
+class Baseline:
+    """One PyTorch variant of the reference, timed in the harness's own process."""
+
+    def __init__(self, name: str, model, case, device, dtype, grad_output):
+        self.name = name
+        layout = torch.channels_last if "channels_last" in name else torch.contiguous_format
+        if layout is torch.channels_last and not any(
+            torch.is_tensor(value) and value.dim() == 4 for value in case.inputs
+        ):
+            raise ValueError("no 4-dimensional input to lay out in channels_last")
+        model = loaded(model, case.state, device, dtype)
+        model = with_conv2d(model) if name == CONV2D else model
+        model = model.to(memory_format=layout)
+        base = [_in_layout(value, layout) for value in case.inputs]
+        timed = model
+        if name.startswith("compile"):
+            timed = torch.compile(model, dynamic=False)
+        gradient = grad_output if grad_output is None else _in_layout(grad_output, layout)
+        self._passes = (timed, model, base, gradient, [*model.parameters()])
+        self.take(passes.INFERENCE if grad_output is None else passes.BOTH)
+        self.cold_call = timed if grad_output is None else self.call
+
+    def take(self, part: str) -> None:
+        """From now on `call` and `prepare` are those of this pass."""
+        self.call, self.prepare = passes.timed_pass(part, *self._passes)
+
+
+def _in_layout(value, layout):
+    if torch.is_tensor(value) and value.dim() == 4:
+        return value.contiguous(memory_format=layout)
+    return value
+
+
+def measure_rounds(
+    candidate: Candidate,
+    names: list[str],
+    model,
+    case,
+    device: torch.device,
+    dtype: torch.dtype,
+    grad_output: torch.Tensor | None,
+    look: Callable[[float, str], None],
+    note: Callable[[str], None],
+    require_quiet: Callable[[], None] = lambda: None,
+    part: str | None = None,
+    made: dict[str, Baseline] | None = None,
+) -> Measurement:
+    """Time the candidate and the named baselines in alternating slices.
+
+    Each call gets a fresh input: the base input times a random factor that nobody knew before.
+    Of every slice of the candidate the output of a call chosen at random is kept; after two slices
+    chosen at random and after the last, `look(factor, where)` is called: that output is then to be
+    fetched and checked. While a baseline is timed, the candidate's processes are stopped, and
+    before it `require_quiet()` raises Rejected if the device still works for them. `note(text)`
+    reports progress. `part` is which of `passes` is timed, by default all that there is: a training
+    step with `grad_output`, else inference. Baselines in `made` are used again, new ones put there.
+    Raises Rejected for what the candidate does wrong; a baseline that fails is noted in the result.
+    """
+    plan, result = plan_for(device), Measurement()
+    backward, made = grad_output is not None, {} if made is None else made
+    part = part or (passes.BOTH if backward else passes.INFERENCE)
+    sent = [*case.inputs, grad_output] if backward else case.inputs
+    inputs = candidate.send_inputs(sent)
+    candidate.request("prepare_timing", "timing", inputs=inputs, part=part, training=model.training)
+    began = time.monotonic()
+    if any(name.startswith("compile") for name in names) and not made:
+        torch.compiler.reset()  # the first time this imports the compiler, which takes seconds
+    result.baseline_s += time.monotonic() - began
+    stopwatch = clock.Stopwatch(device)
+    runners: dict[str, Callable[[list[float]], list[float]]] = {"solution": candidate.time}
+    counts: dict[str, int] = {}
+    for name in ("solution", *names):
+        note(f"warming up {name}")
+        began = time.monotonic()
+        try:
+            if name != "solution":
+                if name not in made:
+                    made[name] = Baseline(name, model, case, device, dtype, grad_output)
+                made[name].take(part)
+                runners[name] = _runner(stopwatch, made[name])
+            with _others_paused(name, candidate):
+                warm = runners[name](random_factors(_WARMUP_CALLS))
+        except Rejected:
+            raise
+        except Exception as error:
+            if name == "solution":
+                raise
+            _give_up(name, error, runners, result)
+            continue
+        finally:
+            if name != "solution":
+                result.baseline_s += time.monotonic() - began
+        counts[name] = max(2, min(_MAX_CALLS, round(plan.slice_ms / min(warm))))
+        result.rounds[name] = []
+    source = random.SystemRandom()
+    looked = {*source.sample(range(plan.rounds), 2), plan.rounds - 1}
+    order = list(runners)
+    for index in range(plan.rounds):
+        note(f"timing, round {index + 1} of {plan.rounds}")
+        # The order turns round every time, so that neither side always follows the other.
+        for name in order if index % 2 == 0 else order[::-1]:
+            if name not in runners:
+                continue
+            factors = random_factors(counts[name])
+            keep = source.randrange(len(factors))
+            try:
+                if name == "solution":
+                    result.rounds[name].append(candidate.time(factors, keep))
+                else:
+                    began = time.monotonic()
+                    with candidate.paused():
+                        require_quiet()
+                        result.rounds[name].append(runners[name](factors))
+                    result.baseline_s += time.monotonic() - began
+            except Rejected:
+                raise
+            except Exception as error:
+                if name == "solution":
+                    raise
+                _give_up(name, error, runners, result)
+            clock.synchronize(device)
+            if name == "solution" and index in looked:
+                look(factors[keep], f"timed call {keep + 1} of round {index + 1}")
+    return result
+
+
+def _others_paused(name: str, candidate: Candidate):
+    return contextlib.nullcontext() if name == "solution" else candidate.paused()
+
+
+def _give_up(name: str, error: Exception, runners: dict, result: Measurement) -> None:
+    result.baseline_errors[name] = f"{type(error).__name__}: {error}"[:500]
+    result.rounds.pop(name, None)
+    runners.pop(name, None)
+
+
+def _runner(stopwatch: clock.Stopwatch, baseline: Baseline) -> Callable:
+    def run(factors: list[float]) -> list[float]:
+        return stopwatch.slice(baseline.call, baseline.prepare, factors)[0]
+
+    return run
+
+
+def random_factors(count: int) -> list[float]:
+    """Random factors between a half and one, of few bits, so that scaling rounds at most once."""
+    source = random.SystemRandom()
+    return [source.randrange(512, 1024) / 1024 for _ in range(count)]
+
+
+def own_clock(
+    candidate: Candidate, reported_ms: float, elements: int, look: Callable[[float, str], None]
+) -> Burst:
+    """The best of some bursts of calls in a row, by the harness's clock.
+
+    Three at least, and more for ten seconds while a busy machine keeps the clock from agreeing with
+    `reported_ms`, short ones in turn, which fit between two interruptions: a burst never takes less
+    than its work, so further tries help nobody who cheats. After one of
+    the first three `look(factor, where)` is called: the burst's last output, copied before the
+    clock was stopped, is then to be fetched and checked. Of every burst some of the output's
+    `elements`, chosen at random, come back before its clock stops; those of the best are for the
+    caller to check. How many calls a burst has follows from the harness's clock too, never from
+    reported times.
+    """
+    source = random.SystemRandom()
+    looked = source.randrange(_LEAST_BURSTS)
+
+    def burst(count: int) -> Burst:
+        factors = random_factors(2)
+        indices = [source.randrange(elements) for _ in range(min(_SAMPLED, elements))]
+        milliseconds, sample = candidate.burst(factors, count, indices)
+        return Burst(milliseconds, factors[(count - 1) % 2], indices, sample)
+
+    best, deadline = burst(2), time.monotonic() + _PATIENCE_S
+    for index in itertools.count():
+        if index >= _LEAST_BURSTS:
+            if clocks_agree(reported_ms, best.milliseconds) or time.monotonic() > deadline:
+                return best
+            time.sleep(_BURST_PAUSE_S)
+        short = index >= _LEAST_BURSTS and index % 2 == 1
+        one = burst(2 if short else max(2, min(100, round(_BURST_MS / best.milliseconds))))
+        if index == looked:
+            look(one.factor, "last of the calls in a row")
+        best = min(best, one, key=lambda entry: entry.milliseconds)
+
+
+def clocks_agree(reported_ms: float, own_ms: float) -> bool:
+    """Whether the worker's device times can be true, given what the harness's clock says.
+
+    Calls in a row take no longer than twice one timed call and half a millisecond of launching;
+    a machine that is busy elsewhere can stretch a burst, hence the factor and the best of three.
+    """
+    return own_ms <= 2.0 * reported_ms + 0.5

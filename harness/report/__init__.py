@@ -1,0 +1,1 @@
+"""What is told: records, tables, pictures, pages."""

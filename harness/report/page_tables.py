@@ -1,0 +1,213 @@
+"""Tables of the pages that join the records of several folders of results/, as Markdown.
+
+Each lies between the lines `<!-- NAME -->` and `<!-- /NAME -->`: NAME is `headline` (problem, pass
+and device), `shares` (how near each setting comes to the floor), `errors` (beside PyTorch's),
+`index` (every folder), `host_time` (what a call costs the host), `shapes` (other layers) or
+`profile` (the GPU's own counters).
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.names import CONV2D
+from harness.report import doubts, profile_report, records, report_data, shapes_report
+
+DEVICES = ("nvidia-h200", "nvidia-h100", "cpu")
+NOT_RECORDED = "not recorded"
+_PASSES = {"forward": "", "training": "-backward"}
+_HOST_MODES = {
+    "no_grad": "no_grad: ours / eager µs (ratio)",
+    "grad": "gradients enabled",
+    "backward": "forward + backward",
+}
+_ERRORS = (
+    "nvidia-h200",
+    "nvidia-h200-tf32-forbid",
+    "nvidia-h200-float16",
+    "nvidia-h200-bfloat16",
+    "nvidia-h200-portable",
+    "cpu",
+)
+_SHARES = (
+    "nvidia-h200",
+    "nvidia-h200-float16",
+    "nvidia-h200-bfloat16",
+    "nvidia-h200-portable",
+    "nvidia-h100",
+    "cpu",
+)
+
+
+def rendered(text: str, results: Path) -> str:
+    """`text` with each of these tables replaced by what the records below `results` give.
+
+    Raises UsageError for markers that do not pair.
+    """
+    for name, make in _TABLES.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if len(marked.findall(text)) != text.count(f"<!-- {name} -->"):
+            raise UsageError(f"a '<!-- {name} -->' without its '<!-- /{name} -->'")
+        text = marked.sub(lambda match, make=make: match[1] + make(results) + match[2], text)
+    return text
+
+
+def floor_share(record: dict) -> float | None:
+    """The floor's time over the solution's: 1 is as fast as the run's own ceilings allow.
+
+    The floor is the longer of the bytes at the measured copy's rate and the products at the fastest
+    measured matrix product's, on a GPU one in 16 bits; None where nothing was timed.
+    """
+    rates = record["roofline"] if record["ms"] and record["verdict"] == "accepted" else None
+    if not rates:
+        return None
+    return doubts.bounding_share(rates)
+
+
+def _folder(results: Path, name: str) -> dict[str, dict]:
+    """The records of problems in a folder by problem, in order; empty where there is none."""
+    found = [json.loads(path.read_text()) for path in (results / name).glob("*_*.json")]
+    made = {record["problem"]: record for record in found if "problem" in record}
+    return dict(sorted(made.items(), key=lambda item: _order(item[0])))
+
+
+def _order(problem: str) -> list[int]:
+    return [int(part) if part.isdigit() else 0 for part in problem.split("/")]
+
+
+def _cell(record: dict | None) -> str:
+    """Milliseconds, times as fast as the fastest PyTorch, share of the floor."""
+    if record is None:
+        return NOT_RECORDED
+    if record["verdict"] != "accepted" or not record["ms"]:
+        return record["verdict"] + " (not timed)" * (record["verdict"] == "accepted")
+    solution, fastest = record["ms"]["solution"], record["fastest"]
+    told = f"{solution['median']:.3g} ms{doubts.mark(doubts.is_wide(solution))}"
+    told += f", **{fastest['speedup']:.2f}×**" if fastest else ""
+    told += f", {floor_share(record):.0%}{doubts.mark(doubts.is_high(record['roofline']))}"
+    full, batch = record["problem_batch"], record["batch"]
+    return told + (f" (batch {batch} of {full})" if batch != full else "")
+
+
+def headline(results: Path) -> str:
+    """A row for each problem and pass, a column for each device."""
+    found = {
+        (device, told): _folder(results, device + suffix)
+        for device in DEVICES
+        for told, suffix in _PASSES.items()
+    }
+    problems = sorted({problem for part in found.values() for problem in part}, key=_order)
+    names = [_device_name(found[device, "forward"], device) for device in DEVICES]
+    lines = [f"| problem | pass | {' | '.join(names)} |", "|" + " --- |" * (2 + len(DEVICES))]
+    for problem in problems:
+        for told in _PASSES:
+            cells = [_cell(found[device, told].get(problem)) for device in DEVICES]
+            lines.append(f"| {problem} | {told} | {' | '.join(cells)} |")
+    every = [record for part in found.values() for record in part.values()]
+    legend = f" {doubts.LEGEND}." if any(map(doubts.found, every)) else ""
+    about = sorted({_about(record) for record in every})
+    return "\n".join(lines) + f"\n\n{'; '.join(about)}.{legend}\n"
+
+
+def _device_name(part: dict[str, dict], device: str) -> str:
+    record = next(iter(part.values()), None)
+    if record is None:
+        return device
+    name = record["device_name"]
+    return f"CPU ({name}, {record['versions']['cpu_threads']} threads)" if device == "cpu" else name
+
+
+def _about(record: dict) -> str:
+    tried = (
+        record["ms"],
+        *(record.get(key, {}) for key in ("baselines_not_offered", "baseline_errors")),
+    )
+    older = bool(record["ms"]) and not any(CONV2D in part for part in tried)
+    line = f"{record['device_name']}: PyTorch {record['versions']['torch']}, {record['date']}"
+    return line + ", without conv2d as a baseline" * older
+
+
+def shares(results: Path) -> str:
+    """A row for each setting, a column for each problem: the floor's share of the time, and whether
+    bytes or products make the floor.
+    """
+    return _by_setting(results, _SHARES, _share)
+
+
+def _share(record: dict | None) -> str:
+    share = floor_share(record) if record else None
+    if share is None:
+        return NOT_RECORDED
+    floor_ms = share * record["ms"]["solution"]["median"]
+    of_bytes = math.isclose(floor_ms, record["roofline"]["memory_ms"], rel_tol=1e-6)
+    return f"{share:.0%} of {'bytes' if of_bytes else 'products'}"
+
+
+def errors(results: Path) -> str:
+    """A row for each setting: relative L2 errors on the problem's own inputs, beside PyTorch's."""
+    return _by_setting(results, _ERRORS, _error)
+
+
+def _error(record: dict | None) -> str:
+    own = record["error"]["cases"].get("own") if record else None
+    return f"{own['rel_l2']:.1e} ({own['pytorch_rel_l2']:.1e})" if own else NOT_RECORDED
+
+
+def _by_setting(results: Path, settings: Iterable[str], cell: Callable) -> str:
+    found = {name: _folder(results, name) for name in settings}
+    problems = sorted({problem for part in found.values() for problem in part}, key=_order)
+    lines = [f"| records | {' | '.join(problems)} |", "|" + " --- |" * (1 + len(problems))]
+    for name, part in found.items():
+        cells = [cell(part.get(problem)) for problem in problems]
+        lines.append(f"| `results/{name}/` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def index(results: Path) -> str:
+    """A row for each folder of records, by device and setting; it links to the folder's heading."""
+    lines = ["| device | setting | accepted | speedup over the fastest PyTorch | table |"]
+    lines.append("|" + " --- |" * 5)
+    for folder in sorted(results.iterdir(), key=lambda path: (path.name == "cpu", path.name)):
+        if not any(map(records.is_record_file, folder.glob("*.json"))):
+            continue
+        rows = [report_data.make_row(record) for record in records.read_records(folder)]
+        ratios = [row.fastest["speedup"] for row in rows if row.fastest]
+        told = f"{min(ratios):.2f}× to {max(ratios):.2f}×" if ratios else "not timed"
+        accepted = f"{sum(row.accepted for row in rows)} of {len(rows)}"
+        about = f"| {rows[0].device} | {rows[0].setting} | {accepted} | {told} "
+        lines.append(f"{about}| [{folder.name}](#{folder.name}) |")
+    return "\n".join(lines) + "\n"
+
+
+def host_time(results: Path) -> str:
+    """Every device's record of `python -m harness.host_time`."""
+    lines = ["| device | problem | " + " | ".join(_HOST_MODES.values()) + " |", "|" + " --- |" * 5]
+    for path in sorted(results.glob("*/host_time.json")):
+        record = json.loads(path.read_text())
+        for problem in record["problems"]:
+            cells = [
+                f"{mode['solution']['median']:.0f} / {mode['eager']['median']:.0f} "
+                f"({mode['ratio']:.2f}{_allowed(mode['bound'])})"
+                for mode in (problem["modes"][name] for name in _HOST_MODES)
+            ]
+            row = [record["device_name"], problem["problem"], *cells]
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _allowed(bound: float | None) -> str:
+    return f"; allowed {bound:g}" if bound else ""
+
+
+_TABLES: dict[str, Callable[[Path], str]] = {
+    "headline": headline,
+    "shares": shares,
+    "errors": errors,
+    "index": index,
+    "host_time": host_time,
+    "shapes": shapes_report.tables,
+    "profile": profile_report.tables,
+}

@@ -1,0 +1,1 @@
+"""What is asked for: the command line, one evaluation, many of them, a cluster."""
