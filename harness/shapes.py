@@ -41,6 +41,7 @@ from harness.run.progress import Progress
 _EXAMPLES = """examples:
   python -m harness.shapes --record                 all shapes, results/<device>/shapes.json
   python -m harness.shapes --shapes 5x5,7x7 --dtype float16 --build-dir builds
+  python -m harness.shapes --backward --record      a training step: forward and backward
   python -m harness.shapes --device cpu --batch 1   a quick look without a GPU
   python -m harness.shapes --list
 
@@ -77,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shapes", metavar="LIST", help="comma-separated names; default: all")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--tf32", choices=("allow", "forbid"), help="default: PyTorch's own")
+    parser.add_argument(
+        "--backward", action="store_true", help="time forward and backward, check every gradient"
+    )
     parser.add_argument("--batch", type=int, metavar="N", help="samples; default: each shape's "
                         "own, on a CPU cut to about 1 GFLOP a call")  # fmt: skip
     parser.add_argument(
@@ -114,7 +118,8 @@ def _options(given: argparse.Namespace) -> Options:
         raise UsageError(f"--batch {given.batch}: allowed are positive whole numbers")
     device = devices.resolve_device(given.device)
     tf32 = given.tf32 or devices.default_tf32(device)
-    return Options(device, getattr(torch, given.dtype), tf32, names, given.batch)
+    dtype = getattr(torch, given.dtype)
+    return Options(device, dtype, tf32, names, given.batch, given.backward)
 
 
 def _measure_all(given: argparse.Namespace, command: str) -> int:
@@ -122,7 +127,7 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
     if given.record and (given.shapes or given.batch):
         raise UsageError("--record is for all shapes at their own batch; use --json FILE here")
     path = given.solution or find_problem(PROBLEM).solution
-    name = shapes_report.record_name(given.dtype, options.tf32, options.device.type)
+    name = shapes_report.record_name(given.dtype, options.tf32, options.device.type, given.backward)
     targets = {"--json": given.json} if given.json else {}
     if given.record:
         targets["--record"] = given.record / devices.device_slug(options.device) / name
@@ -177,7 +182,7 @@ def _record(path: Path, options: Options, command: str, entries: list[dict]) -> 
         "device_name": devices.device_name(options.device),
         "dtype": wire.dtype_name(options.dtype),
         "tf32": options.tf32,
-        "backward": False,
+        "backward": options.backward,
         "baselines": list(options.baselines),
         "seed": SEED,
         "versions": devices.environment(options.device),

@@ -27,6 +27,20 @@ def call(backward, case: Case, grad, x, weight, allow_tf32: bool, needs=ALL) -> 
     return backward(grad, x, weight, *pairs, groups, allow_tf32, *needs)
 
 
+def check_output(convolve, case: Case, x, weight, bias, allow_tf32: bool) -> None:
+    """The convolution's output, as backward computes it once more, within its bound."""
+    stride, padding, output_padding, dilation, groups = case.parameters
+    pairs = (*stride, *padding, *output_padding, *dilation)
+    found = convolve(x, weight, bias, *pairs, groups, allow_tf32)
+    wide = [t.detach().double() for t in (x, weight, bias)]
+    count = case.in_channels // case.groups * math.prod(case.kernel)
+    rounded = allow_tf32 and x.dtype == torch.float32
+    factor = bound_factor(count, x.dtype, x.dtype, tf32=rounded)
+    bound = factor * exact_conv(case, *(t.abs() for t in wide)) + torch.finfo(x.dtype).tiny
+    assert found.dtype == x.dtype and found.is_contiguous()
+    assert_within(found, exact_conv(case, *wide), bound)
+
+
 def truth(case: Case, grad, x, weight) -> tuple:
     """Gradients of x, weight and bias in float64."""
     x, weight = (t.detach().double().requires_grad_() for t in (x, weight))

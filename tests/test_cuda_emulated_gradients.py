@@ -7,7 +7,15 @@ import torch
 
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import LAYOUTS
-from tests.gradient_tools import ALL, DISTRIBUTIONS, call, check, output_gradient, truth
+from tests.gradient_tools import (
+    ALL,
+    DISTRIBUTIONS,
+    call,
+    check,
+    check_output,
+    output_gradient,
+    truth,
+)
 from tests.random_layers import random_layers
 from tests.solution_tools import Case, relative_error
 from tests.sweeps import swept
@@ -47,6 +55,33 @@ def test_random_layers(emulated_gradients, kernel, seed):
         wrong += [f"(seed {seed}, index {layer.index}) {layer}: {what}" for what in found[:1]]
     assert wrong == []
     assert computed >= COUNTS[kernel] // 4
+
+
+@pytest.mark.parametrize("kernel", COUNTS)
+def test_the_output_once_more(emulated_gradients, kernel):
+    computed = 0
+    for layer in random_layers(4, COUNTS[kernel], "small"):
+        x, weight, bias = layer.tensors()
+        if bias is None:
+            bias = torch.zeros(weight.shape[1] * layer.case.groups, dtype=weight.dtype)
+        try:
+            with emulated_gradients.on(seed=layer.index), forced(kernel):
+                check_output(
+                    emulated_gradients.convolve, layer.case, x, weight, bias, layer.allow_tf32
+                )
+            computed += 1
+        except RuntimeError as error:
+            assert "forced by TCONV_KERNEL" in str(error) and kernel not in ("plain", "auto")
+    assert computed >= COUNTS[kernel] // 4
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+@pytest.mark.parametrize("kernel", TENSOR_CORES)
+def test_the_output_of_any_magnitude(emulated_gradients, kernel, size):
+    case = CASES["wide"]
+    x, weight, bias = case.tensors()
+    with emulated_gradients.on(), forced(kernel):
+        check_output(emulated_gradients.convolve, case, x * size, weight, bias * size, True)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

@@ -9,7 +9,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.gpu_tools import DTYPES, LAYOUTS, LOW, captured, forced, settings, tf32
-from tests.gradient_tools import DISTRIBUTIONS, bounds, call, check, output_gradient, truth
+from tests.gradient_tools import (
+    DISTRIBUTIONS,
+    bounds,
+    call,
+    check,
+    check_output,
+    output_gradient,
+    truth,
+)
 from tests.solution_tools import GRID, Case, assert_within, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -176,7 +184,7 @@ def kernels_of(function) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
-@pytest.mark.parametrize("name", ["65", "69"])
+@pytest.mark.parametrize("name", ["65", "69", "11", "19"])
 def test_no_convolution_but_ours_in_backward(shelf, name, dtype):
     model, new = (m.cuda().to(dtype) for m in shelf[f"{name} own_gradients"].pair())
     x = torch.randn((2, 64, 32, 64), device="cuda", dtype=dtype, requires_grad=True)
@@ -239,7 +247,23 @@ def test_gradcheck_in_fp64(solution):
     )
 
 
-@pytest.mark.parametrize("kernel", ["auto", "portable", "plain"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_output_once_more(solution, case, dtype, kernel):
+    x, weight, bias = case.tensors(dtype, "cuda")
+    if bias is None:
+        bias = torch.zeros(case.out_channels, dtype=dtype, device="cuda")
+    convolve = solution["_gradient_library"]().convolve.default
+    with forced(kernel):
+        for allowed in settings(dtype):
+            try:
+                check_output(convolve, case, x, weight, bias, allowed)
+            except RuntimeError as error:
+                assert kernel not in ("auto", "plain") and "forced by TCONV_KERNEL" in str(error)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "portable"])  # the plain one takes minutes
 def test_more_than_2_31_elements(backward, kernel):
     """The weight's and the bias's gradient of a batch whose last samples count, the input's where
     they lie.

@@ -2,6 +2,7 @@
 solution.
 """
 
+import dataclasses
 import hashlib
 import json
 from types import SimpleNamespace
@@ -99,10 +100,38 @@ def test_measures_and_checks(solution, quick, dtype):
     json.dumps(entry, allow_nan=False)
 
 
-def test_every_variant_computes_the_same(solution):
+STEP = dataclasses.replace(CPU, backward=True)
+
+
+def test_a_training_step_is_checked_and_timed(solution, quick):
+    entry = measure(TINY, solution, STEP)
+    assert entry["verdict"] == "accepted", entry["reasons"]
+    assert set(entry["gradient_errors"]) == {
+        "input 0",
+        "conv_transpose2d.weight",
+        "conv_transpose2d.bias",
+    }
+    assert set(entry["ms"]) == {"solution", "eager", "channels_last"}
+    assert entry["gflop"] == pytest.approx(3 * TINY.batch * TINY.sample_flops / 1e9)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_wrong_gradient_gets_no_times(solution, quick, name):
+    class ModelNew(solution.ModelNew):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            getattr(self.conv_transpose2d, name).register_hook(lambda grad: grad * 1.01)
+
+    entry = measure(TINY, SimpleNamespace(ModelNew=ModelNew), STEP)
+    assert entry["verdict"] == "rejected" and "ms" not in entry
+    assert entry["reasons"][0].startswith("wrong_gradient") and name in entry["reasons"][0]
+
+
+@pytest.mark.parametrize("options", [CPU, STEP], ids=["forward", "step"])
+def test_every_variant_computes_the_same(solution, options):
     """What the profiler is given to look at."""
     names = ("eager", "channels_last")
-    results = {n: call() for n, call in Layer(TINY, solution, CPU).calls().items()}
+    results = {n: call() for n, call in Layer(TINY, solution, options).calls().items()}
     assert set(results) == {"solution", *names}
     for name in names:
         torch.testing.assert_close(results["solution"], results[name])
@@ -227,6 +256,9 @@ def test_list_says_what_the_layers_are(capsys):
 
 def test_record_names():
     assert shapes_report.record_name("float32", "allow", "cuda") == "shapes.json"
+    assert shapes_report.record_name("float16", "allow", "cuda", True) == (
+        "shapes-float16-backward.json"
+    )
     assert shapes_report.record_name("float32", "forbid", "cpu") == "shapes.json"
     assert shapes_report.record_name("float32", "forbid", "cuda") == "shapes-tf32-forbid.json"
     assert shapes_report.record_name("float16", "allow", "cuda") == "shapes-float16.json"

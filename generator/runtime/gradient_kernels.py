@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.arguments import _Conv, _new_output
+from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
 from generator.runtime.build import _load_library, _short_digest
 from generator.runtime.generated import (
     CUDA_SOURCE,
@@ -50,18 +50,45 @@ def _count_backward_flops(
     return sum(args[-3:-1]) * _count_flops(x_shape, weight_shape)
 
 
-def _backward_kernels():
-    """The operator `backward` of kernels_src/binding/operator_gradients.cpp."""
+def _fake_convolve(x, weight, bias, *args):
+    pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*pairs, args[8])))
+
+
+def _count_convolve_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    return _count_flops(x_shape, weight_shape)
+
+
+def _gradient_library():
+    """The namespace with the operators of kernels_src/binding/operator_gradients.cpp."""
     namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
     if "_tconv_registry" not in vars(namespace):
         _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
         registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
-        torch.library.register_fake(
-            f"{_GRADIENT_NAMESPACE}::backward", _fake_backward, lib=registry
-        )
+        for name, fake in (("backward", _fake_backward), ("convolve", _fake_convolve)):
+            torch.library.register_fake(f"{_GRADIENT_NAMESPACE}::{name}", fake, lib=registry)
         _register_flop_formula([namespace.backward])(_count_backward_flops)
+        _register_flop_formula([namespace.convolve])(_count_convolve_flops)
         namespace._tconv_registry = registry  # keeps it alive
-    return namespace.backward.default
+    return namespace
+
+
+def _backward_kernels():
+    """The operator `backward`."""
+    return _gradient_library().backward.default
+
+
+def _geometry(conv: _Conv) -> tuple:
+    """The operators' arguments from the strides on, up to the TF32 switch."""
+    pairs = *conv.stride, *conv.padding, *conv.output_padding, *conv.dilation
+    return *pairs, conv.groups, _tf32_allowed()
+
+
+def _kernel_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+    """The convolution's output, contiguous, by the library's kernels."""
+    convolve = _gradient_library().convolve.default
+    with _ALLOCATION:
+        return convolve(x, weight, bias, *_geometry(conv))
 
 
 def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
@@ -74,12 +101,7 @@ def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
             grad,
             x,
             weight,
-            *conv.stride,
-            *conv.padding,
-            *conv.output_padding,
-            *conv.dilation,
-            conv.groups,
-            _tf32_allowed(),
+            *_geometry(conv),
             *needs,
         )
     return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))

@@ -1,18 +1,30 @@
-"""Backward formulas, on values recomputed from the inputs: of the convolution by our own kernels on
-CUDA, of all else by ATen's backward operators.
+"""Backward formulas, on values recomputed from the inputs: of the convolution by our own kernels
+where the solution has them, of all else by ATen's backward operators.
 """
 
 import torch
 
 from generator.runtime.arguments import _Conv
-from generator.runtime.gradient_kernels import _GRADIENT_DEVICES, _kernel_gradients
+from generator.runtime.gradient_kernels import (
+    _GRADIENT_DEVICES,
+    _kernel_conv,
+    _kernel_gradients,
+)
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
 
 
+def _own_kernels(x) -> bool:
+    """Not with create_graph=True: ATen's operators have derivatives of their own."""
+    return x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled()
+
+
 def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+    """The convolution's output [batch, out_channels, out_h, out_w]."""
+    if _own_kernels(x):
+        return _kernel_conv(_batched(x), weight, bias, conv)
     return torch.convolution(
         _batched(x),
         weight,
@@ -28,12 +40,12 @@ def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
-    out_h, out_w]. With create_graph=True they are ATen's, which have derivatives of their own.
+    out_h, out_w].
     """
     if True not in needs:
         return None, None, None
     batched = x if x.dim() == 4 else x.unsqueeze(0)
-    if x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled():
+    if _own_kernels(x):
         grads = _kernel_gradients(grad, batched, weight, conv, needs)
         return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
     if x.device.type == "cpu" and not batched.is_contiguous():

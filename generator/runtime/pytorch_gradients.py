@@ -1,4 +1,4 @@
 """Takes the place of gradient_kernels.py where a solution has no kernels for gradients."""
 
 _GRADIENT_DEVICES = ()
-_kernel_gradients = None
+_kernel_conv = _kernel_gradients = None

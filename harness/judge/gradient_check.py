@@ -55,38 +55,57 @@ def require_right_gradients(
     gradient. Where the reference has none, one that is sent must be zero.
     """
     record = {}
-    scales = _layer_scales(expected)
+    scales = layer_scales(expected)
     for index, (name, spec) in enumerate(zip(expected.gradient_names, found, strict=True)):
         if spec is None:
             continue
-        truth, own = expected.gradients[index], expected.own_gradients[index]
         ours = candidate.read(offset, spec, candidate.device)
         offset += wire.spec_bytes(spec)
-        if own is None:
+        if expected.own_gradients[index] is None:
             if bool(ours.count_nonzero()):  # NaN counts
                 told = "it is not zero, and the reference has none"
                 raise Rejected("wrong_gradient", f"{where}: gradient of {name}: {told}")
             continue
-        sizes = {"rms": _rms(ours, truth), "pytorch_rms": _rms(own, truth)}
-        sizes["reference_rms"] = _rms(truth, None)
-        limit = bounds.gradient_bound(
-            precision, lengths[index], sizes["pytorch_rms"], sizes["reference_rms"], scales[index]
+        record[name] = require_right_gradient(
+            ours, expected, index, precision, lengths[index], scales[index], where
         )
-        record[name] = {**sizes, "rms_bound": limit}
-        if not sizes["rms"] <= limit and math.isfinite(sizes["rms"]):
-            size = sizes["reference_rms"] + scales[index]
-            relative = bounds.relative_bound(precision, lengths[index])
-            jump = jumps.allowed_by_jumps(expected, index, sizes["rms"], relative, size)
-            if jump > limit:
-                limit = record[name]["rms_bound"] = jump
-                record[name]["jumps"] = True
-        if not sizes["rms"] <= limit:
-            raise Rejected(
-                "wrong_gradient",
-                f"{where}: gradient of {name}: rms error {sizes['rms']:.3g}, allowed {limit:.3g}, "
-                f"PyTorch's {sizes['pytorch_rms']:.3g}; rms of the true one "
-                f"{sizes['reference_rms']:.3g}",
-            )
+    return record
+
+
+def require_right_gradient(
+    ours: torch.Tensor,
+    expected: Expected,
+    index: int,
+    precision: str,
+    length: int,
+    scale: float,
+    where: str,
+) -> dict:
+    """The errors of gradient `index`, which the reference has; `scale` is `layer_scales`'s for it.
+
+    Raises Rejected where it is wrong.
+    """
+    truth, own = expected.gradients[index], expected.own_gradients[index]
+    sizes = {"rms": _rms(ours, truth), "pytorch_rms": _rms(own, truth)}
+    sizes["reference_rms"] = _rms(truth, None)
+    limit = bounds.gradient_bound(
+        precision, length, sizes["pytorch_rms"], sizes["reference_rms"], scale
+    )
+    record = {**sizes, "rms_bound": limit}
+    if not sizes["rms"] <= limit and math.isfinite(sizes["rms"]):
+        size = sizes["reference_rms"] + scale
+        relative = bounds.relative_bound(precision, length)
+        jump = jumps.allowed_by_jumps(expected, index, sizes["rms"], relative, size)
+        if jump > limit:
+            limit = record["rms_bound"] = jump
+            record["jumps"] = True
+    if not sizes["rms"] <= limit:
+        raise Rejected(
+            "wrong_gradient",
+            f"{where}: gradient of {expected.gradient_names[index]}: rms error {sizes['rms']:.3g}, "
+            f"allowed {limit:.3g}, PyTorch's {sizes['pytorch_rms']:.3g}; rms of the true one "
+            f"{sizes['reference_rms']:.3g}",
+        )
     return record
 
 
@@ -95,7 +114,7 @@ def _rms(value: torch.Tensor, truth: torch.Tensor | None) -> float:
     return float(difference.square().mean().sqrt()) if difference.numel() else 0.0
 
 
-def _layer_scales(expected: Expected) -> list[float]:
+def layer_scales(expected: Expected) -> list[float]:
     """For each gradient the largest rms among the true gradients of the same layer."""
     layers = [name.rpartition(".")[0] or name for name in expected.gradient_names]
     sizes = [0.0 if value is None else _rms(value, None) for value in expected.gradients]

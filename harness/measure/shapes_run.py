@@ -22,9 +22,10 @@ from harness.catalog import find_problem
 from harness.errors import Rejected, UsageError
 from harness.judge import check, wire
 from harness.judge.cases import Case, generator
+from harness.judge.gradient_check import layer_scales, require_right_gradient
 from harness.judge.reference import Reference
-from harness.judge.truth import expected
-from harness.measure import clock, timing
+from harness.judge.truth import Expected, expected
+from harness.measure import clock, passes, timing
 from harness.measure.conv2d_baseline import offered
 from harness.measure.roofline import work_of
 from harness.measure.shapes_cases import Shape
@@ -40,7 +41,12 @@ _KERNELS = {
     "conv_transpose_direct_kernel": "direct",
     "conv_transpose_portable_kernel": "portable",
     "conv_transpose_plain_kernel": "plain",
+    "input_gradient_plain_kernel": "plain",
+    "weight_gradient_hopper_kernel": "hopper weights",
+    "weight_gradient_portable_kernel": "portable weights",
+    "weight_gradient_plain_kernel": "plain weights",
 }
+_LEAST_SHARE = 0.02  # of a call: shorter kernels are fallbacks that had nothing to do
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Options:
     tf32: str
     baselines: tuple[str, ...] = BASELINES
     batch: int | None = None
+    backward: bool = False  # a training step in place of inference
 
 
 def load_solution(path: Path, build_dir: Path, device: torch.device) -> tuple[ModuleType, float]:
@@ -106,14 +113,17 @@ def build_environment(build_dir: Path) -> Iterator[None]:
 class Resident:
     """What `timing.measure_rounds` asks of a candidate, answered in this process."""
 
-    def __init__(self, model: torch.nn.Module, device: torch.device):
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, grad_output: torch.Tensor | None
+    ):
         self._model, self._stopwatch = model, clock.Stopwatch(device)
+        self._grad_output = grad_output
         self._inputs: list = []
         self.kept: torch.Tensor | None = None
 
     def send_inputs(self, values: list) -> list:
-        """Keep the base inputs."""
-        self._inputs = values
+        """Keep the base inputs; the output's gradient, which comes behind them, is known."""
+        self._inputs = values if self._grad_output is None else values[:-1]
         return values
 
     def request(self, operation: str, doing: str, **arguments) -> dict:
@@ -123,10 +133,11 @@ class Resident:
     def time(self, factors: list[float], keep: int = -1) -> list[float]:
         """Milliseconds of one call for each factor; call `keep`'s output is kept."""
         self.kept = None
-        call = clock.forward_call(self._model)
-        times, self.kept = self._stopwatch.slice(
-            call, lambda factor: clock.scaled(self._inputs, factor), factors, keep
+        part = passes.INFERENCE if self._grad_output is None else passes.BOTH
+        call, prepare = passes.timed_pass(
+            part, self._model, self._model, self._inputs, self._grad_output, []
         )
+        times, self.kept = self._stopwatch.slice(call, prepare, factors, keep)
         return times
 
     def paused(self):
@@ -161,14 +172,44 @@ class Layer:
         precision = devices.precision_name(options.device, options.dtype, options.tf32)
         return check.require_right(ours, answer, precision, self.work.reduction_length, where)
 
-    def calls(self) -> dict[str, Callable[[], torch.Tensor]]:
+    def step(self) -> tuple[torch.Tensor, Expected | None, dict]:
+        """(the first output, with --backward the right answer of its step, gradients' errors).
+
+        Raises Rejected for a wrong gradient.
+        """
+        if not self.options.backward:
+            return clock.forward_call(self.solution)(*self.case.inputs), None, {}
+        answer = expected(self.reference, self.case, self.options.device, True)
+        x = self.case.inputs[0].clone().requires_grad_(True)
+        output = self.solution(x)
+        output.backward(answer.grad_output)
+        options, scales = self.options, layer_scales(answer)
+        precision = devices.precision_name(options.device, options.dtype, options.tf32)
+        errors = {}
+        holders = zip([x, *self.solution.parameters()], answer.gradient_names, strict=True)
+        for index, (holder, name) in enumerate(holders):
+            length = self.work.gradient_length(name)
+            errors[name] = require_right_gradient(
+                holder.grad, answer, index, precision, length, scales[index], "normal inputs"
+            )
+            holder.grad = None
+        return output.detach(), answer, errors
+
+    def calls(self) -> dict[str, Callable]:
         """The solution and every baseline as calls without arguments."""
         options, case = self.options, self.case
-        run = clock.forward_call(self.solution)
-        made = {"solution": lambda: run(*case.inputs)}
+        part = passes.BOTH if options.backward else passes.INFERENCE
+        gradient = None
+        if options.backward:
+            with torch.no_grad():
+                gradient = torch.randn_like(self.solution(*case.inputs))
+        call, prepare = passes.timed_pass(
+            part, self.solution, self.solution, case.inputs, gradient, []
+        )
+        made = {"solution": lambda: call(*prepare(1.0))}
         for name in offered(options.baselines, self.reference)[0]:
             variant = timing.Baseline(
-                name, self.reference, case, options.device, options.dtype, None
+                name, self.reference, case, options.device, options.dtype, gradient
             )
             made[name] = lambda variant=variant: variant.call(*variant.prepare(1.0))
         return made
@@ -195,17 +236,18 @@ def measure(shape: Shape, solution: ModuleType, options: Options) -> dict:
         "verdict": "accepted",
         "reasons": [],
     }
-    errors = []
-    resident = Resident(layer.solution, options.device)
+    errors, resident = [], None
 
     def look(factor: float, where: str) -> None:
         inputs = clock.scaled(layer.case.inputs, factor)
         errors.append(layer.check(resident.kept, Case("timed", inputs, layer.case.state, 0), where))
 
     try:
-        first = clock.forward_call(layer.solution)(*layer.case.inputs)
+        first, answer, gradient_errors = layer.step()
         errors.append(layer.check(first, layer.case, "normal inputs"))
-        del first
+        gradient = answer and answer.grad_output
+        resident = Resident(layer.solution, options.device, gradient)
+        del first, answer
         measurement = timing.measure_rounds(
             resident,
             offered(options.baselines, layer.reference)[0],
@@ -213,7 +255,7 @@ def measure(shape: Shape, solution: ModuleType, options: Options) -> dict:
             layer.case,
             options.device,
             options.dtype,
-            None,
+            gradient,
             look,
             lambda text: None,
         )
@@ -222,19 +264,23 @@ def measure(shape: Shape, solution: ModuleType, options: Options) -> dict:
         entry |= {"verdict": "rejected", "reasons": [text[:1000]]}
         return entry
     finally:
-        resident.kept = None
+        resident = gradient = None
         clock.release_memory(options.device)
     ms = measurement.summary()
+    flops, moved = layer.work.flops, layer.work.bytes
+    if options.backward:
+        entry["gradient_errors"] = gradient_errors
+        flops, moved = 3 * flops, 2 * moved  # both gradients cost what forward does
     return entry | {
         "ms": ms,
         "speedup": measurement.speedup(),
         "fastest": measurement.fastest(),
         "baseline_errors": measurement.baseline_errors,
         "error": {key: max(found[key] for found in errors) for key in errors[0]},
-        "gflop": layer.work.flops / 1e9,
-        "gbyte": layer.work.bytes / 1e9,
-        "tflops": layer.work.flops / ms["solution"]["median"] / 1e9,
-        "gbps": layer.work.bytes / ms["solution"]["median"] / 1e6,
+        "gflop": flops / 1e9,
+        "gbyte": moved / 1e9,
+        "tflops": flops / ms["solution"]["median"] / 1e9,
+        "gbps": moved / ms["solution"]["median"] / 1e6,
     }
 
 
@@ -273,8 +319,8 @@ def short_name(name: str) -> str:
 
 
 def _kernel_label(spans: list[list]) -> str | None:
-    for name, _ in spans:
-        for part, label in _KERNELS.items():
-            if part in name:
-                return label
-    return spans[0][0] if spans else None
+    """What our kernels of a call are called, the longest first, or the longest kernel's name."""
+    least = _LEAST_SHARE * sum(microseconds for _, microseconds in spans)
+    long = [name for name, microseconds in spans if microseconds >= least]
+    found = [label for name in long for part, label in _KERNELS.items() if part in name]
+    return " + ".join(dict.fromkeys(found)) or (spans[0][0] if spans else None)

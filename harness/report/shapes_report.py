@@ -14,10 +14,11 @@ from harness.report import doubts
 _RECORD = "shapes*.json"
 
 
-def record_name(dtype: str, tf32: str, device: str) -> str:
+def record_name(dtype: str, tf32: str, device: str, backward: bool = False) -> str:
     """File name: shapes.json for fp32 as PyTorch computes it by default, else with what differs."""
     parts = ["shapes"] + [dtype] * (dtype != "float32")
     parts += ["tf32-forbid"] * (dtype == "float32" and device != "cpu" and tf32 == "forbid")
+    parts += ["backward"] * backward
     return "-".join(parts) + ".json"
 
 
@@ -123,10 +124,11 @@ def markdown(record: dict, name: str) -> str:
     versions = record["versions"]
     gpu = f"driver {versions['driver']}, CUDA {versions['cuda']}, " if versions["gpu"] else ""
     tf32 = f", TF32 {record['tf32']}" if gpu and record["dtype"] == "float32" else ""
+    what = "forward and backward" if record["backward"] else "forward"
     lines += [
         "",
         f"{record['device_name']}, {gpu}PyTorch {versions['torch']}; {record['dtype']}{tf32}, "
-        f"forward; {record['date']}. {summary(record)}",
+        f"{what}; {record['date']}. {summary(record)}",
     ]
     return "\n".join(lines) + "\n"
 

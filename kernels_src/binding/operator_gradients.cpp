@@ -1,11 +1,11 @@
-// The operator of the gradients' library: gradients of input, weight and bias in one call, those that are wanted.
+// The operators of the gradients' library: gradients of input, weight and bias in one call, those that are wanted; and
+// the convolution's output once more, contiguous, for the gradients of what follows it.
 #include "../gradient_call.h"
 #include "cuda_half.h"
 
 TCONV_DECLARE_CUDA_HALF(GradientCall)
 
-#include "run.h"
-#include "stack.h"
+#include "conv_inputs.h"
 
 namespace tconv {
 namespace binding {
@@ -81,6 +81,19 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
              grad_weight, grad_bias);
 }
 
+void convolve(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  ConvInputs inputs(stack);
+  inputs.check();
+  const Tensor out = inputs.allocate_output(inputs.layer.out_h, inputs.layer.out_w);
+  if (inputs.layer.batch > 0) {
+    GradientCall call{};
+    call.conv = inputs.prepare(out);
+    launch(call, inputs.device);
+  }
+  stack.give(inputs.widened() ? converted(out, kernel_dtype(inputs.dtype)) : out);
+}
+
 }  // namespace binding
 }  // namespace tconv
 
@@ -89,6 +102,12 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "
       "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
+  library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
 }
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
+#define TCONV_IMPLEMENT(device)                                \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {       \
+    library.impl("backward", &tconv::binding::backward);       \
+    library.impl("convolve", &tconv::binding::convolve);       \
+  }
+TCONV_IMPLEMENT(CPU)
+TCONV_IMPLEMENT(CUDA)

@@ -1,5 +1,6 @@
 // Gradient of the bias: sums of g over samples and pixels, channel by channel, in two stages of fixed order; any
-// strides.
+// strides. Bound by reading g: a *line* is a run of values at one distance, a whole plane where rows lie behind each
+// other, and blocks take tiles of lines, so that divisions are made once a tile.
 #pragma once
 
 #include "../gradient_call.h"
@@ -11,31 +12,38 @@ namespace tconv {
 namespace cuda {
 
 struct BiasGradientConfig {
-  static constexpr int kThreads = kPlainPixels;   // block_sum's
-  static constexpr int kInner = 16;               // loads of a thread under way, and the inner sum's length
-  static constexpr int kPixelsPerPart = 1 << 14;  // at least, where there are blocks enough
+  static constexpr int kThreads = kPlainPixels;  // block_sum's
+  static constexpr int kVector = 4;              // values that lie side by side, loaded at once
+  static constexpr int kInner = 4;               // vectors of a thread under way, and the inner sum's length
+  static constexpr int kTile = kThreads * kVector * kInner;
   static constexpr int kBlocksPerSm = 8;
 };
 
 struct BiasGradientPlan {
-  int64_t num_parts;
+  bool planes;  // lines are whole planes
+  int64_t lines, length, tiles_per_line, num_tiles, num_parts;
 
-  BiasGradientPlan(const ConvTransposeLayer& p, int sm_count) {
+  BiasGradientPlan(const GradientCall& call, int sm_count) {
     using Config = BiasGradientConfig;
-    const int64_t pixels = p.batch * p.out_h * p.out_w;
+    const ConvTransposeLayer& p = call.conv.layer;
+    planes = call.grad_stride_h == p.out_w * call.grad_stride_w;
+    lines = planes ? p.batch : p.batch * p.out_h;
+    length = planes ? p.out_h * p.out_w : p.out_w;
+    tiles_per_line = (length + Config::kTile - 1) / Config::kTile;
+    num_tiles = lines * tiles_per_line;
     const int64_t wanted = (int64_t{Config::kBlocksPerSm} * sm_count + p.out_channels - 1) / p.out_channels;
-    const int64_t most = (pixels + Config::kPixelsPerPart - 1) / Config::kPixelsPerPart;
-    num_parts = wanted < most ? wanted : most;
+    num_parts = wanted < num_tiles ? wanted : num_tiles;
   }
 };
 
 template <typename Storage>
 struct BiasGradientArgs {
   const Storage* grad;
-  typename StorageTraits<Storage>::Acc* parts;     // [num_parts][channels]
-  int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
-  int64_t channels, out_h, out_w, num_pixels, part_pixels, num_blocks;
-  FastDivisor64 by_out_w, by_out_h, by_channels;
+  typename StorageTraits<Storage>::Acc* parts;  // [num_parts][channels]
+  int64_t stride_n, stride_c, line_stride, step;
+  int64_t channels, length, num_tiles, num_parts, num_blocks;
+  bool vectors;  // of kVector values, aligned
+  FastDivisor64 by_tiles, by_lines, by_channels;  // tiles of a line, lines of a sample
 };
 
 template <typename Storage>
@@ -43,21 +51,37 @@ __global__ void __launch_bounds__(BiasGradientConfig::kThreads)
     bias_gradient_kernel(const __grid_constant__ BiasGradientArgs<Storage> args) {
   using Config = BiasGradientConfig;
   using Acc = typename StorageTraits<Storage>::Acc;
+  struct alignas(Config::kVector * sizeof(Storage)) Vector {
+    Storage values[Config::kVector];
+  };
   __shared__ Acc scratch[Config::kThreads / 32];
   for (int64_t block = blockIdx.x; block < args.num_blocks; block += gridDim.x) {
     const int64_t part = args.by_channels.quotient(block), channel = block - part * args.channels;
-    const int64_t begin = part * args.part_pixels, end = min(begin + args.part_pixels, args.num_pixels);
-    const Storage* const from = args.grad + channel * args.stride_c;
     Acc sum = 0;
-    for (int64_t first = begin + threadIdx.x; first < end; first += Config::kInner * Config::kThreads) {
+    for (int64_t tile = part; tile < args.num_tiles; tile += args.num_parts) {
+      const int64_t line = args.by_tiles.quotient(tile);
+      const int64_t begin = (tile - line * static_cast<int64_t>(args.by_tiles.divisor)) * Config::kTile;
+      const int64_t n = args.by_lines.quotient(line), row = line - n * static_cast<int64_t>(args.by_lines.divisor);
+      const Storage* const from =
+          args.grad + n * args.stride_n + channel * args.stride_c + row * args.line_stride + begin * args.step;
+      const int count = static_cast<int>(min(args.length - begin, int64_t{Config::kTile}));
       Acc inner = 0;
+      if (args.vectors) {
+        Vector vectors[Config::kInner];
 #pragma unroll
-      for (int step = 0; step < Config::kInner; ++step) {
-        const int64_t pixel = first + step * Config::kThreads;
-        if (pixel < end) {
-          const int64_t line = args.by_out_w.quotient(pixel), column = pixel - line * args.out_w;
-          const int64_t n = args.by_out_h.quotient(line), row = line - n * args.out_h;
-          inner += static_cast<Acc>(from[n * args.stride_n + row * args.stride_h + column * args.stride_w]);
+        for (int i = 0; i < Config::kInner; ++i) {
+          const int at = (i * Config::kThreads + static_cast<int>(threadIdx.x)) * Config::kVector;
+          vectors[i] = at < count ? *reinterpret_cast<const Vector*>(from + at) : Vector{};
+        }
+#pragma unroll
+        for (int i = 0; i < Config::kInner; ++i)
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) inner += static_cast<Acc>(vectors[i].values[k]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Config::kInner * Config::kVector; ++i) {
+          const int at = i * Config::kThreads + static_cast<int>(threadIdx.x);
+          if (at < count) inner += static_cast<Acc>(from[at * args.step]);
         }
       }
       sum += inner;
@@ -70,24 +94,27 @@ __global__ void __launch_bounds__(BiasGradientConfig::kThreads)
 template <typename Storage>
 int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& plan, void* workspace) {
   using Acc = typename StorageTraits<Storage>::Acc;
+  using Config = BiasGradientConfig;
   const ConvTransposeLayer& p = call.conv.layer;
   BiasGradientArgs<Storage> args;
   args.grad = static_cast<const Storage*>(call.grad);
   args.parts = static_cast<Acc*>(workspace);
   args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
-  args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
-  args.channels = p.out_channels, args.out_h = p.out_h, args.out_w = p.out_w;
-  args.num_pixels = p.batch * p.out_h * p.out_w;
-  args.part_pixels = plan.num_parts > 0 ? (args.num_pixels + plan.num_parts - 1) / plan.num_parts : 0;
+  args.line_stride = call.grad_stride_h, args.step = call.grad_stride_w;
+  args.channels = p.out_channels, args.length = plan.length;
+  args.num_tiles = plan.num_tiles, args.num_parts = plan.num_parts;
   args.num_blocks = plan.num_parts * p.out_channels;
-  args.by_out_w = FastDivisor64::make(p.out_w);
-  args.by_out_h = FastDivisor64::make(p.out_h);
+  args.vectors = args.step == 1 && reinterpret_cast<uintptr_t>(args.grad) % (Config::kVector * sizeof(Storage)) == 0;
+  const int64_t multiples[] = {args.stride_n, args.stride_c, plan.planes ? 0 : args.line_stride, args.length};
+  for (const int64_t value : multiples) args.vectors = args.vectors && value % Config::kVector == 0;
+  args.by_tiles = FastDivisor64::make(plan.tiles_per_line > 0 ? plan.tiles_per_line : 1);
+  args.by_lines = FastDivisor64::make(plan.planes ? 1 : p.out_h);
   args.by_channels = FastDivisor64::make(p.out_channels);
   if (args.num_blocks > 0)
     TCONV_RETURN_IF_ERROR(
         launch_kernel(bias_gradient_kernel<Storage>,
                       dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
-                      dim3(BiasGradientConfig::kThreads), 0, call.conv.stream, args));
+                      dim3(Config::kThreads), 0, call.conv.stream, args));
   return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_bias), plan.num_parts, p.out_channels,
                                    call.conv.stream);
 }

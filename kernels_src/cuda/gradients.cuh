@@ -4,6 +4,7 @@
 
 #include "bias_gradient.cuh"
 #include "input_gradient.cuh"
+#include "recomputed_conv.cuh"
 #include "weight_gradient.cuh"
 
 namespace tconv {
@@ -13,6 +14,7 @@ namespace cuda {
 inline int64_t gradients_workspace_bytes(const GradientCall& call) {
   const ConvTransposeLayer& p = call.conv.layer;
   if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  if (call.conv.out != nullptr) return conv_workspace_bytes<Outputs::kAlone>(call.conv);
   DeviceLimits device;
   if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
   const int64_t acc_bytes = call.conv.dtype == kFloat64 ? 8 : 4;
@@ -28,12 +30,13 @@ inline int64_t gradients_workspace_bytes(const GradientCall& call) {
     if (plan.status < 0) return plan.status;
     raise(plan.total_bytes);
   }
-  if (call.grad_bias != nullptr) raise(BiasGradientPlan(p, device.sm_count).num_parts * p.out_channels * acc_bytes);
+  if (call.grad_bias != nullptr) raise(BiasGradientPlan(call, device.sm_count).num_parts * p.out_channels * acc_bytes);
   return most;
 }
 
 template <typename Storage>
 int64_t launch_gradients(const GradientCall& call) {
+  if (call.conv.out != nullptr) return launch_recomputed_conv(call.conv);
   const ConvTransposeLayer& p = call.conv.layer;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
@@ -49,7 +52,7 @@ int64_t launch_gradients(const GradientCall& call) {
   }
   if (call.grad_bias != nullptr)
     TCONV_RETURN_IF_ERROR(
-        launch_bias_gradient<Storage>(call, BiasGradientPlan(p, device.sm_count), call.conv.workspace));
+        launch_bias_gradient<Storage>(call, BiasGradientPlan(call, device.sm_count), call.conv.workspace));
   return kOk;
 }
 

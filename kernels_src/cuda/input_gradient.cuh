@@ -4,10 +4,10 @@
 
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
-#include "gradient_scales.cuh"
 #include "input_gradient_plain.cuh"
 #include "input_gradient_planes.cuh"
 #include "input_gradient_weights.cuh"
+#include "recomputed_conv.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -53,10 +53,7 @@ struct InputGradientPlan {
     const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(walk);
     status = kernel.status;
     plain = kernel.kernel == kPlain;
-    guard_at = -1;
-    if (kernel.kernel == kHopper && walk.dtype == kFloat32)
-      guard_at =
-          reinterpret_cast<char*>(hopper::HopperWorkspace(kernel.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
+    guard_at = hopper_guard_offset(kernel, walk.dtype);
     if (status != kOk || plain) {
       flag_at = weights_at = walk_at = total_bytes = 0;
       return;
@@ -68,19 +65,6 @@ struct InputGradientPlan {
     total_bytes = walk_at + kernel.workspace_bytes;
   }
 };
-
-// What g is multiplied by, for the Hopper kernel, which clears the rest of the state.
-inline int64_t launch_input_scale(const GradientCall& call, GuardState* state) {
-  const cudaError_t cleared =
-      cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(call.conv.stream));
-  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
-  const ConvTransposeLayer& p = call.conv.layer;
-  MagnitudeSampleArgs args{};
-  args.tensors[0] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
-                                   call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
-  args.largest[0] = &state->largest;
-  return launch_sample_magnitudes(args, 1, call.conv.stream);
-}
 
 template <typename Storage>
 int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan& plan, void* workspace) {
@@ -102,9 +86,12 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     }
     TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
     walk.weight = base + plan.weights_at;
+    const ConvTransposeLayer& p = call.conv.layer;
     if (plan.guard_at >= 0)
       TCONV_RETURN_IF_ERROR(
-          launch_input_scale(call, reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at)));
+          launch_input_scale(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                            call.grad_stride_c, call.grad_stride_h, call.grad_stride_w),
+                             reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at), walk.stream));
     TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
     return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
   }

@@ -42,11 +42,12 @@ struct Ring {
 struct Rings {
   Ring x, planes;
 
+  // The planes first: memcheck takes what a product reads of them for blocks behind each other, beyond the last slot.
   __device__ __forceinline__ Rings(const WeightGradientHopperArgs& args, uint32_t base) {
-    x = {base, 0, 0, args.x_slots, static_cast<int>(args.layout.x.segment_bytes)};
-    planes = {x.slots + x.size * x.slot_bytes, 0, 0, args.planes_slots,
-              static_cast<int>(args.layout.planes.segment_bytes)};
-    x.full = planes.slots + planes.size * planes.slot_bytes;
+    planes = {base, 0, 0, args.planes_slots, static_cast<int>(args.layout.planes.segment_bytes)};
+    x = {planes.slots + planes.size * planes.slot_bytes, 0, 0, args.x_slots,
+         static_cast<int>(args.layout.x.segment_bytes)};
+    x.full = x.slots + x.size * x.slot_bytes;
     x.empty = x.full + 8 * x.size;
     planes.full = x.empty + 8 * x.size;
     planes.empty = planes.full + 8 * planes.size;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
   extern __shared__ __align__(1024) char gradient_storage[];
   const WeightGradientLayout& layout = args.layout;
   const Rings rings(args, smem_address(gradient_storage));
-  if (rings.x.slots % 1024 != 0) __trap();  // the swizzle goes by address bits
+  if (rings.planes.slots % 1024 != 0) __trap();  // the swizzle goes by address bits
   // Neighbouring blocks read the same rows.
   const int pairs = layout.pairs(), pair = blockIdx.x % pairs, nth = blockIdx.x / pairs;
   int group_index = 0;

@@ -103,8 +103,7 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
   const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.samples) {
     const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
-    for (const bool planes : {false, true})
-      TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, planes, first, count, workspace, state)));
+    TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
     WeightGradientHopperArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);

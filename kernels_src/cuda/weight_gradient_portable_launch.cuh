@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "device_limits.h"
-#include "weight_gradient_pack.cuh"
+#include "weight_gradient_pack_rows.cuh"
 #include "weight_gradient_portable.cuh"
 #include "weight_gradient_sums.cuh"
 
@@ -137,16 +137,49 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
   return args;
 }
 
+// Do neighbouring pixels of every row lie side by side, in aligned pairs that are both there or both not?
+template <typename Storage>
+bool packs_pairs(const PackArgs<Storage>& args) {
+  const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
+  for (const int64_t value : even)
+    if (value % 2 != 0) return false;
+  return args.stride_w == 1 && args.from_w == 1 &&
+         reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
+}
+
+// Of samples [first, first + count), x and planes.
 template <int kPieces, typename Storage>
-int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, bool planes,
-                    int64_t first, int count, void* workspace, GradientState* state) {
-  PackArgs<Storage> args = pack_args<Storage>(call, sliding, goes.layout, planes, first, count);
-  args.to = planes ? goes.planes(workspace) : goes.x(workspace);
-  args.state = state;
+int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
+                    int count, void* workspace, GradientState* state) {
+  PackRowsArgs<Storage> rows;
+  unsigned blocks = 0;
+  bool one_class = true;  // to a chunk
+  int64_t bytes = 0;
+  for (const int planes : {0, 1}) {
+    PackArgs<Storage>& args = rows.tensors[planes];
+    args = pack_args<Storage>(call, sliding, goes.layout, planes != 0, first, count);
+    args.to = planes != 0 ? goes.planes(workspace) : goes.x(workspace);
+    args.state = state;
+    one_class &= args.classes == 1 || args.channels_per_class % 8 == 0;
+    rows.pairs[planes] = packs_pairs(args);
+    rows.runs[planes] = static_cast<int>(ceil_div(args.packed.rows, PackRowsConfig::kRows));
+    if (planes != 0) rows.planes_block = blocks;
+    blocks += args.num_segments / static_cast<unsigned>(args.packed.rows) * static_cast<unsigned>(rows.runs[planes]);
+    bytes = std::max(bytes, args.packed.segment_bytes);
+  }
+  if (one_class) {
+    const auto kernel = pack_rows_kernel<kPieces, Storage>;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
+    return launch_kernel(kernel, dim3(blocks), dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
+                         call.conv.stream, rows);
+  }
   const auto kernel = pack_pixels_kernel<kPieces, Storage>;
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, args.packed.segment_bytes));
-  return launch_kernel(kernel, dim3(args.num_segments), dim3(PackConfig::kThreads), args.packed.segment_bytes,
-                       call.conv.stream, args);
+  for (const PackArgs<Storage>& args : rows.tensors) {
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, args.packed.segment_bytes));
+    TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(args.num_segments), dim3(PackConfig::kThreads),
+                                        args.packed.segment_bytes, call.conv.stream, args));
+  }
+  return kOk;
 }
 
 // Clears the state, and finds the scales of fp32 operands.
@@ -203,9 +236,7 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
   for (int64_t first = 0; first < batch; first += goes.samples) {
     const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
     if constexpr (!kInPlace)
-      for (const bool planes : {false, true})
-        TCONV_RETURN_IF_ERROR(
-            (launch_pack<kPieces, Storage>(call, sliding, goes, planes, first, count, workspace, state)));
+      TCONV_RETURN_IF_ERROR((launch_pack<kPieces, Storage>(call, sliding, goes, first, count, workspace, state)));
     WeightGradientPortableArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);

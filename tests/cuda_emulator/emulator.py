@@ -124,7 +124,7 @@ class EmulatedLibrary:
 
 
 class EmulatedGradients(EmulatedLibrary):
-    """The gradients' library on its own; `backward` is its operator."""
+    """The gradients' library on its own; `backward` and `convolve` are its operators."""
 
     def __init__(self, kernels: Path):
         name = "tconv_emulated_gradients"
@@ -138,6 +138,7 @@ class EmulatedGradients(EmulatedLibrary):
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
         self.backward = getattr(torch.ops, name).backward.default
+        self.convolve = getattr(torch.ops, name).convolve.default
 
 
 class Emulated(EmulatedLibrary):
