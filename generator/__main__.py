@@ -49,10 +49,10 @@ def _parser() -> argparse.ArgumentParser:
         "a table of its references",
     )
     parser.add_argument(
-        "--own-gradients",
+        "--pytorch-gradients",
         action="store_true",
-        help="kernels of our own for the convolution's gradients on CUDA, too, which have run in "
-        "the emulator, but on no GPU so far; without it they are PyTorch's",
+        help="leave the convolution's gradients on CUDA to PyTorch: a shorter file, which trains "
+        "slower",
     )
     return parser
 
@@ -108,7 +108,7 @@ def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
                         reference,
                         output,
                         built=not arguments.check,
-                        own_gradients=arguments.own_gradients,
+                        own_gradients=not arguments.pytorch_gradients,
                     ),
                     output,
                 )

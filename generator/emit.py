@@ -56,7 +56,7 @@ fp32."""
 
 
 def generate(
-    reference_path: Path, output_path: Path, built: bool = False, own_gradients: bool = False
+    reference_path: Path, output_path: Path, built: bool = False, own_gradients: bool = True
 ) -> str:
     """The solution's text, with kernels for the convolution's gradients on CUDA
     or without. Raises Refusal where there is none that computes what the reference
@@ -70,7 +70,7 @@ def generate(
     return text
 
 
-def solution_text(program: Program, output_path: Path, own_gradients: bool = False) -> str:
+def solution_text(program: Program, output_path: Path, own_gradients: bool = True) -> str:
     """The text of what was decided. Raises Refusal where the reference's own text cannot be carried
     over.
     """

@@ -36,7 +36,7 @@ class Kernels:
 
     all: list[Kernel]
     sources: dict[str, str]
-    own_gradients: bool = False
+    own_gradients: bool = True
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -79,7 +79,7 @@ class Kernels:
         return made
 
 
-def sources(program: Program, own_gradients: bool = False) -> Kernels:
+def sources(program: Program, own_gradients: bool = True) -> Kernels:
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     made = Kernels([Kernel(*pair) for pair in kernels_of(program)], {}, own_gradients)

@@ -3,7 +3,8 @@
 A record's file may change while its kernels do not: a comment, a line of Python. The entry
 "machine_code" tells such an edit from one that asks for timing anew. It holds the SHA-256 of
 `code`, the kernels for sm_90a without their names, and of `launches`, what one call at the record's
-problem launches; and the compiler, since another one makes other code of the same source.
+problem launches, of a training step also the source of the gradients' library; and the compiler,
+since another one makes other code of the same source.
 """
 
 import argparse
@@ -21,7 +22,14 @@ from generator.emit import generate
 from generator.errors import Refusal
 from harness.catalog import ROOT, Problem, find_problem, list_problems
 from harness.errors import EnvironmentUnfit, HarnessError, UsageError
-from harness.measure.machine_code_build import Built, build, compiler, cuda_flags, cuda_source
+from harness.measure.machine_code_build import (
+    Built,
+    build,
+    compiler,
+    cuda_flags,
+    cuda_source,
+    gradients_sha256,
+)
 from harness.measure.machine_code_calls import launches
 from harness.measure.machine_code_cubin import sha256
 from harness.report import records
@@ -59,7 +67,11 @@ def machine_code(text: str, record: dict, reference: Path) -> dict:
     Raises EnvironmentUnfit without nvcc, UsageError for what cannot be compiled or followed.
     """
     built = build_of(text)
-    return entry(built.cubin.digest(), launches(built, record, reference))
+    lines = launches(built, record, reference)
+    if record.get("backward"):
+        # Their launches are not followed: any change of their source is one.
+        lines = [*lines, f"gradients: {gradients_sha256(text) or 'by PyTorch'}"]
+    return entry(built.cubin.digest(), lines)
 
 
 def entry(code: str, lines: list[str]) -> dict:

@@ -24,7 +24,7 @@ REFERENCES = Path(__file__).resolve().parent / "references"
 
 
 @functools.cache
-def generated(path: Path, own_gradients: bool = False) -> str:
+def generated(path: Path, own_gradients: bool = True) -> str:
     """The solution of a reference that no test changes, traced and proved once a session."""
     program = program_of(path)
     text = solution_text(program, path, own_gradients)
@@ -113,7 +113,7 @@ class SolutionShelf:
 
     def __getitem__(self, name: str) -> Loaded:
         """`name` is a file of tests/references or the number of a problem, without .py; with
-        " own_gradients" behind it of a solution that has kernels for gradients."""
+        " pytorch_gradients" behind it of a solution that has no kernels for gradients."""
         if name not in self._loaded:
             text = self.text(name)
             with self.build_folder():
@@ -127,8 +127,8 @@ class SolutionShelf:
 
     def text(self, name: str) -> str:
         """The generated solution."""
-        name_of_reference, _, own = name.partition(" ")
-        return generated(_reference(name_of_reference), own == "own_gradients")
+        name_of_reference, _, gradients = name.partition(" ")
+        return generated(_reference(name_of_reference), gradients != "pytorch_gradients")
 
 
 def _references() -> list[Path]:

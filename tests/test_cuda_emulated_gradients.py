@@ -250,7 +250,7 @@ def test_what_is_refused_is_named(emulated_gradients):
 @pytest.fixture
 def solution(shelf, emulated_gradients, monkeypatch):
     """Of 69, whose gradients come from the emulated kernels though its tensors are on the CPU."""
-    solution = shelf["69 own_gradients"].solution
+    solution = shelf["69"].solution
     monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
     monkeypatch.setitem(solution, "_backward_kernels", lambda: emulated_gradients.backward)
     return solution

@@ -47,7 +47,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def solution(shelf):
-    return shelf["69 own_gradients"].solution
+    return shelf["69"].solution
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def kernels_of(function) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
 @pytest.mark.parametrize("name", ["65", "69", "11", "19"])
 def test_no_convolution_but_ours_in_backward(shelf, name, dtype):
-    model, new = (m.cuda().to(dtype) for m in shelf[f"{name} own_gradients"].pair())
+    model, new = (m.cuda().to(dtype) for m in shelf[name].pair())
     x = torch.randn((2, 64, 32, 64), device="cuda", dtype=dtype, requires_grad=True)
     new(x).sum().backward()  # builds and loads
     y = new(x)
@@ -199,7 +199,7 @@ def test_no_convolution_but_ours_in_backward(shelf, name, dtype):
 
 def test_a_graph_of_a_whole_step(shelf):
     """Forward, backward and optimiser, captured once: replays train as eager steps do."""
-    models = [shelf["69 own_gradients"].pair()[1].cuda() for _ in range(2)]
+    models = [shelf["69"].pair()[1].cuda() for _ in range(2)]
     x = torch.randn((2, 64, 32, 64), device="cuda")
     optimisers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in models]
 

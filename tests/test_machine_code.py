@@ -88,6 +88,22 @@ def test_it_is_said_which_differs(compiled, stamped):
     assert found.why.endswith(f"the launches differ:\n{changes}")
 
 
+def with_gradients(source: str) -> str:
+    return f'CUDA_SOURCE = r"""\none\ntwo"""\nGRADIENT_CUDA_SOURCE = r"""{source}"""\n'
+
+
+def test_a_training_step_is_also_of_its_gradients_source(compiled):
+    timed = with_gradients("a = 1;  // why\n// ==== lines 1 to 2 of CUDA_SOURCE")
+    made = record(timed, backward=True)
+    made["machine_code"] = machine_code.machine_code(timed, made, REFERENCE)
+    assert standing(made, with_gradients("  a = 1;\none")).verdict == STANDS
+    found = standing(made, with_gradients("a = 2;\none"))
+    assert found.verdict == DIFFERS and "+ gradients: " in found.why
+    found = standing(made, "edited")
+    assert found.verdict == DIFFERS and "+ gradients: by PyTorch" in found.why
+    assert not any("gradients" in line for line in LINES)  # of forward alone: not looked at
+
+
 @pytest.mark.parametrize("here", ["cuda_13.1.r13.1/compiler.2_0", None])
 def test_another_compiler_cannot_tell(compiled, stamped, here):
     compiled.compiler = here

@@ -4,6 +4,7 @@ code, and a program that makes its calls without a GPU.
 
 import ast
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from generator.runtime.gradient_kernels import _with_shared_lines
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.measure.machine_code_cubin import Cubin, read_cubin, sha256
 
@@ -60,6 +62,16 @@ def cuda_source(text: str) -> str:
     if found is None:
         raise UsageError('the solution has no CUDA_SOURCE = r"""..."""')
     return found[1]
+
+
+def gradients_sha256(text: str) -> str | None:
+    """Of a solution's source of the gradients' library without its comments; None without one."""
+    found = re.search(r'^GRADIENT_CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        return None
+    whole = _with_shared_lines(found[1], cuda_source(text))
+    lines = (line.partition("//")[0].strip() for line in whole.splitlines())
+    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()
 
 
 def cuda_flags(text: str) -> tuple[str, ...]:

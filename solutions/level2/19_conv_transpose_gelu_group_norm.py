@@ -8,6 +8,10 @@ rewrites the output once.
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
 
+The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
+GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
+create_graph=True, they are PyTorch's.
+
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
 bits, what TF32 keeps, and products summed in fp32; the tensor cores read those operands as fp16
@@ -26,6 +30,8 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     17fd0a590c0ad41a515a81cf9930a8c57aa8c4b48abfadced866bfd317e8e644
 sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9fe56e80ad90
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
+sha256 of GRADIENT_CUDA_SOURCE: 02af7543c611c5752707d7b4cd99f748467305853b10fa9337accb327dec314a
+sha256 of GRADIENT_OPERATOR_SOURCE: 827d090b8d751e26593c0fd2fd34655e7dece061e56a0481a4d1e4d37098867c
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -10739,10 +10745,4092 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_GROUP_NORM_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")
 """
 
+GRADIENT_CUDA_SOURCE = r"""
+// ---- kernels_src/cuda/entry_gradients.cu
+// Exported functions of the gradients' library, which every pattern shares.
+#define TCONV_INPUT_SCALE_FROM_DEVICE  // fp16_containers.cuh
+
+// ---- kernels_src/cuda/gradients.cuh
+// The one door to the gradients on CUDA: picks kernels and launches them, one gradient after the other in one
+// workspace.
+
+// ---- kernels_src/cuda/bias_gradient.cuh
+// Gradient of the bias: sums of g over samples and pixels, channel by channel, in two stages of fixed order; any
+// strides. Bound by reading g: a *line* is a run of values at one distance, a whole plane where rows lie behind each
+// other, and blocks take tiles of lines, so that divisions are made once a tile.
+
+// ---- kernels_src/gradient_call.h
+// Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
+
+// ==== lines 38 to 329 of CUDA_SOURCE
+
+namespace tconv {
+
+// Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
+// gradients of what follows are formed from.
+struct GradientCall {
+  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
+  int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  // Contiguous, of the call's dtype; null where not wanted.
+  void* grad_x;       // [batch, in_channels, in_h, in_w]
+  void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
+  void* grad_bias;    // [out_channels]
+};
+
+}  // namespace tconv
+// ---- kernels_src/cuda/conv_transpose_plain.cuh
+// Transposed convolution, one thread per output: the formula of layer.h as it stands, for every dtype (fp64
+// accumulates in double, the rest in float), every parameter, any input strides, 64-bit indices.
+//
+// A block owns kPlainPixels consecutive positions of one output plane, so a plane's moments are one partial per block.
+
+#include <type_traits>
+
+// ---- kernels_src/epilogue.h
+// What a kernel does with an accumulator before storing it. The generator writes `struct Epilogue`
+// (generated_epilogue.h) from the element-wise operations that follow the convolution; the file of that
+// name in this folder is the identity, for building kernels on their own.
+
+// ==== lines 329 to 490 of CUDA_SOURCE
+// Stand-in for what the generator writes: the identity epilogue.
+
+namespace tconv {
+
+struct Epilogue {
+  template <typename Acc, typename Storage>
+  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
+    (void)args;
+    (void)channel;
+// ==== lines 499 to 547 of CUDA_SOURCE
+// ==== lines 1012 to 1088 of CUDA_SOURCE
+// ==== lines 1267 to 1318 of CUDA_SOURCE
+// ==== lines 3356 to 3456 of CUDA_SOURCE
+// ==== lines 1607 to 1637 of CUDA_SOURCE
+
+// ==== lines 6157 to 6295 of CUDA_SOURCE
+// ==== lines 1088 to 1125 of CUDA_SOURCE
+// ---- kernels_src/cuda/gradient_sums.cuh
+// Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
+//   from [num_parts][count] of Acc -> to [count]
+
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+__device__ __forceinline__ bool is_finite(Storage v) {
+  const auto wide = static_cast<typename StorageTraits<Storage>::Acc>(v);
+  return wide - wide == 0;
+}
+
+struct GradientSumsConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxBlocks = 4096;
+};
+
+// fp32 sums are added up in fp64: there are few of them, and the error of what is one long sum then lies in the parts
+// alone.
+template <typename Acc, typename Storage>
+__global__ void __launch_bounds__(GradientSumsConfig::kThreads)
+    sum_gradient_parts_kernel(const Acc* from, Storage* to, int64_t num_parts, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    double sum = 0.0;
+    for (int64_t part = 0; part < num_parts; ++part) sum += from[part * count + i];
+    to[i] = to_storage<Storage>(static_cast<Acc>(sum));
+  }
+}
+
+template <typename Acc, typename Storage>
+int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_parts, int64_t count, void* stream) {
+  const int64_t blocks = (count + GradientSumsConfig::kThreads - 1) / GradientSumsConfig::kThreads;
+  return launch_kernel(
+      sum_gradient_parts_kernel<Acc, Storage>,
+      dim3(static_cast<unsigned>(blocks < GradientSumsConfig::kMaxBlocks ? blocks : GradientSumsConfig::kMaxBlocks)),
+      dim3(GradientSumsConfig::kThreads), 0, stream, from, to, num_parts, count);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct BiasGradientConfig {
+  static constexpr int kThreads = kPlainPixels;  // block_sum's
+  static constexpr int kVector = 4;              // values that lie side by side, loaded at once
+  static constexpr int kInner = 4;               // vectors of a thread under way, and the inner sum's length
+  static constexpr int kTile = kThreads * kVector * kInner;
+  static constexpr int kBlocksPerSm = 8;
+};
+
+struct BiasGradientPlan {
+  bool planes;  // lines are whole planes
+  int64_t lines, length, tiles_per_line, num_tiles, num_parts;
+
+  BiasGradientPlan(const GradientCall& call, int sm_count) {
+    using Config = BiasGradientConfig;
+    const ConvTransposeLayer& p = call.conv.layer;
+    planes = call.grad_stride_h == p.out_w * call.grad_stride_w;
+    lines = planes ? p.batch : p.batch * p.out_h;
+    length = planes ? p.out_h * p.out_w : p.out_w;
+    tiles_per_line = (length + Config::kTile - 1) / Config::kTile;
+    num_tiles = lines * tiles_per_line;
+    const int64_t wanted = (int64_t{Config::kBlocksPerSm} * sm_count + p.out_channels - 1) / p.out_channels;
+    num_parts = wanted < num_tiles ? wanted : num_tiles;
+  }
+};
+
+template <typename Storage>
+struct BiasGradientArgs {
+  const Storage* grad;
+  typename StorageTraits<Storage>::Acc* parts;  // [num_parts][channels]
+  int64_t stride_n, stride_c, line_stride, step;
+  int64_t channels, length, num_tiles, num_parts, num_blocks;
+  bool vectors;  // of kVector values, aligned
+  FastDivisor64 by_tiles, by_lines, by_channels;  // tiles of a line, lines of a sample
+};
+
+template <typename Storage>
+__global__ void __launch_bounds__(BiasGradientConfig::kThreads)
+    bias_gradient_kernel(const __grid_constant__ BiasGradientArgs<Storage> args) {
+  using Config = BiasGradientConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  struct alignas(Config::kVector * sizeof(Storage)) Vector {
+    Storage values[Config::kVector];
+  };
+  __shared__ Acc scratch[Config::kThreads / 32];
+  for (int64_t block = blockIdx.x; block < args.num_blocks; block += gridDim.x) {
+    const int64_t part = args.by_channels.quotient(block), channel = block - part * args.channels;
+    Acc sum = 0;
+    for (int64_t tile = part; tile < args.num_tiles; tile += args.num_parts) {
+      const int64_t line = args.by_tiles.quotient(tile);
+      const int64_t begin = (tile - line * static_cast<int64_t>(args.by_tiles.divisor)) * Config::kTile;
+      const int64_t n = args.by_lines.quotient(line), row = line - n * static_cast<int64_t>(args.by_lines.divisor);
+      const Storage* const from =
+          args.grad + n * args.stride_n + channel * args.stride_c + row * args.line_stride + begin * args.step;
+      const int count = static_cast<int>(min(args.length - begin, int64_t{Config::kTile}));
+      Acc inner = 0;
+      if (args.vectors) {
+        Vector vectors[Config::kInner];
+#pragma unroll
+        for (int i = 0; i < Config::kInner; ++i) {
+          const int at = (i * Config::kThreads + static_cast<int>(threadIdx.x)) * Config::kVector;
+          vectors[i] = at < count ? *reinterpret_cast<const Vector*>(from + at) : Vector{};
+        }
+#pragma unroll
+        for (int i = 0; i < Config::kInner; ++i)
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) inner += static_cast<Acc>(vectors[i].values[k]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Config::kInner * Config::kVector; ++i) {
+          const int at = i * Config::kThreads + static_cast<int>(threadIdx.x);
+          if (at < count) inner += static_cast<Acc>(from[at * args.step]);
+        }
+      }
+      sum += inner;
+    }
+    sum = block_sum<Acc>(sum, scratch);
+    if (threadIdx.x == 0) args.parts[part * args.channels + channel] = sum;
+  }
+}
+
+template <typename Storage>
+int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& plan, void* workspace) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  using Config = BiasGradientConfig;
+  const ConvTransposeLayer& p = call.conv.layer;
+  BiasGradientArgs<Storage> args;
+  args.grad = static_cast<const Storage*>(call.grad);
+  args.parts = static_cast<Acc*>(workspace);
+  args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
+  args.line_stride = call.grad_stride_h, args.step = call.grad_stride_w;
+  args.channels = p.out_channels, args.length = plan.length;
+  args.num_tiles = plan.num_tiles, args.num_parts = plan.num_parts;
+  args.num_blocks = plan.num_parts * p.out_channels;
+  args.vectors = args.step == 1 && reinterpret_cast<uintptr_t>(args.grad) % (Config::kVector * sizeof(Storage)) == 0;
+  const int64_t multiples[] = {args.stride_n, args.stride_c, plan.planes ? 0 : args.line_stride, args.length};
+  for (const int64_t value : multiples) args.vectors = args.vectors && value % Config::kVector == 0;
+  args.by_tiles = FastDivisor64::make(plan.tiles_per_line > 0 ? plan.tiles_per_line : 1);
+  args.by_lines = FastDivisor64::make(plan.planes ? 1 : p.out_h);
+  args.by_channels = FastDivisor64::make(p.out_channels);
+  if (args.num_blocks > 0)
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(bias_gradient_kernel<Storage>,
+                      dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
+                      dim3(Config::kThreads), 0, call.conv.stream, args));
+  return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_bias), plan.num_parts, p.out_channels,
+                                   call.conv.stream);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/input_gradient.cuh
+// The input gradient: a transposed convolution of stride one over g, or over the planes of g (sliding_layer.h), with
+// swapped channels and flipped taps, by the forward's kernels; or one thread per value.
+
+// ---- kernels_src/cuda/conv_transpose.cuh
+// The one door to the transposed convolution on CUDA: picks a kernel and launches it.
+
+#include <cuda_runtime.h>
+
+// ==== lines 560 to 682 of CUDA_SOURCE
+// ==== lines 4601 to 4629 of CUDA_SOURCE
+// ---- kernels_src/cuda/conv_transpose_dispatch.cuh
+// Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
+
+// ==== lines 4629 to 5337 of CUDA_SOURCE
+// ==== lines 859 to 1008 of CUDA_SOURCE
+
+// ==== lines 5338 to 5526 of CUDA_SOURCE
+// ---- kernels_src/cuda/overlapped_launch.cuh
+// A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
+// capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
+
+
+// ==== lines 1126 to 1177 of CUDA_SOURCE
+
+// ==== lines 5530 to 6145 of CUDA_SOURCE
+// ==== lines 6295 to 6313 of CUDA_SOURCE
+// ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
+// Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
+
+#include <type_traits>
+
+// ==== lines 844 to 859 of CUDA_SOURCE
+
+// ==== lines 1175 to 1267 of CUDA_SOURCE
+// ==== lines 1318 to 1602 of CUDA_SOURCE
+// ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
+// Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
+// per channel and the activation after it never decreases, so that a window's largest result comes from its largest
+// value where the BatchNorm weight is positive, and from its smallest where that is negative. Where it is zero every
+// finite value gives the same, and an infinite one NaN: there the largest magnitude stands for the window.
+
+// ---- kernels_src/cuda/pool_window.cuh
+// Max-pooling windows: their geometry, and the maximum that NaN passes through.
+
+// ---- kernels_src/cuda/group_norm_storage.cuh
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+
+#include <cstring>
+
+
+// ==== lines 1635 to 1741 of CUDA_SOURCE
+// ==== lines 2013 to 2485 of CUDA_SOURCE
+// ==== lines 3030 to 3356 of CUDA_SOURCE
+// ==== lines 6313 to 6408 of CUDA_SOURCE
+// ==== lines 2672 to 2746 of CUDA_SOURCE
+// ==== lines 6411 to 6685 of CUDA_SOURCE
+// ==== lines 4171 to 4502 of CUDA_SOURCE
+// ==== lines 6687 to 7229 of CUDA_SOURCE
+// ---- kernels_src/cuda/input_gradient_plain.cuh
+// Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
+//
+//   dx[n, ci, ih, iw] = sum over co of ci's group, kh, kw of
+//                       g[n, co, ih*sh - ph + kh*dh, iw*sw - pw + kw*dw] * w[ci, co', kh, kw]
+//   for exactly those taps that read inside g  (layer.h, solved for x)
+
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+struct InputGradientPlainArgs {
+  ConvTransposeLayer layer;
+  const Storage* grad;
+  const Storage* weight;
+  Storage* grad_x;
+  int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
+  bool round_operands;                             // fp32 with TF32 allowed: as the tensor-core kernels
+  // null, or on the device: where it does not hold 0, values that are not finite are computed again, and nothing else
+  // is.
+  const int* repair_if;
+  int64_t num_values, ic_per_group, oc_per_group;
+  FastDivisor64 by_in_w, by_in_h, by_in_channels, by_ic_per_group;
+};
+
+template <typename Storage, bool kRound>
+__device__ __forceinline__ typename StorageTraits<Storage>::Acc input_gradient_value(
+    const InputGradientPlainArgs<Storage>& args, int64_t n, int64_t ic, int64_t ih, int64_t iw) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const ConvTransposeLayer& p = args.layer;
+  const int64_t group = args.by_ic_per_group.quotient(ic), taps = p.kernel_h * p.kernel_w;
+  const Storage* const grad = args.grad + n * args.stride_n + group * args.oc_per_group * args.stride_c;
+  const Storage* const weight = args.weight + ic * args.oc_per_group * taps;
+  Acc acc = 0;
+  for (int64_t kh = 0; kh < p.kernel_h; ++kh) {
+    const int64_t oh = ih * p.stride_h - p.padding_h + kh * p.dilation_h;
+    if (oh < 0 || oh >= p.out_h) continue;
+    for (int64_t kw = 0; kw < p.kernel_w; ++kw) {
+      const int64_t ow = iw * p.stride_w - p.padding_w + kw * p.dilation_w;
+      if (ow < 0 || ow >= p.out_w) continue;
+      const Storage* from = grad + oh * args.stride_h + ow * args.stride_w;
+      const Storage* tap = weight + kh * p.kernel_w + kw;
+      for (int64_t oc = 0; oc < args.oc_per_group; ++oc, from += args.stride_c, tap += taps)
+        acc += plain_operand<Storage, kRound>(*from) * plain_operand<Storage, kRound>(*tap);
+    }
+  }
+  return acc;
+}
+
+template <typename Storage>
+__global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
+    input_gradient_plain_kernel(const __grid_constant__ InputGradientPlainArgs<Storage> args) {
+  const ConvTransposeLayer& p = args.layer;
+  if (args.repair_if != nullptr && *args.repair_if == 0) return;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kPlainPixels + threadIdx.x; i < args.num_values;
+       i += static_cast<int64_t>(gridDim.x) * kPlainPixels) {
+    if (args.repair_if != nullptr && is_finite(args.grad_x[i])) continue;
+    const int64_t line = args.by_in_w.quotient(i), iw = i - line * p.in_w;
+    const int64_t plane = args.by_in_h.quotient(line), ih = line - plane * p.in_h;
+    const int64_t n = args.by_in_channels.quotient(plane), ic = plane - n * p.in_channels;
+    typename StorageTraits<Storage>::Acc v;
+    if constexpr (std::is_same_v<Storage, float>)
+      v = args.round_operands ? input_gradient_value<Storage, true>(args, n, ic, ih, iw)
+                              : input_gradient_value<Storage, false>(args, n, ic, ih, iw);
+    else
+      v = input_gradient_value<Storage, false>(args, n, ic, ih, iw);
+    args.grad_x[i] = to_storage<Storage>(v);
+  }
+}
+
+template <typename Storage>
+int64_t launch_input_gradient_plain(const GradientCall& call, const int* repair_if = nullptr) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  InputGradientPlainArgs<Storage> args;
+  args.layer = p;
+  args.grad = static_cast<const Storage*>(call.grad);
+  args.weight = static_cast<const Storage*>(call.conv.weight);
+  args.grad_x = static_cast<Storage*>(call.grad_x);
+  args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
+  args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
+  args.round_operands = call.conv.math == kMathTF32;
+  args.repair_if = repair_if;
+  args.num_values = p.batch * p.in_channels * p.in_h * p.in_w;
+  args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
+  args.by_in_w = FastDivisor64::make(p.in_w);
+  args.by_in_h = FastDivisor64::make(p.in_h);
+  args.by_in_channels = FastDivisor64::make(p.in_channels);
+  args.by_ic_per_group = FastDivisor64::make(args.ic_per_group);
+  const int64_t blocks = (args.num_values + kPlainPixels - 1) / kPlainPixels;
+  constexpr int64_t kMostRepairBlocks = 1024;  // that as a rule find nothing to do
+  const int64_t most = repair_if != nullptr ? kMostRepairBlocks : INT32_MAX;
+  return launch_kernel(input_gradient_plain_kernel<Storage>, dim3(static_cast<unsigned>(blocks < most ? blocks : most)),
+                       dim3(kPlainPixels), 0, call.conv.stream, args);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/input_gradient_planes.cuh
+// g of a strided layer -> its planes (sliding_layer.h), zeros where a tap would read outside g:
+//   grad [batch, out_channels, out_h, out_w], any strides -> planes [batch][group][class h][class w][oc of
+//   group][plane_h][pitch]
+// A warp per row.
+
+// ---- kernels_src/cuda/sliding_layer.h
+// A layer's gradients as sliding products of stride one. Plain C++.
+//
+// Tap k of one axis reads g at i*s - p + k*d for input i. With g' = gcd(s, d) the taps fall into classes c = k mod
+// (s/g'), and those of one class read one plane of g, every s-th row or column, at distances of d/g':
+//
+//   k = c + m * (s/g')      reads      plane_c[i + m * (d/g')],      plane_c[j] = g[j*s + c*d - p]
+//
+// Planes are further channels: [group][class h][class w][out channel of the group], and a tap is m alone. With stride
+// one there is one class, and its plane is g itself, shifted by the padding.
+
+
+namespace tconv {
+namespace cuda {
+
+struct SlidingAxis {
+  int64_t classes, taps;  // taps: of a class, the most; those beyond the kernel's end have no weights
+  int64_t step;           // of the plane, from one tap to the next
+  int64_t kernel_step;    // of the kernel, from one tap of a class to the next
+  int64_t plane_size;     // what the taps of all inputs read
+};
+
+inline SlidingAxis sliding_axis(int64_t in, int64_t kernel, int64_t stride, int64_t dilation) {
+  const int64_t common = gcd(stride, dilation);
+  SlidingAxis axis;
+  axis.kernel_step = stride / common;
+  axis.step = dilation / common;
+  axis.classes = kernel < axis.kernel_step ? kernel : axis.kernel_step;
+  axis.taps = (kernel + axis.kernel_step - 1) / axis.kernel_step;
+  axis.plane_size = in + (axis.taps - 1) * axis.step;
+  return axis;
+}
+
+struct SlidingLayer {
+  SlidingAxis h, w;
+  int64_t channels_per_group;  // of all planes
+  bool strided;                // planes are not g itself
+  bool absent_taps;            // some class has fewer taps than others: those it lacks are multiplied as zeros
+
+  explicit SlidingLayer(const ConvTransposeLayer& p)
+      : h(sliding_axis(p.in_h, p.kernel_h, p.stride_h, p.dilation_h)),
+        w(sliding_axis(p.in_w, p.kernel_w, p.stride_w, p.dilation_w)),
+        channels_per_group(h.classes * w.classes * (p.out_channels / p.groups)),
+        strided(p.stride_h != 1 || p.stride_w != 1),
+        absent_taps(h.classes * h.taps != p.kernel_h || w.classes * w.taps != p.kernel_w) {}
+};
+
+// Channel of all planes of a group -> class and out channel of the group.
+struct PlaneChannel {
+  int64_t class_h, class_w, oc;
+
+  TCONV_HD PlaneChannel(int64_t channel, int64_t classes_w, int64_t oc_per_group) {
+    const int64_t both = channel / oc_per_group;
+    oc = channel - both * oc_per_group;
+    class_h = both / classes_w;
+    class_w = both - class_h * classes_w;
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct GradientPlanesConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kRowsPerBlock = kThreads / 32;
+};
+
+template <typename Storage>
+struct GradientPlanesArgs {
+  ConvTransposeLayer layer;
+  const Storage* grad;
+  int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
+  Storage* planes;
+  int* not_finite;  // null, or set to 1 where a value of the planes is infinite or NaN
+  int64_t classes_w, channels_per_group, oc_per_group, plane_h, pitch, num_rows;
+};
+
+template <typename Storage>
+__global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
+    gradient_planes_kernel(const __grid_constant__ GradientPlanesArgs<Storage> args) {
+  const ConvTransposeLayer& p = args.layer;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * GradientPlanesConfig::kRowsPerBlock;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * GradientPlanesConfig::kRowsPerBlock + threadIdx.x / 32;
+       row < args.num_rows; row += step) {
+    const int64_t plane = row / args.plane_h, h = row - plane * args.plane_h;
+    const int64_t group_of_all = plane / args.channels_per_group,
+                  channel = plane - group_of_all * args.channels_per_group;
+    const int64_t n = group_of_all / p.groups, group = group_of_all - n * p.groups;
+    const PlaneChannel from(channel, args.classes_w, args.oc_per_group);
+    const int64_t oh = h * p.stride_h + from.class_h * p.dilation_h - p.padding_h;
+    const bool inside = oh >= 0 && oh < p.out_h;
+    const Storage* const source =
+        args.grad + n * args.stride_n + (group * args.oc_per_group + from.oc) * args.stride_c + oh * args.stride_h;
+    Storage* const to = args.planes + row * args.pitch;
+    for (int64_t w = threadIdx.x % 32; w < args.pitch; w += 32) {
+      const int64_t ow = w * p.stride_w + from.class_w * p.dilation_w - p.padding_w;
+      const Storage v = inside && ow >= 0 && ow < p.out_w ? source[ow * args.stride_w] : static_cast<Storage>(0.0f);
+      to[w] = v;
+      if (args.not_finite != nullptr && !is_finite(v)) *args.not_finite = 1;
+    }
+  }
+}
+
+template <typename Storage>
+int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes,
+                               int* not_finite) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  GradientPlanesArgs<Storage> args;
+  args.layer = p;
+  args.grad = static_cast<const Storage*>(call.grad);
+  args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
+  args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
+  args.planes = static_cast<Storage*>(planes);
+  args.not_finite = not_finite;
+  args.classes_w = sliding.w.classes;
+  args.channels_per_group = sliding.channels_per_group;
+  args.oc_per_group = p.out_channels / p.groups;
+  args.plane_h = sliding.h.plane_size;
+  args.pitch = pitch;
+  args.num_rows = p.batch * p.groups * sliding.channels_per_group * sliding.h.plane_size;
+  const int64_t blocks =
+      (args.num_rows + GradientPlanesConfig::kRowsPerBlock - 1) / GradientPlanesConfig::kRowsPerBlock;
+  return launch_kernel(gradient_planes_kernel<Storage>,
+                       dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)),
+                       dim3(GradientPlanesConfig::kThreads), 0, call.conv.stream, args);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/input_gradient_weights.cuh
+// The weights as the forward's kernels read them for the input gradient: in and out channels swapped, classes of taps
+// as channels (sliding_layer.h), taps flipped.
+//   weight [in_channels, out_channels/groups, kernel_h, kernel_w]
+//   -> [group][class h][class w][oc of group] x [ic of group] x [taps_h][taps_w], zeros for taps beyond the kernel's
+//   end
+
+
+namespace tconv {
+namespace cuda {
+
+struct SwappedWeightsConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxBlocks = 4096;
+};
+
+template <typename Storage>
+struct SwappedWeightsArgs {
+  const Storage* weight;
+  Storage* swapped;
+  SlidingAxis h, w;
+  int64_t kernel_h, kernel_w, channels_per_group, ic_per_group, oc_per_group, count;
+};
+
+template <typename Storage>
+__global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
+    swap_weights_kernel(const __grid_constant__ SwappedWeightsArgs<Storage> args) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count; i += step) {
+    int64_t rest = i;
+    const auto next_digit = [&rest](int64_t radix) {
+      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    const int64_t tap_w = args.w.taps - 1 - next_digit(args.w.taps), tap_h = args.h.taps - 1 - next_digit(args.h.taps);
+    const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group), group = rest;
+    const PlaneChannel from(channel, args.w.classes, args.oc_per_group);
+    const int64_t kh = from.class_h + tap_h * args.h.kernel_step, kw = from.class_w + tap_w * args.w.kernel_step;
+    const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + from.oc;
+    args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w
+                          ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
+                          : static_cast<Storage>(0.0f);
+  }
+}
+
+template <typename Storage>
+int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  SwappedWeightsArgs<Storage> args;
+  args.weight = static_cast<const Storage*>(call.conv.weight);
+  args.swapped = static_cast<Storage*>(swapped);
+  args.h = sliding.h, args.w = sliding.w;
+  args.kernel_h = p.kernel_h, args.kernel_w = p.kernel_w;
+  args.channels_per_group = sliding.channels_per_group;
+  args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
+  args.count = p.groups * sliding.channels_per_group * args.ic_per_group * sliding.h.taps * sliding.w.taps;
+  const int64_t blocks = (args.count + SwappedWeightsConfig::kThreads - 1) / SwappedWeightsConfig::kThreads;
+  return launch_kernel(swap_weights_kernel<Storage>,
+                       dim3(static_cast<unsigned>(
+                           blocks < SwappedWeightsConfig::kMaxBlocks ? blocks : SwappedWeightsConfig::kMaxBlocks)),
+                       dim3(SwappedWeightsConfig::kThreads), 0, call.conv.stream, args);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/recomputed_conv.cuh
+// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found on
+// the device, as all scales of the gradients' library are.
+
+// ---- kernels_src/cuda/gradient_scales.cuh
+// Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
+// device, for gradients may be of any magnitude: from the largest of a sample of each tensor, with room for larger
+// values above; what still does not fit raises the guard.
+
+
+namespace tconv {
+namespace cuda {
+
+struct MagnitudeSampleConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kBlocks = 64;  // at most, for each tensor
+  static constexpr int kPerThread = 16;
+  // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
+  // keep 11 bits.
+  static constexpr int kExponent = 7;
+};
+
+struct SampledTensor {
+  const float* values;
+  int64_t size_c, size_h, size_w, stride_n, stride_c, stride_h, stride_w;
+  int64_t count, step;  // of values in all; from one value of the sample to the next, about
+};
+
+// A row of the grid's blocks for each tensor. largest: magnitudes' bits, zeros before.
+struct MagnitudeSampleArgs {
+  SampledTensor tensors[2];
+  unsigned* largest[2];
+};
+
+__global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
+    sample_magnitudes_kernel(const __grid_constant__ MagnitudeSampleArgs args) {
+  using Config = MagnitudeSampleConfig;
+  const SampledTensor& tensor = args.tensors[blockIdx.y];
+  unsigned largest = 0;
+#pragma unroll 4
+  for (int i = 0; i < Config::kPerThread; ++i) {
+    const int64_t nth = (static_cast<int64_t>(blockIdx.x) * Config::kPerThread + i) * Config::kThreads + threadIdx.x;
+    // Not at even distances, which might all lie in one column.
+    const int64_t at = nth * tensor.step + static_cast<int64_t>(static_cast<uint32_t>(nth) * 2654435761u) % tensor.step;
+    if (at >= tensor.count) continue;
+    int64_t rest = at;
+    const auto next_digit = [&rest](int64_t radix) {
+      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+      rest = quotient;
+      return digit;
+    };
+    const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
+    const float v =
+        tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
+    largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
+  }
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(args.largest[blockIdx.y], largest);
+}
+
+// The exponent of the scale of a tensor with this largest value in its sample.
+__device__ __forceinline__ int scale_exponent(unsigned largest) {
+  if (largest == 0) return 8;  // zeros, as far as is known: kInputScale
+  const int exponent = MagnitudeSampleConfig::kExponent - (static_cast<int>(largest >> 23) - 127);
+  return exponent > 126 ? 126 : exponent;  // and at least 7 - 128
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+__device__ __forceinline__ InputScale::InputScale(const GuardState* state)
+    : exponent(scale_exponent(state->largest)),
+      value(power_of_two(exponent)),
+      smallest_exact(power_of_two(max(-14 - exponent, -126))) {}
+
+// The tensor of these sizes and strides, sampled evenly but for what keeps columns apart.
+inline SampledTensor sampled_tensor(const void* values, int64_t n, int64_t c, int64_t h, int64_t w, int64_t stride_n,
+                                    int64_t stride_c, int64_t stride_h, int64_t stride_w) {
+  using Config = MagnitudeSampleConfig;
+  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
+  SampledTensor tensor = {
+      static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1};
+  tensor.step = tensor.count > kMost ? (tensor.count + kMost - 1) / kMost : 1;
+  return tensor;
+}
+
+// Of the first `count` tensors. largest: set to zero before.
+inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int count, void* stream) {
+  using Config = MagnitudeSampleConfig;
+  int64_t most = 1;
+  for (int i = 0; i < count; ++i) {
+    const int64_t sampled = (args.tensors[i].count + args.tensors[i].step - 1) / args.tensors[i].step;
+    most = sampled > most ? sampled : most;
+  }
+  constexpr int64_t kPerBlock = Config::kThreads * Config::kPerThread;
+  return launch_kernel(sample_magnitudes_kernel,
+                       dim3(static_cast<unsigned>((most + kPerBlock - 1) / kPerBlock), static_cast<unsigned>(count)),
+                       dim3(Config::kThreads), 0, stream, args);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
+inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
+  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
+  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
+}
+
+// What a tensor of these sizes and strides is multiplied by, for the Hopper kernel, which clears the rest of the state.
+inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state, void* stream) {
+  const cudaError_t cleared = cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  MagnitudeSampleArgs args{};
+  args.tensors[0] = tensor;
+  args.largest[0] = &state->largest;
+  return launch_sample_magnitudes(args, 1, stream);
+}
+
+inline int64_t launch_recomputed_conv(const ConvCall& call) {
+  const KernelPlan& plan = choose_kernel<Outputs::kAlone>(call);
+  if (plan.status != kOk) return plan.status;
+  const ConvTransposeLayer& p = call.layer;
+  const int64_t guard = hopper_guard_offset(plan, call.dtype);
+  if (guard >= 0)
+    TCONV_RETURN_IF_ERROR(
+        launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
+                                          p.x_stride_h, p.x_stride_w),
+                           reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+  return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+inline int64_t storage_bytes(int64_t dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
+
+struct InputGradientPlan {
+  int64_t status;
+  bool plain;
+  SlidingLayer sliding;
+  ConvCall walk;     // but for its pointers
+  int64_t pitch;     // of planes
+  int64_t guard_at;  // of the walk's kernel, in its workspace, where its input's scale is found on the device; or -1
+  int64_t flag_at, weights_at, walk_at, total_bytes;  // in the workspace, planes first
+
+  explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
+    const ConvTransposeLayer& p = call.conv.layer;
+    const int64_t element = storage_bytes(call.conv.dtype);
+    pitch = round_up(sliding.w.plane_size, 4);  // whole vectors of pixels
+    ConvTransposeLayer& to = walk.layer;
+    to.batch = p.batch, to.groups = p.groups;
+    to.in_channels = p.groups * sliding.channels_per_group, to.out_channels = p.in_channels;
+    to.out_h = p.in_h, to.out_w = p.in_w;
+    to.kernel_h = sliding.h.taps, to.kernel_w = sliding.w.taps;
+    to.stride_h = to.stride_w = 1;
+    to.dilation_h = sliding.h.step, to.dilation_w = sliding.w.step;
+    to.padding_h = (sliding.h.taps - 1) * sliding.h.step, to.padding_w = (sliding.w.taps - 1) * sliding.w.step;
+    int64_t planes_bytes = 0;
+    if (sliding.strided) {
+      to.in_h = sliding.h.plane_size, to.in_w = pitch;
+      to.x_stride_w = 1, to.x_stride_h = pitch, to.x_stride_c = sliding.h.plane_size * pitch;
+      to.x_stride_n = to.in_channels * to.x_stride_c;
+      planes_bytes = p.batch * to.x_stride_n * element;
+    } else {
+      to.padding_h -= p.padding_h, to.padding_w -= p.padding_w;
+      to.in_h = p.out_h, to.in_w = p.out_w;
+      to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
+      to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
+    }
+    walk.dtype = call.conv.dtype, walk.math = call.conv.math;
+    walk.kernel_choice = call.conv.kernel_choice <= kDirect ? call.conv.kernel_choice : kAuto;
+    walk.stream = call.conv.stream;
+    const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(walk);
+    status = kernel.status;
+    plain = kernel.kernel == kPlain;
+    guard_at = hopper_guard_offset(kernel, walk.dtype);
+    if (status != kOk || plain) {
+      flag_at = weights_at = walk_at = total_bytes = 0;
+      return;
+    }
+    flag_at = round_up(planes_bytes, 256);
+    weights_at = flag_at + 256;
+    walk_at = weights_at +
+              round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
+    total_bytes = walk_at + kernel.workspace_bytes;
+  }
+};
+
+template <typename Storage>
+int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan& plan, void* workspace) {
+  if (plan.plain) return launch_input_gradient_plain<Storage>(call);
+  if constexpr (sizeof(Storage) == 8) {
+    return kUnsupportedKernel;  // fp64 has the plain kernel alone
+  } else {
+    char* const base = static_cast<char*>(workspace);
+    ConvCall walk = plan.walk;
+    walk.stream = call.conv.stream;
+    walk.x = call.grad;
+    // Infinity times the zero of an absent tap is NaN, where PyTorch has no product.
+    int* const repair_if = plan.sliding.absent_taps ? reinterpret_cast<int*>(base + plan.flag_at) : nullptr;
+    if (repair_if != nullptr)
+      TCONV_RETURN_IF_ERROR(cudaMemsetAsync(repair_if, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
+    if (plan.sliding.strided) {
+      TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base, repair_if));
+      walk.x = base;
+    }
+    TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
+    walk.weight = base + plan.weights_at;
+    const ConvTransposeLayer& p = call.conv.layer;
+    if (plan.guard_at >= 0)
+      TCONV_RETURN_IF_ERROR(
+          launch_input_scale(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                            call.grad_stride_c, call.grad_stride_h, call.grad_stride_w),
+                             reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at), walk.stream));
+    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
+    return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient.cuh
+// The weight gradient: picks a kernel and launches it.
+
+// ---- kernels_src/cuda/weight_gradient_hopper_launch.cuh
+// Host side of the Hopper weight gradient: what it can do, how much scratch it wants, its launches.
+
+// ---- kernels_src/cuda/weight_gradient_hopper.cuh
+// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h).
+//
+// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of
+// the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
+// rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
+// read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
+// (weight_gradient_sums.cuh adds them up) after every kPromoteRows rows, because tensor cores truncate theirs.
+
+// ---- kernels_src/cuda/weight_gradient_layout.h
+// How x and g lie in the workspace for the weight gradient on tensor cores, and what multiplies what. Plain C++.
+//
+//   dw[tap][ci][co] = sum over pixels of  x[pixel][ci] * plane[pixel shifted by the tap][co]      (sliding_layer.h)
+//
+// Both are read with pixels as the reduction. They are packed once a call, as the images that lie in shared memory
+// later: a *segment* is kSegment neighbouring pixels of a row (for planes with the columns that taps reach beyond
+// them), a pixel being 64 channels of 16 bits, 128 bytes in the 128-byte swizzle (16-byte chunk c of pixel p at c XOR p
+// mod 8). A tap is then the planes' segment of another row, read from another pixel on. A *strip* is a column of
+// segments of one sample; pixels beyond the image are zeros.
+//
+//   x:      [sample][group][block of in channels][strip][row][piece][segment pixel][64 channels]
+//   planes: [sample][group][block of planes' channels][strip][plane row][piece][segment pixel][64 channels]
+//
+// Pieces: one, or three bf16 numbers whose sum an fp32 number is (strict fp32). Where the batch is packed in several
+// goes, `sample` counts within one of them.
+
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientConfig {
+  static constexpr int kBlockChannels = 64;  // of either operand
+  static constexpr int kPixelBytes = 128;
+  static constexpr int kMaxSegment = 64;
+  static constexpr int kStepPixels = 16;  // of a tensor-core product
+  static constexpr int kTileValues = kBlockChannels * kBlockChannels;
+  static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
+  static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
+  static constexpr int kPromoteRows =
+      128;  // after which tensor cores' sums join fp32 sums in memory: 512 products at most
+};
+
+struct PackedOperand {
+  int channels_per_group, blocks;  // of 64 channels
+  int rows, segment_pixels;        // rows of a strip; pixels of a segment, a multiple of 8
+  int64_t segment_bytes;           // all pieces
+
+  TCONV_HD int64_t sample_segments(int groups, int strips) const {
+    return static_cast<int64_t>(groups) * blocks * strips * rows;
+  }
+};
+
+struct WeightGradientLayout {
+  int groups, strips, segment;  // segment: pixels of x's
+  int runs;                     // of rows, in a strip
+  int pieces;
+  int taps_h, taps_w, step_h, step_w;
+  PackedOperand x, planes;
+
+  TCONV_HD int taps() const { return taps_h * taps_w; }
+  TCONV_HD int pairs() const { return groups * x.blocks * planes.blocks; }  // of channel blocks
+};
+
+// The widest segment among those that leave the fewest pixels beyond the image.
+inline int choose_segment(int64_t width) {
+  int best = 0;
+  for (int segment = WeightGradientConfig::kMaxSegment; segment >= WeightGradientConfig::kStepPixels;
+       segment -= WeightGradientConfig::kStepPixels)
+    if (best == 0 || round_up(width, segment) < round_up(width, best)) best = segment;
+  return best;
+}
+
+inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, const SlidingLayer& sliding,
+                                                   int pieces) {
+  using Config = WeightGradientConfig;
+  WeightGradientLayout layout;
+  layout.groups = static_cast<int>(p.groups);
+  layout.segment = choose_segment(p.in_w);
+  layout.strips = static_cast<int>(ceil_div(p.in_w, layout.segment));
+  layout.runs = static_cast<int>(ceil_div(p.in_h, Config::kRunRows));
+  layout.pieces = pieces;
+  layout.taps_h = static_cast<int>(sliding.h.taps), layout.taps_w = static_cast<int>(sliding.w.taps);
+  layout.step_h = static_cast<int>(sliding.h.step), layout.step_w = static_cast<int>(sliding.w.step);
+  const auto operand = [&](int64_t channels, int64_t rows, int64_t pixels) {
+    PackedOperand packed;
+    packed.channels_per_group = static_cast<int>(channels);
+    packed.blocks = static_cast<int>(ceil_div(channels, Config::kBlockChannels));
+    packed.rows = static_cast<int>(rows);
+    packed.segment_pixels = static_cast<int>(round_up(pixels, 8));
+    packed.segment_bytes = int64_t{packed.segment_pixels} * Config::kPixelBytes * pieces;
+    return packed;
+  };
+  layout.x = operand(p.in_channels / p.groups, p.in_h, layout.segment);
+  layout.planes =
+      operand(sliding.channels_per_group, sliding.h.plane_size, layout.segment + (sliding.w.taps - 1) * sliding.w.step);
+  return layout;
+}
+
+// Are places and counts of this layer 32-bit numbers, as the kernels have them?
+inline bool weight_gradient_can_index(const ConvTransposeLayer& p, const SlidingLayer& sliding) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  const int64_t small[] = {p.in_h,
+                           p.in_w,
+                           p.out_h,
+                           p.out_w,
+                           p.in_channels,
+                           p.groups * sliding.channels_per_group,
+                           p.batch,
+                           p.padding_h,
+                           p.padding_w,
+                           p.stride_h,
+                           p.stride_w,
+                           sliding.h.plane_size,
+                           sliding.w.plane_size,
+                           p.dilation_h * p.kernel_h,
+                           p.dilation_w * p.kernel_w};
+  for (const int64_t value : small)
+    if (value > kLimit) return false;
+  const WeightGradientLayout layout = weight_gradient_layout(p, sliding, 1);
+  const double segments = static_cast<double>(layout.x.sample_segments(layout.groups, layout.strips)) +
+                          static_cast<double>(layout.planes.sample_segments(layout.groups, layout.strips));
+  return segments * p.batch < kLimit && static_cast<double>(layout.pairs()) * layout.taps() < 65536;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_quads.h
+// Which taps a warpgroup of the Hopper weight gradient has: a *quad*, up to four neighbours in a row of the kernel,
+// that one wgmma multiplies. Blocks have up to kConsumers quads each, a warpgroup each, or one quad and different rows
+// of pixels. Plain C++.
+
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientHopperConfig {
+  // Warpgroups that multiply. Of three, a thread would have too few registers at launch for one product's accumulators.
+  static constexpr int kConsumers = 2;
+  static constexpr int kMaxTaps = 4;  // of a quad
+  static constexpr int kThreads =
+      128 * (kConsumers + 1);  // a warpgroup for the one thread that copies: registers go by warpgroups
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = 224,
+                       kProducerRegisters = 40;  // of a thread; kMaxTaps * 32 are accumulators
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kLaunchRegisters,
+                "what some take others must give, or setmaxnreg waits for ever");
+  static constexpr int kMaxGroups = 32;   // of quads
+  static constexpr int kMaxSlots = 24;    // of a ring of segments
+  static constexpr int kTargetSlots = 8;  // ahead of what is being multiplied
+};
+
+struct Quad {
+  int tap_row, first_column, taps;
+};
+
+// Quads are numbered down the kernel's rows, then along them: blocks then share rows of the planes.
+struct QuadTable {
+  int taps_h, taps_w, columns;  // columns: quads in a row of the kernel
+
+  TCONV_HD QuadTable(int h, int w)
+      : taps_h(h),
+        taps_w(w),
+        columns((w + WeightGradientHopperConfig::kMaxTaps - 1) / WeightGradientHopperConfig::kMaxTaps) {}
+
+  TCONV_HD int size() const { return taps_h * columns; }
+  TCONV_HD int num_groups() const {
+    return (size() + WeightGradientHopperConfig::kConsumers - 1) / WeightGradientHopperConfig::kConsumers;
+  }
+  // First quad of a group; groups are as even as can be.
+  TCONV_HD int group_begin(int group) const { return group * size() / num_groups(); }
+
+  TCONV_HD Quad operator[](int index) const {
+    const int column = index / taps_h;
+    Quad quad;
+    quad.tap_row = index - column * taps_h;
+    quad.first_column = column * taps_w / columns;
+    quad.taps = (column + 1) * taps_w / columns - quad.first_column;
+    return quad;
+  }
+
+  // The quad that has a tap.
+  TCONV_HD int index_of(int tap_row, int tap_column) const {
+    int column = 0;
+    while ((column + 1) * taps_w / columns <= tap_column) ++column;
+    return column * taps_h + tap_row;
+  }
+};
+
+// The quads of a group: rows of the kernel from first_row on, `row_span` further at most; `ways` warpgroups share a
+// quad.
+struct QuadGroup {
+  int begin, count, ways, first_row, row_span, taps;
+
+  TCONV_HD QuadGroup(const QuadTable& table, int group) {
+    begin = table.group_begin(group);
+    count = table.group_begin(group + 1) - begin;
+    ways = WeightGradientHopperConfig::kConsumers / count;
+    taps = 0;
+    int last = 0;
+    first_row = table.taps_h;
+    for (int i = begin; i < begin + count; ++i) {
+      const Quad quad = table[i];
+      first_row = quad.tap_row < first_row ? quad.tap_row : first_row;
+      last = quad.tap_row > last ? quad.tap_row : last;
+      taps += quad.taps;
+    }
+    row_span = last - first_row;
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_rows.cuh
+// What the weight gradient's tensor-core kernels share: a block's walk over rows of pixels, and where their segments
+// lie.
+
+
+namespace tconv {
+namespace cuda {
+
+// Strips are cut into runs of rows, and a block takes one in as many as there are splits: blocks that have other taps
+// or channels of the same pixels, and perhaps another number of splits, then pass over memory side by side.
+struct RowCursor {
+  int run, row, end_row, strip, sample;
+
+  __device__ __forceinline__ RowCursor(const WeightGradientLayout& layout, int split) : run(split) { enter(layout); }
+
+  __device__ __forceinline__ void enter(const WeightGradientLayout& layout) {
+    const int line = run / layout.runs, nth = run - line * layout.runs;
+    sample = line / layout.strips;
+    strip = line - sample * layout.strips;
+    row = nth * WeightGradientConfig::kRunRows;
+    end_row = min(row + WeightGradientConfig::kRunRows, layout.x.rows);
+  }
+
+  __device__ __forceinline__ bool done(const WeightGradientLayout& layout, int samples) const {
+    return run >= samples * layout.strips * layout.runs;
+  }
+  __device__ __forceinline__ void next_run(const WeightGradientLayout& layout, int splits) {
+    run += splits;
+    enter(layout);
+  }
+};
+
+// Segments of a pair of channel blocks.
+struct SegmentPlace {
+  int group, x_block, planes_block;
+
+  __device__ __forceinline__ SegmentPlace(const WeightGradientLayout& layout, int pair) {
+    const int blocks = pair / layout.planes.blocks;
+    planes_block = pair - blocks * layout.planes.blocks;
+    group = blocks / layout.x.blocks;
+    x_block = blocks - group * layout.x.blocks;
+  }
+
+  __device__ __forceinline__ int64_t x(const WeightGradientLayout& layout, const RowCursor& at) const {
+    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.x.blocks + x_block) * layout.strips +
+            at.strip) *
+               layout.x.rows +
+           at.row;
+  }
+  // Of the plane row that tap row 0 reads.
+  __device__ __forceinline__ int64_t planes(const WeightGradientLayout& layout, const RowCursor& at) const {
+    return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.planes.blocks + planes_block) *
+                layout.strips +
+            at.strip) *
+               layout.planes.rows +
+           at.row;
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_wgmma.cuh
+// wgmma m64nNk16 with pixels as K: D[64 x N] += A[64 x 16] * B[16 x N] of fp16 or bf16 operands that both lie in shared
+// memory as pixels of 64 channels, 128 bytes in the 128-byte swizzle, and are transposed on the way ("MN-major"). N is
+// one to four blocks of 64 columns, each at the same distance from the one before, the leading byte offset, which may
+// be any number of pixels: neighbouring taps are one product. Checked on an H200 for starts and distances of any number
+// of pixels. Accumulators are those of wgmma.mma_async: conv_transpose's Wgmma says where they lie.
+
+
+namespace tconv {
+namespace cuda {
+namespace pixels {
+
+template <int N>
+struct PixelWgmma;
+
+#define TCONV_NAMES_192 TCONV_NAMES_184 ", %92, %93, %94, %95"
+
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 64, TCONV_NAMES_64, "%32", "%33", TCONV_ACC_20(0), TCONV_ACC_4(20),
+                   TCONV_ACC_4(24), TCONV_ACC_4(28))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 128, TCONV_NAMES_128, "%64", "%65", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_4(60))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 192, TCONV_NAMES_192, "%96", "%97", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_4(80), TCONV_ACC_4(84), TCONV_ACC_4(88),
+                   TCONV_ACC_4(92))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 256, TCONV_NAMES_256, "%128", "%129", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
+                   TCONV_ACC_4(124))
+
+}  // namespace pixels
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace pixels {
+
+using hopper::mbarrier_arrive;
+using hopper::mbarrier_wait;
+
+struct WeightGradientHopperArgs {
+  WeightGradientLayout layout;
+  const unsigned char* x;
+  const unsigned char* planes;
+  float* parts;     // [block][warpgroup][tap of the quad], a tile each
+  int num_samples;  // that are packed
+  int num_groups;
+  int first_split[WeightGradientHopperConfig::kMaxGroups + 1];  // of each group, among all groups'
+  int x_slots, planes_slots;
+  int accumulate;  // parts hold sums of earlier samples
+};
+
+// Slots of equal size, each with a full and an empty barrier.
+struct Ring {
+  uint32_t slots, full, empty;
+  int size, slot_bytes;
+};
+
+struct Rings {
+  Ring x, planes;
+
+  // The planes first: memcheck takes what a product reads of them for blocks behind each other, beyond the last slot.
+  __device__ __forceinline__ Rings(const WeightGradientHopperArgs& args, uint32_t base) {
+    planes = {base, 0, 0, args.planes_slots, static_cast<int>(args.layout.planes.segment_bytes)};
+    x = {planes.slots + planes.size * planes.slot_bytes, 0, 0, args.x_slots,
+         static_cast<int>(args.layout.x.segment_bytes)};
+    x.full = x.slots + x.size * x.slot_bytes;
+    x.empty = x.full + 8 * x.size;
+    planes.full = x.empty + 8 * x.size;
+    planes.empty = planes.full + 8 * planes.size;
+  }
+};
+
+__device__ __forceinline__ void init_barriers(const Ring& ring, int readers) {
+  for (int i = 0; i < ring.size; ++i) {
+    hopper::mbarrier_init(ring.full + 8 * i, 1);
+    hopper::mbarrier_init(ring.empty + 8 * i, readers);
+  }
+}
+
+// A place in a ring that knows how often it has gone round.
+struct Place {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void next(const Ring& ring) {
+    if (++slot == ring.size) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// The thread that copies.
+__device__ __forceinline__ void copy_next(const Ring& ring, Place& at, const unsigned char* from) {
+  mbarrier_wait(ring.empty + 8 * at.slot, at.parity ^ 1);
+  mbarrier_wait(ring.full + 8 * at.slot,
+                at.parity ^ 1);  // follows; asked for the sake of racecheck, which sees no order through others
+  hopper::mbarrier_arrive_expect_bytes(ring.full + 8 * at.slot, ring.slot_bytes);
+  hopper::bulk_load(ring.slots + at.slot * ring.slot_bytes, from, ring.slot_bytes, ring.full + 8 * at.slot);
+  at.next(ring);
+}
+
+__device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, const Rings& rings,
+                                          const SegmentPlace& place, const QuadGroup& group, RowCursor at, int splits) {
+  const WeightGradientLayout& layout = args.layout;
+  const int span = group.row_span * layout.step_h;
+  Place x_at, planes_at;
+  for (; !at.done(layout, args.num_samples); at.next_run(layout, splits)) {
+    const int length = at.end_row - at.row;
+    const unsigned char* x = args.x + place.x(layout, at) * rings.x.slot_bytes;
+    const unsigned char* planes =
+        args.planes +
+        (place.planes(layout, at) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
+    for (int i = -span; i < length; ++i, planes += rings.planes.slot_bytes) {
+      copy_next(rings.planes, planes_at, planes);
+      if (i < 0) continue;
+      copy_next(rings.x, x_at, x);
+      x += rings.x.slot_bytes;
+    }
+  }
+}
+
+// Matrix descriptor of pixels as K: the low half holds the start in units of 16 bytes, and the distance of blocks of 64
+// columns.
+__device__ __forceinline__ uint32_t pixels_low(uint32_t shared, uint32_t block_bytes) {
+  return (block_bytes >> 4) << 16 | (shared & 0x3FFFF) >> 4;
+}
+constexpr uint32_t kProductStep = WeightGradientConfig::kStepPixels * WeightGradientConfig::kPixelBytes >> 4;
+
+// Products of 16 pixels side by side, committed as one group.
+template <int kProducts, int kTaps, bool kBFloat16>
+__device__ __forceinline__ void multiply_pixels_of_row(float (&acc)[kTaps * 32], uint32_t a, uint32_t b) {
+  hopper::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < kProducts; ++k)
+    PixelWgmma<kTaps * 64>::template multiply<kBFloat16>(acc, hopper::matrix_descriptor(a + k * kProductStep),
+                                                         hopper::matrix_descriptor(b + k * kProductStep));
+  hopper::wgmma_commit();
+}
+
+// Straight-line code for each number of them, because a loop would wait for every product.
+template <int kTaps, bool kBFloat16>
+__device__ __forceinline__ void multiply_row(float (&acc)[kTaps * 32], int products, uint32_t a, uint32_t b) {
+  static_assert(WeightGradientConfig::kMaxSegment == 4 * WeightGradientConfig::kStepPixels, "up to four products");
+  switch (products) {
+    case 1: return multiply_pixels_of_row<1, kTaps, kBFloat16>(acc, a, b);
+    case 2: return multiply_pixels_of_row<2, kTaps, kBFloat16>(acc, a, b);
+    case 3: return multiply_pixels_of_row<3, kTaps, kBFloat16>(acc, a, b);
+    default: return multiply_pixels_of_row<4, kTaps, kBFloat16>(acc, a, b);
+  }
+}
+
+// What a warpgroup does: the sums of one quad over every ways-th row, from row `way` on.
+template <int kTaps, bool kBFloat16>
+__device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, const Rings& rings,
+                                         const QuadGroup& group, const Quad& quad, int way, RowCursor at, int splits,
+                                         float* part) {
+  const WeightGradientLayout& layout = args.layout;
+  const bool elected = threadIdx.x % 32 == 0;
+  const int products = layout.segment / WeightGradientConfig::kStepPixels;
+  const int lag = (quad.tap_row - group.first_row) * layout.step_h, span = group.row_span * layout.step_h;
+  const uint32_t x_low = pixels_low(rings.x.slots, 1024);  // one block of 64: no distance is read
+  const uint32_t planes_low =
+      pixels_low(rings.planes.slots + quad.first_column * layout.step_w * WeightGradientConfig::kPixelBytes,
+                 layout.step_w * WeightGradientConfig::kPixelBytes);
+  float4* const sums = reinterpret_cast<float4*>(part) + threadIdx.x % 128;
+
+  float acc[kTaps * 32];
+#pragma unroll
+  for (int i = 0; i < kTaps * 32; ++i) acc[i] = 0.0f;
+  Place x_at, planes_at;
+  int previous_x = -1, previous_planes = 0;  // slots that products under way read
+  const auto release = [&](int x_slot, int planes_slot) {
+    if (!elected) return;
+    mbarrier_arrive(rings.x.empty + 8 * x_slot);
+    mbarrier_arrive(rings.planes.empty + 8 * planes_slot);
+  };
+  const auto finish_products = [&] {
+    hopper::wgmma_wait<0>();
+    if (previous_x >= 0) release(previous_x, previous_planes);
+    previous_x = -1;
+  };
+  // Rows of the planes that are for other quads alone.
+  const auto skip_planes = [&](int count) {
+#pragma unroll 1
+    for (; count > 0; --count) {
+      mbarrier_wait(rings.planes.full + 8 * planes_at.slot, planes_at.parity);
+      if (elected) mbarrier_arrive(rings.planes.empty + 8 * planes_at.slot);
+      planes_at.next(rings.planes);
+    }
+  };
+
+  int left_of_run = 0, until_promotion = WeightGradientConfig::kPromoteRows, turn = way;
+  bool add = args.accumulate != 0;
+#pragma unroll 1
+  for (;;) {
+    if (!at.done(layout, args.num_samples)) {
+      if (left_of_run == 0) {
+        left_of_run = at.end_row - at.row;
+        skip_planes(lag);
+      }
+      mbarrier_wait(rings.x.full + 8 * x_at.slot, x_at.parity);
+      mbarrier_wait(rings.planes.full + 8 * planes_at.slot, planes_at.parity);
+      if (turn == 0) {
+        const uint32_t a = hopper::uniform(x_low + x_at.slot * (rings.x.slot_bytes >> 4));
+        const uint32_t b = hopper::uniform(planes_low + planes_at.slot * (rings.planes.slot_bytes >> 4));
+        multiply_row<kTaps, kBFloat16>(acc, products, a, b);
+        hopper::wgmma_wait<1>();  // the row before this one is done with its slots
+        if (previous_x >= 0) release(previous_x, previous_planes);
+        previous_x = x_at.slot, previous_planes = planes_at.slot;
+      } else {
+        release(x_at.slot, planes_at.slot);
+      }
+      turn = turn == 0 ? group.ways - 1 : turn - 1;
+      x_at.next(rings.x);
+      planes_at.next(rings.planes);
+      --until_promotion;
+      if (--left_of_run == 0) {
+        at.next_run(layout, splits);
+        finish_products();
+        skip_planes(span - lag);
+      }
+    }
+    const bool done = at.done(layout, args.num_samples);
+    if (until_promotion == 0 || done) {
+      finish_products();
+      hopper::pin_registers(acc);
+      if (add) {
+#pragma unroll
+        for (int i = 0; i < kTaps * 8; ++i) {
+          const float4 before = sums[i * 128];
+          acc[4 * i] += before.x, acc[4 * i + 1] += before.y, acc[4 * i + 2] += before.z, acc[4 * i + 3] += before.w;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTaps * 8; ++i) {
+        sums[i * 128] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+        acc[4 * i] = acc[4 * i + 1] = acc[4 * i + 2] = acc[4 * i + 3] = 0.0f;
+      }
+      add = true;
+      until_promotion = WeightGradientConfig::kPromoteRows;
+      if (done) return;
+    }
+  }
+}
+
+template <bool kBFloat16>
+__global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
+    weight_gradient_hopper_kernel(const __grid_constant__ WeightGradientHopperArgs args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Config = WeightGradientHopperConfig;
+  extern __shared__ __align__(1024) char gradient_storage[];
+  const WeightGradientLayout& layout = args.layout;
+  const Rings rings(args, smem_address(gradient_storage));
+  if (rings.planes.slots % 1024 != 0) __trap();  // the swizzle goes by address bits
+  // Neighbouring blocks read the same rows.
+  const int pairs = layout.pairs(), pair = blockIdx.x % pairs, nth = blockIdx.x / pairs;
+  int group_index = 0;
+  while (nth >= args.first_split[group_index + 1]) ++group_index;
+  const int split = nth - args.first_split[group_index];
+  const int splits = args.first_split[group_index + 1] - args.first_split[group_index];
+  const QuadTable table(layout.taps_h, layout.taps_w);
+  const QuadGroup group(table, group_index);
+  const SegmentPlace place(layout, pair);
+  const RowCursor rows(layout, split);
+  if (threadIdx.x == 0) {
+    const int readers = 4 * group.count * group.ways;  // warps
+    init_barriers(rings.x, readers);
+    init_barriers(rings.planes, readers);
+    hopper::fence_barrier_init();
+  }
+  __syncthreads();
+
+  const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);
+  if (warpgroup == Config::kConsumers) {
+    hopper::set_registers<Config::kLaunchRegisters, Config::kProducerRegisters>();
+    if (threadIdx.x % 128 == 0) copy_rows(args, rings, place, group, rows, splits);
+  } else {
+    hopper::set_registers<Config::kLaunchRegisters, Config::kConsumerRegisters>();
+    if (warpgroup >= group.count * group.ways) return;
+    const Quad quad = table[group.begin + warpgroup % group.count];
+    const int way = warpgroup / group.count;
+    float* const part = args.parts + (static_cast<int64_t>(blockIdx.x) * Config::kConsumers + warpgroup) *
+                                         (Config::kMaxTaps * WeightGradientConfig::kTileValues);
+    switch (quad.taps) {
+      case 1: return sum_quad<1, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+      case 2: return sum_quad<2, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+      case 3: return sum_quad<3, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+      default: return sum_quad<4, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
+    }
+  }
+#endif
+}
+
+}  // namespace pixels
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_portable_launch.cuh
+// Host side of the portable weight gradient: what it can do, how much scratch it wants, its launches.
+
+#include <algorithm>
+
+// ---- kernels_src/cuda/weight_gradient_pack_rows.cuh
+// The same packing as weight_gradient_pack.cuh's, of x and of the planes in one launch, where the 8 channels of a chunk
+// are of one class: a block packs a run of rows of a strip, so that what does not change from row to row is worked out
+// once, and the next row's values are under way while this one's image goes to memory. Bound by memory.
+
+// ---- kernels_src/cuda/weight_gradient_pack.cuh
+// x or g -> segments of 16-bit pixels (weight_gradient_layout.h). fp32 becomes fp16 containers, scaled and guarded, or
+// three bf16 pieces; fp16 and bf16 stay what they are. A block packs one segment: warps are chunks of 8 channels, lanes
+// neighbouring pixels.
+
+
+namespace tconv {
+namespace cuda {
+
+// Device-side words of a call; cleared before its kernels run.
+struct GradientState {
+  GuardState guard;
+  unsigned largest[2];  // of x and of g: what their scales follow from
+};
+
+struct PackConfig {
+  static constexpr int kThreads = 256;
+  static_assert(kThreads / 32 * 16 == WeightGradientConfig::kPixelBytes, "a warp has one 16-byte chunk of a pixel");
+};
+
+// Of the tensor: value (n, channel, h, w) of the planes lies at row h*stride_h + class_h*class_h_step - first_h, and so
+// the column. x is a plane of itself, with strides of one and a single class.
+template <typename Storage>
+struct PackArgs {
+  const Storage* from;
+  int64_t from_n, from_c, from_h, from_w;  // strides in elements
+  int size_h, size_w;                      // of the tensor
+  int stride_h, stride_w, class_step_h, class_step_w, first_h, first_w;
+  int classes, classes_w, channels_per_class;
+  int groups, strips, segment;  // pixels from one segment's first to the next one's
+  PackedOperand packed;
+  unsigned num_segments;  // of the samples that are packed
+  unsigned char* to;
+  GradientState* state;  // containers: scale and guard
+  int scale_index;       // of state->largest
+};
+
+// v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the
+// other operand's first piece alone, a number of its sign: neither Inf * 0 nor Inf - Inf arises from splitting.
+struct BFloat16Pieces {
+  float pieces[3];
+
+  __device__ __forceinline__ explicit BFloat16Pieces(float v) {
+    const uint32_t bits = __float_as_uint(v), magnitude = bits & 0x7FFFFFFFu;
+    if (magnitude >= 0x7F800000u) {
+      pieces[0] = __uint_as_float((bits & 0x80000000u) | 0x3F800000u);
+      pieces[1] = 0.0f;
+      pieces[2] = v;
+      return;
+    }
+    // To nearest, but never past the largest finite bf16 number.
+    pieces[0] = __uint_as_float((bits & 0x80000000u) | (min(magnitude + 0x8000u, 0x7F7FFFFFu) & 0xFFFF0000u));
+    const float rest = v - pieces[0];
+    pieces[1] = __bfloat162float(__float2bfloat16_rn(rest));
+    pieces[2] = rest - pieces[1];
+  }
+};
+
+// All threads of a block: segment `index` into shared memory.
+template <int kPieces, typename Storage>
+__device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsigned index, unsigned char* image) {
+  constexpr bool kContainers = sizeof(Storage) == 4 && kPieces == 1;
+  const PackedOperand& packed = args.packed;
+  unsigned rest = index;
+  const auto next_digit = [&rest](int radix) {
+    if (radix == 1) return 0;
+    const unsigned quotient = rest / static_cast<unsigned>(radix),
+                   digit = rest - quotient * static_cast<unsigned>(radix);
+    rest = quotient;
+    return static_cast<int>(digit);
+  };
+  const int row = next_digit(packed.rows), strip = next_digit(args.strips), block = next_digit(packed.blocks);
+  const int group = next_digit(args.groups), sample = static_cast<int>(rest);
+  const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
+
+  const Storage* sources[8];
+  int first_column[8];  // of the tensor; beyond it where the channel or the row is not there
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const int channel = first_channel + k;
+    int place = channel, class_h = 0, class_w = 0;
+    if (args.classes > 1) {
+      const int both = channel / args.channels_per_class;
+      place = channel - both * args.channels_per_class;
+      class_h = both / args.classes_w;
+      class_w = both - class_h * args.classes_w;
+    }
+    const int h = row * args.stride_h + class_h * args.class_step_h - args.first_h;
+    const bool there = channel < packed.channels_per_group && h >= 0 && h < args.size_h;
+    const int tensor_channel = group * args.channels_per_class + place;
+    sources[k] = args.from + sample * args.from_n + tensor_channel * args.from_c + h * args.from_h;
+    first_column[k] = there ? class_w * args.class_step_w - args.first_w : INT32_MAX;
+  }
+
+  float scale = 1.0f;
+  if constexpr (kContainers) scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  bool subnormal = false;
+  for (int pixel = lane; pixel < packed.segment_pixels; pixel += 32) {
+    const int column = (strip * args.segment + pixel) * args.stride_w;
+    Storage values[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      values[k] = static_cast<Storage>(0.0f);
+      const int w = column + first_column[k];
+      if (first_column[k] != INT32_MAX && w >= 0 && w < args.size_w) values[k] = sources[k][w * args.from_w];
+    }
+    uint32_t words[kPieces][4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if constexpr (kContainers) {
+        const float a = values[2 * k] * scale, b = values[2 * k + 1] * scale;
+        constexpr float kSmallestNormal = 0x1p-14f;
+        subnormal |= (values[2 * k] != 0.0f && fabsf(a) < kSmallestNormal) ||
+                     (values[2 * k + 1] != 0.0f && fabsf(b) < kSmallestNormal);
+        words[0][k] = pack_pair(a, b);
+        largest = __hmax2_nan(largest, __habs2(*reinterpret_cast<const __half2*>(&words[0][k])));
+      } else if constexpr (kPieces == 3) {
+        const BFloat16Pieces a(values[2 * k]), b(values[2 * k + 1]);
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+          words[i][k] = pack_pair(__float2bfloat16_rn(a.pieces[i]), __float2bfloat16_rn(b.pieces[i]));
+      } else {
+        words[0][k] = pack_pair(values[2 * k], values[2 * k + 1]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
+                                ((chunk ^ pixel) & 7) * 16) =
+          make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+  }
+  if constexpr (kContainers) {
+    __syncwarp();
+    guard_packed(largest, &args.state->guard, [&] { return subnormal; });
+  }
+}
+
+template <int kPieces, typename Storage>
+__global__ void __launch_bounds__(PackConfig::kThreads)
+    pack_pixels_kernel(const __grid_constant__ PackArgs<Storage> args) {
+  unsigned char* const image = dynamic_smem();
+  const int bytes = static_cast<int>(args.packed.segment_bytes);
+  pack_segment<kPieces>(args, blockIdx.x, image);
+  __syncthreads();
+  uint4* const to = reinterpret_cast<uint4*>(args.to + static_cast<int64_t>(blockIdx.x) * bytes);
+  for (int i = threadIdx.x; i < bytes / 16; i += PackConfig::kThreads) to[i] = reinterpret_cast<const uint4*>(image)[i];
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct PackRowsConfig {
+  static constexpr int kThreads = PackConfig::kThreads;
+  static constexpr int kRows = 8;         // of a block
+  static constexpr int kStepPixels = 64;  // of a row, packed at a time: two for each lane
+  static constexpr int kImages = 2;       // in turns, so that one barrier a row is enough
+};
+
+template <typename Storage>
+struct PackRowsArgs {
+  PackArgs<Storage> tensors[2];  // x, planes
+  int runs[2];
+  bool pairs[2];          // neighbouring pixels lie side by side, and aligned
+  unsigned planes_block;  // the first of the planes
+};
+
+// Two pixels of 8 channels: neighbours, or 32 apart.
+template <bool kPairs, typename Storage>
+struct PackedPixels {
+  struct alignas(2 * sizeof(Storage)) Pair {
+    Storage a, b;
+  };
+  static constexpr int kApart = kPairs ? 1 : 32;
+  Storage values[8][2];
+
+  __device__ __forceinline__ static int first_pixel() { return threadIdx.x % 32 * (kPairs ? 2 : 1); }
+
+  // `line`: column 0 of the first channel's row, of which `channels` are there.
+  __device__ __forceinline__ void load(const PackArgs<Storage>& args, const Storage* line, int channels, int column) {
+    const int apart = kApart * args.stride_w;
+    const bool a = column >= 0 && column < args.size_w, b = column + apart >= 0 && column + apart < args.size_w;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      values[k][0] = values[k][1] = static_cast<Storage>(0.0f);
+      const Storage* const from = line + k * args.from_c;
+      if constexpr (kPairs) {
+        if (a && k < channels) {
+          const Pair pair = *reinterpret_cast<const Pair*>(from + column);
+          values[k][0] = pair.a, values[k][1] = pair.b;
+        }
+      } else {
+        if (a && k < channels) values[k][0] = from[column * args.from_w];
+        if (b && k < channels) values[k][1] = from[(column + apart) * args.from_w];
+      }
+    }
+  }
+};
+
+// What a row's image is made of, 16 bytes for each piece of a pixel.
+template <int kPieces, typename Storage>
+struct ChunkPacker {
+  static constexpr bool kContainers = sizeof(Storage) == 4 && kPieces == 1;
+  float scale;
+  __half2 largest;
+  uint32_t any_bits;
+
+  __device__ __forceinline__ void begin_row() {
+    largest = __floats2half2_rn(0.0f, 0.0f);
+    any_bits = 0;
+  }
+
+  template <bool kPairs>
+  __device__ __forceinline__ void pack(const PackedPixels<kPairs, Storage>& pixels, int which,
+                                       uint32_t (&words)[kPieces][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const Storage a = pixels.values[2 * k][which], b = pixels.values[2 * k + 1][which];
+      if constexpr (kContainers) {
+        any_bits |= __float_as_uint(a) | __float_as_uint(b);
+        words[0][k] = pack_scaled_inputs(a, b, largest, scale);
+      } else if constexpr (kPieces == 3) {
+        const BFloat16Pieces first(a), second(b);
+#pragma unroll
+        for (int i = 0; i < 3; ++i)
+          words[i][k] = pack_pair(__float2bfloat16_rn(first.pieces[i]), __float2bfloat16_rn(second.pieces[i]));
+      } else {
+        words[0][k] = pack_pair(a, b);
+      }
+    }
+  }
+};
+
+template <bool kPairs, int kPieces, typename Storage>
+__device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs, unsigned index,
+                                         unsigned char* images) {
+  using Config = PackRowsConfig;
+  using Pixels = PackedPixels<kPairs, Storage>;
+  const PackedOperand& packed = args.packed;
+  // Neighbouring blocks have neighbouring strips: of a row, all is read at about the same time.
+  const auto next_digit = [&index](int radix) {
+    const unsigned quotient = index / static_cast<unsigned>(radix), digit = index - quotient * radix;
+    index = quotient;
+    return static_cast<int>(digit);
+  };
+  const int strip = next_digit(args.strips), run = next_digit(runs), block = next_digit(packed.blocks);
+  const int group = next_digit(args.groups), sample = static_cast<int>(index);
+  const int chunk = threadIdx.x / 32;
+  const int channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
+  const int channels = packed.channels_per_group - channel;  // of the chunk's 8; all, some or none
+  int place = channel, class_h = 0, class_w = 0;
+  if (args.classes > 1) {
+    const int both = channel / args.channels_per_class;
+    place = channel - both * args.channels_per_class;
+    class_h = both / args.classes_w;
+    class_w = both - class_h * args.classes_w;
+  }
+  const Storage* const source =
+      args.from + sample * args.from_n + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
+  const int first_pixel = Pixels::first_pixel();
+  const int first_h = class_h * args.class_step_h - args.first_h;
+  const int first_column =
+      (strip * args.segment + first_pixel) * args.stride_w + class_w * args.class_step_w - args.first_w;
+  const auto load = [&](Pixels& pixels, int row, int step) {
+    const int h = row * args.stride_h + first_h;
+    const bool there = h >= 0 && h < args.size_h;
+    pixels.load(args, source + h * args.from_h, there ? channels : 0,
+                first_column + step * Config::kStepPixels * args.stride_w);
+  };
+
+  ChunkPacker<kPieces, Storage> packer;
+  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
+  const int bytes = static_cast<int>(packed.segment_bytes);
+  const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
+  unsigned char* to =
+      args.to +
+      ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
+           packed.rows +
+       first_row) *
+          bytes;
+  Pixels pixels;
+  load(pixels, first_row, 0);
+#pragma unroll 1
+  for (int row = first_row; row < end_row; ++row, to += bytes) {
+    unsigned char* const image = images + (row & 1) * bytes;
+    packer.begin_row();
+#pragma unroll 1
+    for (int step = 0;;) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        const int pixel = first_pixel + step * Config::kStepPixels + which * Pixels::kApart;
+        uint32_t words[kPieces][4];
+        packer.pack(pixels, which, words);
+        if (pixel < packed.segment_pixels)
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i)
+            *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
+                                      ((chunk ^ pixel) & 7) * 16) =
+                make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+      }
+      if (++step * Config::kStepPixels >= packed.segment_pixels) break;
+      load(pixels, row, step);
+    }
+    if constexpr (packer.kContainers) {
+      // Where all of a row is small, its values are read again.
+      guard_packed(packer.largest, &args.state->guard, [&] {
+        bool subnormal = false;
+        const int h = row * args.stride_h + first_h;
+        const bool zeros = !__any_sync(0xFFFFFFFFu, packer.any_bits << 1 != 0);
+        if (zeros || h < 0 || h >= args.size_h) return false;
+#pragma unroll 1
+        for (int pixel = threadIdx.x % 32; pixel < packed.segment_pixels; pixel += 32) {
+          const int column = first_column + (pixel - first_pixel) * args.stride_w;
+          if (column < 0 || column >= args.size_w) continue;
+#pragma unroll 1
+          for (int k = 0; k < min(channels, 8); ++k) {
+            const float v = source[h * args.from_h + k * args.from_c + column * args.from_w];
+            subnormal |= v != 0.0f && fabsf(v * packer.scale) < 0x1p-14f;
+          }
+        }
+        return subnormal;
+      });
+    }
+    if (row + 1 < end_row) load(pixels, row + 1, 0);
+    __syncthreads();
+    for (int i = threadIdx.x; i < bytes / 16; i += Config::kThreads)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(image)[i];
+  }
+}
+
+template <int kPieces, typename Storage>
+__global__ void __launch_bounds__(PackRowsConfig::kThreads, 4)
+    pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
+  unsigned char* const images = dynamic_smem();
+  const bool planes = blockIdx.x >= args.planes_block;
+  const unsigned index = planes ? blockIdx.x - args.planes_block : blockIdx.x;
+  if (args.pairs[planes])
+    pack_run<true, kPieces>(args.tensors[planes], args.runs[planes], index, images);
+  else
+    pack_run<false, kPieces>(args.tensors[planes], args.runs[planes], index, images);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_portable.cuh
+// The weight gradient on tensor cores of sm_80 and later (mma.sync), from packed segments (weight_gradient_layout.h).
+//
+// A warp has the sums of one tap: 64 in channels (rows, A: x) x 64 channels of the planes (columns, B), both read with
+// pixels as the reduction, transposed by ldmatrix. The warps of a block have different taps of the same pair of channel
+// blocks, or, where a block has fewer taps than warps, the same tap and different products of 16 pixels. Segments of x,
+// and for each row of taps one of the planes, come through a cp.async ring. A block walks its part of all samples'
+// rows; its sums go to memory, and are added up there by another kernel (weight_gradient_sums.cuh), in a fixed order.
+
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientPortableConfig {
+  static constexpr int kNumWarps = 8;
+  static constexpr int kNumThreads = 32 * kNumWarps;
+  static constexpr int kMaxStages = 4;
+  static constexpr int kMaxTapRows = 8;
+  static constexpr int kRowTiles = 4;  // m16 tiles of a warp
+};
+
+// How many warps share the columns of a tap: with three pieces an operand there are registers for half of the sums.
+TCONV_HD constexpr int column_parts(int pieces) { return pieces == 1 ? 1 : 2; }
+TCONV_HD constexpr int column_tiles(int pieces) { return 8 / column_parts(pieces); }  // n8 tiles of a warp
+
+// Taps [first, first + count) of a block, row by row of the kernel; count is a power of two.
+struct TapGroup {
+  int first, count;
+
+  // Group `index` of those that `taps` taps are cut into: `most` each, a power of two, then the rest by powers of two.
+  TCONV_HD TapGroup(int index, int taps, int most) {
+    const int whole = taps / most;
+    if (index < whole) {
+      first = index * most, count = most;
+      return;
+    }
+    first = whole * most;
+    count = most / 2;
+    for (int skip = index - whole;; count /= 2) {
+      if (count == 0) return;
+      if (((taps - whole * most) & count) == 0) continue;
+      if (skip-- == 0) return;
+      first += count;
+    }
+  }
+};
+
+TCONV_HD int num_tap_groups(int taps, int most) {
+  int groups = taps / most;
+  for (int rest = taps % most; rest > 0; rest /= 2) groups += rest & 1;
+  return groups;
+}
+
+struct WeightGradientPortableArgs {
+  WeightGradientLayout layout;
+  const unsigned char* x;
+  const unsigned char* planes;
+  float* parts;                           // [tap group][pair of channel blocks][split][warp][64][64]
+  int most_taps, num_groups, num_splits;  // of taps; of pixels
+  int num_samples;                        // that are packed
+  int num_stages, stage_bytes;
+  int accumulate;                       // parts hold sums of earlier samples
+  PackArgs<float> pack_x, pack_planes;  // of what packs in place
+  const int* only_if;
+};
+
+// Which tap of the block's and which part of its columns a warp has. One that shares them with others takes every
+// `ways`-th product; one too many takes none.
+struct WarpShare {
+  int tap, column_part, way, ways;
+
+  __device__ __forceinline__ WarpShare(int warp, int taps, int parts, int products) {
+    const int units = taps * parts, unit = warp % units;
+    tap = unit / parts;
+    column_part = unit - tap * parts;
+    ways = min(WeightGradientPortableConfig::kNumWarps / units, products);
+    way = warp / units < ways ? warp / units : products;
+  }
+};
+
+// The same value, of which the compiler does not know it: what follows from it is worked out anew where it is needed,
+// and takes no registers while products are formed.
+__device__ __forceinline__ unsigned hidden(unsigned value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// 8 x 16-byte matrices as ldmatrix_x4 has them, each transposed: lane l receives of each matrix 16-bit values (2 (l %
+// 4), l / 4) and (2 (l % 4) + 1, l / 4), as (row, column).
+__device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&r)[4], uint32_t smem_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(smem_row));
+}
+
+template <bool kBFloat16>
+__device__ __forceinline__ void multiply_pixels(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint4 fragment = make_uint4(a[0], a[1], a[2], a[3]);
+  if constexpr (kBFloat16)
+    mma_m16n8k16_bf16(d, fragment, b0, b1);
+  else
+    mma_m16n8k16_f16(d, fragment, b0, b1);
+}
+
+// Address of this lane's row of two 8 x 8 matrices by pixels and two by channels: for x pixels are the outer pair, for
+// planes the inner.
+__device__ __forceinline__ uint32_t pixel_address(uint32_t segment, int pixel, int chunk) {
+  return segment + pixel * WeightGradientConfig::kPixelBytes + ((chunk ^ pixel) & 7) * 16;
+}
+
+// One product of 16 pixels, from pixel `at` of x's segment and `shifted` of the planes'.
+template <int kPieces, bool kBFloat16>
+__device__ __forceinline__ void multiply_step(
+    float (&acc)[WeightGradientPortableConfig::kRowTiles][column_tiles(kPieces)][4], uint32_t x, int x_piece, int at,
+    uint32_t planes, int planes_piece, int shifted, int first_chunk) {
+  constexpr int kRowTiles = WeightGradientPortableConfig::kRowTiles, kColumnTiles = column_tiles(kPieces);
+  const int lane = threadIdx.x % 32, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
+  // The chunk position is an exclusive or: two chunks on is bit 1 of it, whatever the pixel.
+  const uint32_t of_x = pixel_address(x, at + high * 8 + row, low);
+  const uint32_t of_planes = pixel_address(planes, shifted + low * 8 + row, first_chunk + high);
+  uint32_t a[kPieces][kRowTiles][4];
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece)
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) ldmatrix_x4_transposed(a[piece][m], (of_x ^ m * 32) + piece * x_piece);
+#pragma unroll
+  for (int pair = 0; pair < kColumnTiles / 2; ++pair) {
+    uint32_t b[kPieces][4];
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece)
+      ldmatrix_x4_transposed(b[piece], (of_planes ^ pair * 32) + piece * planes_piece);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        float (&sum)[4] = acc[m][2 * pair + n];
+        if constexpr (kPieces == 1) {
+          multiply_pixels<kBFloat16>(sum, a[0][m], b[0][2 * n], b[0][2 * n + 1]);
+        } else {
+          // The tensor core truncates what it adds up, so a sum stays in it for one step only, small products first.
+          float part[4] = {};
+          constexpr int kOfX[] = {2, 0, 1, 1, 0, 0}, kOfPlanes[] = {0, 2, 1, 0, 1, 0};
+#pragma unroll
+          for (int i = 0; i < 6; ++i)
+            multiply_pixels<kBFloat16>(part, a[kOfX[i]][m], b[kOfPlanes[i]][2 * n], b[kOfPlanes[i]][2 * n + 1]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[i] += part[i];
+        }
+      }
+  }
+}
+
+// What a block works on. Neighbouring blocks read the same rows.
+struct PortableBlock {
+  int pair, group, split;
+
+  __device__ __forceinline__ PortableBlock(const WeightGradientPortableArgs& args, unsigned index) {
+    const unsigned pairs = args.layout.pairs(), rest = index / pairs;
+    pair = static_cast<int>(index - rest * pairs);
+    split = static_cast<int>(rest / args.num_groups);
+    group = static_cast<int>(rest) - split * args.num_groups;
+  }
+
+  // Its place among the parts.
+  __device__ __forceinline__ int parts(const WeightGradientPortableArgs& args) const {
+    return (group * args.layout.pairs() + pair) * args.num_splits + split;
+  }
+
+  // How many rows of pixels it has.
+  __device__ __forceinline__ int rows(const WeightGradientPortableArgs& args) const {
+    int count = 0;
+    for (RowCursor at(args.layout, split); !at.done(args.layout, args.num_samples);
+         at.next_run(args.layout, args.num_splits))
+      count += at.end_row - at.row;
+    return count;
+  }
+};
+
+// Rows of the kernel that a group of taps reads.
+struct TapRows {
+  int first, count;
+
+  __device__ __forceinline__ TapRows(const TapGroup& taps, int taps_w)
+      : first(taps.first / taps_w), count((taps.first + taps.count - 1) / taps_w - first + 1) {}
+};
+
+// All threads: `bytes` from memory to shared memory.
+__device__ __forceinline__ void copy_segment(uint32_t to, const unsigned char* from, int bytes) {
+#pragma unroll 2
+  for (int i = threadIdx.x * 16; i < bytes; i += 16 * WeightGradientPortableConfig::kNumThreads)
+    cp_async_16(to + i, from + i);
+}
+
+// kInPlace: no segments were packed before; each block packs what it needs, in shared memory. Slower, but a single
+// launch, for what stands behind another kernel and has as a rule nothing to do.
+template <int kPieces, bool kBFloat16, bool kInPlace>
+__global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
+    weight_gradient_portable_kernel(const __grid_constant__ WeightGradientPortableArgs args) {
+  using Config = WeightGradientPortableConfig;
+  constexpr int kColumnTiles = column_tiles(kPieces);
+  if (args.only_if != nullptr && *args.only_if == 0) return;
+  const WeightGradientLayout& layout = args.layout;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const PortableBlock block(args, blockIdx.x);
+  const TapGroup taps(block.group, layout.taps(), args.most_taps);
+
+  int run = block.split, row_of_run = 0;  // of what is loaded next
+  const uint32_t ring = smem_address(dynamic_smem());
+  const int x_bytes = static_cast<int>(layout.x.segment_bytes),
+            planes_bytes = static_cast<int>(layout.planes.segment_bytes);
+  int write_stage = 0, read_stage = 0;
+  const auto load_next = [&] {
+    RowCursor loading(layout, run);
+    if (!loading.done(layout, args.num_samples)) {
+      loading.row += row_of_run;
+      const PortableBlock here(args, hidden(blockIdx.x));
+      const TapRows rows(TapGroup(here.group, layout.taps(), args.most_taps), layout.taps_w);
+      const SegmentPlace place(layout, here.pair);
+      if constexpr (kInPlace) {
+        unsigned char* to = dynamic_smem() + write_stage * args.stage_bytes;
+        pack_segment<kPieces>(args.pack_x, static_cast<unsigned>(place.x(layout, loading)), to);
+        to += x_bytes;
+        unsigned segment = static_cast<unsigned>(place.planes(layout, loading)) + rows.first * layout.step_h;
+#pragma unroll 1
+        for (int i = 0; i < rows.count; ++i, segment += layout.step_h, to += planes_bytes)
+          pack_segment<kPieces>(args.pack_planes, segment, to);
+      } else {
+        const uint32_t stage = ring + write_stage * args.stage_bytes;
+        copy_segment(stage, args.x + place.x(layout, loading) * x_bytes, x_bytes);
+        const unsigned char* planes =
+            args.planes + (place.planes(layout, loading) + rows.first * layout.step_h) * planes_bytes;
+#pragma unroll 1
+        for (int i = 0; i < rows.count; ++i, planes += static_cast<int64_t>(layout.step_h) * planes_bytes)
+          copy_segment(stage + x_bytes + i * planes_bytes, planes, planes_bytes);
+      }
+      ++row_of_run;
+      if (loading.row + 1 == loading.end_row) {
+        run += args.num_splits;
+        row_of_run = 0;
+      }
+      write_stage = write_stage + 1 == args.num_stages ? 0 : write_stage + 1;
+    }
+    cp_async_commit();  // also when empty: groups are counted
+  };
+
+  const int products = layout.segment / WeightGradientConfig::kStepPixels;
+  const WarpShare share(warp, taps.count, column_parts(kPieces), products);
+  const int tap = taps.first + share.tap;
+  const int tap_row = tap / layout.taps_w, tap_column = (tap - tap_row * layout.taps_w) * layout.step_w;
+  const int planes_at = x_bytes + (tap_row - taps.first / layout.taps_w) * planes_bytes;
+  float acc[Config::kRowTiles][kColumnTiles][4] = {};
+  bool add = args.accumulate != 0;
+  // Sums of tensor cores drift downwards in magnitude the longer they are: they join sums in memory, of this thread
+  // alone.
+  const auto promote = [&] {
+    if (share.way < products) {
+      float* const part =
+          args.parts + (static_cast<int64_t>(PortableBlock(args, hidden(blockIdx.x)).parts(args)) * Config::kNumWarps +
+                        share.way * taps.count + share.tap) *
+                           WeightGradientConfig::kTileValues;
+#pragma unroll
+      for (int m = 0; m < Config::kRowTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float2* const to =
+                reinterpret_cast<float2*>(part + (m * 16 + half * 8 + lane / 4) * WeightGradientConfig::kBlockChannels +
+                                          (share.column_part * kColumnTiles + n) * 8 + lane % 4 * 2);
+            float2 sum = make_float2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+            if (add) {
+              const float2 before = *to;
+              sum.x += before.x, sum.y += before.y;
+            }
+            *to = sum;
+            acc[m][n][2 * half] = acc[m][n][2 * half + 1] = 0.0f;
+            if (half == 1 && n % 2 == 1)
+              asm volatile("" ::: "memory");  // few loads at a time, for the sake of registers
+          }
+    }
+    add = true;
+  };
+
+  for (int i = 0; i < args.num_stages - 1; ++i) load_next();
+  int until_promotion = WeightGradientConfig::kPromoteRows;
+#pragma unroll 1
+  for (int left = block.rows(args); left > 0; --left) {
+    if (args.num_stages == 4)
+      cp_async_wait<2>();
+    else if (args.num_stages == 3)
+      cp_async_wait<1>();
+    else
+      cp_async_wait<0>();
+    __syncthreads();
+    load_next();  // into the stage that the row before this one has left
+    const uint32_t stage = ring + read_stage * args.stage_bytes;
+    read_stage = read_stage + 1 == args.num_stages ? 0 : read_stage + 1;
+#pragma unroll 1
+    for (int product = share.way; product < products; product += share.ways) {
+      const int at = product * WeightGradientConfig::kStepPixels;
+      multiply_step<kPieces, kBFloat16>(acc, stage, x_bytes / kPieces, at, stage + planes_at, planes_bytes / kPieces,
+                                        at + tap_column, share.column_part * kColumnTiles);
+    }
+    if (--until_promotion == 0) {
+      promote();
+      until_promotion = WeightGradientConfig::kPromoteRows;
+    }
+  }
+  cp_async_wait<0>();
+  promote();
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_sums.cuh
+// Second stage of the weight gradient on tensor cores: the sums of all splits and warps of a tap, in a fixed order,
+// unscaled, into
+//   grad_weight [in_channels, out_channels/groups, kernel_h, kernel_w]
+// A block has a row of a 64 x 64 tile: one in channel, 64 channels of the planes.
+
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientSumsConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
+  static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
+  static_assert(kRows == 4, "the kernel's order of rows");
+};
+
+// Where the parts of a tap lie: `first` tiles from the beginning, then `outer` x `inner` of them at these distances, in
+// tiles.
+struct TapParts {
+  int64_t first;
+  int outer, inner, outer_step, inner_step;
+};
+
+template <typename Storage, typename Places>
+struct WeightGradientSumsArgs {
+  WeightGradientLayout layout;
+  Places places;  // places(pair of channel blocks, tap) -> TapParts; places.in_tile(row, column): a value's place in a
+                  // tile
+  const float* parts;
+  Storage* grad_weight;
+  int kernel_h, kernel_w, kernel_step_h, kernel_step_w, classes_w, ic_per_group, oc_per_group;
+  const GradientState* state;  // null: no scales
+  const int* only_if;
+};
+
+template <typename Storage, typename Places>
+__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
+    sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
+  using Config = WeightGradientSumsConfig;
+  if (args.only_if != nullptr && *args.only_if == 0) return;
+  const WeightGradientLayout& layout = args.layout;
+  const int tile = blockIdx.x / Config::kBlocksPerTile;
+  // Rows that lie side by side where fragments were stored: two neighbours, and those 8 below.
+  const int block = blockIdx.x % Config::kBlocksPerTile, nth = threadIdx.x / WeightGradientConfig::kBlockChannels;
+  const int row = block / 4 * 16 + block % 4 * 2 + nth % 2 + nth / 2 * 8;
+  const int column = threadIdx.x % WeightGradientConfig::kBlockChannels;
+  const int tap = tile % layout.taps(), pair = tile / layout.taps();
+  const int planes_block = pair % layout.planes.blocks, x_block = pair / layout.planes.blocks % layout.x.blocks;
+  const int group = pair / layout.planes.blocks / layout.x.blocks;
+  const int ic = x_block * WeightGradientConfig::kBlockChannels + row;
+  const int channel = planes_block * WeightGradientConfig::kBlockChannels + column;
+  if (ic >= args.ic_per_group || channel >= layout.planes.channels_per_group) return;
+  const PlaneChannel to(channel, args.classes_w, args.oc_per_group);
+  const int kh = static_cast<int>(to.class_h) + tap / layout.taps_w * args.kernel_step_h;
+  const int kw = static_cast<int>(to.class_w) + tap % layout.taps_w * args.kernel_step_w;
+  if (kh >= args.kernel_h || kw >= args.kernel_w) return;
+
+  const TapParts at = args.places(pair, tap);
+  const float* const from =
+      args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
+  double sum = 0.0;
+  for (int inner = 0; inner < at.inner; ++inner) {
+#pragma unroll 8
+    for (int outer = 0; outer < at.outer; ++outer)
+      sum += from[(static_cast<int64_t>(outer) * at.outer_step + static_cast<int64_t>(inner) * at.inner_step) *
+                  WeightGradientConfig::kTileValues];
+  }
+  // In fp64, where both scales together are a number.
+  if (args.state != nullptr)
+    sum = ldexp(sum, -scale_exponent(args.state->largest[0]) - scale_exponent(args.state->largest[1]));
+  const float v = static_cast<float>(sum);
+  const int64_t pair_of_channels = static_cast<int64_t>(group * args.ic_per_group + ic) * args.oc_per_group + to.oc;
+  args.grad_weight[(pair_of_channels * args.kernel_h + kh) * args.kernel_w + kw] = to_storage<Storage>(v);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// What is packed at a time, and where it lies in the workspace: state, x, planes, then the parts of sums.
+struct PackedGoes {
+  WeightGradientLayout layout;
+  int samples;  // of the batch, at a time
+  int64_t x_bytes, planes_bytes, total_bytes;
+
+  PackedGoes() = default;
+  // in_place: nothing is packed in the workspace.
+  PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces, bool in_place = false)
+      : layout(weight_gradient_layout(p, sliding, pieces)),
+        samples(static_cast<int>(p.batch)),
+        x_bytes(0),
+        planes_bytes(0),
+        total_bytes(256) {
+    if (in_place) return;
+    const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
+    const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
+    // As many goes as it takes, of nearly the same size.
+    const int64_t most = std::max<int64_t>(1, WeightGradientConfig::kMostPackedBytes / (of_x + of_planes));
+    const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
+    samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
+    x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);
+    total_bytes = 256 + x_bytes + planes_bytes;
+  }
+  GradientState* state(void* base) const { return static_cast<GradientState*>(base); }
+  unsigned char* x(void* base) const { return static_cast<unsigned char*>(base) + 256; }
+  unsigned char* planes(void* base) const { return x(base) + x_bytes; }
+  float* parts(void* base) const { return reinterpret_cast<float*>(planes(base) + planes_bytes); }
+};
+
+struct PortableGradientPlan {
+  bool usable;
+  PackedGoes goes;
+  int most_taps, num_groups, num_splits, num_stages, stage_bytes;
+  int64_t total_bytes;
+};
+
+inline int64_t stage_bytes_for(const WeightGradientLayout& layout, int taps) {
+  const int rows = std::min((taps - 1 + layout.taps_w - 1) / layout.taps_w + 1, layout.taps_h);
+  return layout.x.segment_bytes + rows * layout.planes.segment_bytes;
+}
+
+inline PortableGradientPlan portable_gradient_plan(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces,
+                                                   const DeviceLimits& device, bool in_place = false) {
+  using Config = WeightGradientPortableConfig;
+  PortableGradientPlan plan{};
+  plan.goes = PackedGoes(p, sliding, pieces, in_place);
+  const WeightGradientLayout& layout = plan.goes.layout;
+  plan.most_taps = Config::kNumWarps / column_parts(pieces);
+  while (plan.most_taps > 1 &&
+         (plan.most_taps > layout.taps() || 2 * stage_bytes_for(layout, plan.most_taps) > device.smem_per_block))
+    plan.most_taps /= 2;
+  const int64_t stage = stage_bytes_for(layout, plan.most_taps);
+  const int64_t packing = std::max(layout.x.segment_bytes, layout.planes.segment_bytes);
+  if (2 * stage > device.smem_per_block || packing > device.smem_per_block) return plan;
+  plan.stage_bytes = static_cast<int>(stage);
+  plan.num_stages = static_cast<int>(std::min<int64_t>(Config::kMaxStages, device.smem_per_block / stage));
+  plan.num_groups = num_tap_groups(layout.taps(), plan.most_taps);
+  // Twice as many blocks as run at once: those with few taps are done early.
+  const int64_t others = int64_t{layout.pairs()} * plan.num_groups;
+  const int64_t runs = int64_t{layout.strips} * layout.runs * plan.goes.samples;
+  plan.num_splits = static_cast<int>(std::min<int64_t>(runs, std::max<int64_t>(1, 2 * device.sm_count / others)));
+  plan.total_bytes = plan.goes.total_bytes + others * plan.num_splits * Config::kNumWarps *
+                                                 WeightGradientConfig::kTileValues *
+                                                 static_cast<int64_t>(sizeof(float));
+  plan.usable = true;
+  return plan;
+}
+
+// Where the portable kernel leaves the parts of a tap.
+struct PortablePlaces {
+  int taps, most_taps, num_pairs, num_splits, products, column_parts;
+
+  __device__ __forceinline__ static int in_tile(int row, int column) {
+    return row * WeightGradientConfig::kBlockChannels + column;
+  }
+
+  __device__ __forceinline__ TapParts operator()(int pair, int tap) const {
+    int index = tap / most_taps;
+    TapGroup group(index, taps, most_taps);
+    while (tap >= group.first + group.count) group = TapGroup(++index, taps, most_taps);
+    constexpr int kWarps = WeightGradientPortableConfig::kNumWarps;
+    TapParts at;
+    at.first = (static_cast<int64_t>(index) * num_pairs + pair) * num_splits * kWarps + tap - group.first;
+    at.outer = num_splits, at.outer_step = kWarps;
+    at.inner = min(kWarps / (group.count * column_parts), products), at.inner_step = group.count;
+    return at;
+  }
+};
+
+// ---- Packing ---------------------------------------------------------------------------------------------------
+
+// Of samples [first, first + count) of x or of g; but where they go.
+template <typename Storage>
+PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& sliding, const WeightGradientLayout& layout,
+                            bool planes, int64_t first, int count) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  PackArgs<Storage> args;
+  args.groups = layout.groups, args.strips = layout.strips, args.segment = layout.segment;
+  args.packed = planes ? layout.planes : layout.x;
+  args.to = nullptr, args.state = nullptr;
+  args.scale_index = planes ? 1 : 0;
+  if (planes) {
+    args.from_n = call.grad_stride_n, args.from_c = call.grad_stride_c, args.from_h = call.grad_stride_h,
+    args.from_w = call.grad_stride_w;
+    args.from = static_cast<const Storage*>(call.grad) + first * args.from_n;
+    args.size_h = static_cast<int>(p.out_h), args.size_w = static_cast<int>(p.out_w);
+    args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
+    args.class_step_h = static_cast<int>(p.dilation_h), args.class_step_w = static_cast<int>(p.dilation_w);
+    args.first_h = static_cast<int>(p.padding_h), args.first_w = static_cast<int>(p.padding_w);
+    args.classes = static_cast<int>(sliding.h.classes * sliding.w.classes),
+    args.classes_w = static_cast<int>(sliding.w.classes);
+    args.channels_per_class = static_cast<int>(p.out_channels / p.groups);
+  } else {
+    args.from_n = p.x_stride_n, args.from_c = p.x_stride_c, args.from_h = p.x_stride_h, args.from_w = p.x_stride_w;
+    args.from = static_cast<const Storage*>(call.conv.x) + first * args.from_n;
+    args.size_h = static_cast<int>(p.in_h), args.size_w = static_cast<int>(p.in_w);
+    args.stride_h = args.stride_w = 1;
+    args.class_step_h = args.class_step_w = args.first_h = args.first_w = 0;
+    args.classes = args.classes_w = 1;
+    args.channels_per_class = static_cast<int>(p.in_channels / p.groups);
+  }
+  args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
+  return args;
+}
+
+// Do neighbouring pixels of every row lie side by side, in aligned pairs that are both there or both not?
+template <typename Storage>
+bool packs_pairs(const PackArgs<Storage>& args) {
+  const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
+  for (const int64_t value : even)
+    if (value % 2 != 0) return false;
+  return args.stride_w == 1 && args.from_w == 1 &&
+         reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
+}
+
+// Of samples [first, first + count), x and planes.
+template <int kPieces, typename Storage>
+int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
+                    int count, void* workspace, GradientState* state) {
+  PackRowsArgs<Storage> rows;
+  unsigned blocks = 0;
+  bool one_class = true;  // to a chunk
+  int64_t bytes = 0;
+  for (const int planes : {0, 1}) {
+    PackArgs<Storage>& args = rows.tensors[planes];
+    args = pack_args<Storage>(call, sliding, goes.layout, planes != 0, first, count);
+    args.to = planes != 0 ? goes.planes(workspace) : goes.x(workspace);
+    args.state = state;
+    one_class &= args.classes == 1 || args.channels_per_class % 8 == 0;
+    rows.pairs[planes] = packs_pairs(args);
+    rows.runs[planes] = static_cast<int>(ceil_div(args.packed.rows, PackRowsConfig::kRows));
+    if (planes != 0) rows.planes_block = blocks;
+    blocks += args.num_segments / static_cast<unsigned>(args.packed.rows) * static_cast<unsigned>(rows.runs[planes]);
+    bytes = std::max(bytes, args.packed.segment_bytes);
+  }
+  if (one_class) {
+    const auto kernel = pack_rows_kernel<kPieces, Storage>;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
+    return launch_kernel(kernel, dim3(blocks), dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
+                         call.conv.stream, rows);
+  }
+  const auto kernel = pack_pixels_kernel<kPieces, Storage>;
+  for (const PackArgs<Storage>& args : rows.tensors) {
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, args.packed.segment_bytes));
+    TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(args.num_segments), dim3(PackConfig::kThreads),
+                                        args.packed.segment_bytes, call.conv.stream, args));
+  }
+  return kOk;
+}
+
+// Clears the state, and finds the scales of fp32 operands.
+inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
+  const cudaError_t cleared =
+      cudaMemsetAsync(state, 0, sizeof(GradientState), static_cast<cudaStream_t>(call.conv.stream));
+  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+  const ConvTransposeLayer& p = call.conv.layer;
+  MagnitudeSampleArgs args;
+  args.tensors[0] = sampled_tensor(call.conv.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
+                                   p.x_stride_h, p.x_stride_w);
+  args.tensors[1] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                   call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
+  for (int i = 0; i < 2; ++i) args.largest[i] = &state->largest[i];
+  return launch_sample_magnitudes(args, 2, call.conv.stream);
+}
+
+// ---- Sums ------------------------------------------------------------------------------------------------------
+
+template <typename Storage, typename Places>
+int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer& sliding,
+                                    const WeightGradientLayout& layout, const Places& places, const float* parts,
+                                    const GradientState* state, const int* only_if) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  WeightGradientSumsArgs<Storage, Places> args;
+  args.layout = layout;
+  args.places = places;
+  args.parts = parts;
+  args.grad_weight = static_cast<Storage*>(call.grad_weight);
+  args.kernel_h = static_cast<int>(p.kernel_h), args.kernel_w = static_cast<int>(p.kernel_w);
+  args.kernel_step_h = static_cast<int>(sliding.h.kernel_step),
+  args.kernel_step_w = static_cast<int>(sliding.w.kernel_step);
+  args.classes_w = static_cast<int>(sliding.w.classes);
+  args.ic_per_group = static_cast<int>(p.in_channels / p.groups),
+  args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
+  args.state = state;
+  args.only_if = only_if;
+  const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;
+  return launch_kernel(sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
+}
+
+// ---- All of it -------------------------------------------------------------------------------------------------
+
+// Pieces of 1: operands in 16 bits, with `state` scaled containers. Pieces of 3: fp32 operands, an fp32 answer.
+// in_place: only where only_if says so; launched behind another kernel.
+template <int kPieces, bool kBFloat16, bool kInPlace, typename Storage>
+int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingLayer& sliding,
+                                        const PortableGradientPlan& plan, void* workspace, GradientState* state,
+                                        const int* only_if) {
+  using Config = WeightGradientPortableConfig;
+  const PackedGoes& goes = plan.goes;
+  const int64_t batch = call.conv.layer.batch;
+  for (int64_t first = 0; first < batch; first += goes.samples) {
+    const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
+    if constexpr (!kInPlace)
+      TCONV_RETURN_IF_ERROR((launch_pack<kPieces, Storage>(call, sliding, goes, first, count, workspace, state)));
+    WeightGradientPortableArgs args{};
+    args.layout = goes.layout;
+    args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
+    args.most_taps = plan.most_taps, args.num_groups = plan.num_groups, args.num_splits = plan.num_splits;
+    args.num_samples = count;
+    args.num_stages = plan.num_stages, args.stage_bytes = plan.stage_bytes;
+    args.accumulate = first > 0;
+    args.only_if = only_if;
+    if constexpr (kInPlace) {
+      args.pack_x = pack_args<float>(call, sliding, goes.layout, false, first, count);
+      args.pack_planes = pack_args<float>(call, sliding, goes.layout, true, first, count);
+    }
+    const auto kernel = weight_gradient_portable_kernel<kPieces, kBFloat16, kInPlace>;
+    const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
+                      dim3(Config::kNumThreads), smem, call.conv.stream, args));
+  }
+  const PortablePlaces places{goes.layout.taps(),
+                              plan.most_taps,
+                              goes.layout.pairs(),
+                              plan.num_splits,
+                              goes.layout.segment / WeightGradientConfig::kStepPixels,
+                              column_parts(kPieces)};
+  return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace),
+                                              kPieces == 1 ? state : nullptr, only_if);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+namespace pixels {
+
+struct HopperGradientPlan {
+  bool usable;
+  PackedGoes goes;
+  int num_groups, x_slots, planes_slots;
+  int first_split[WeightGradientHopperConfig::kMaxGroups + 1];
+  int64_t smem_bytes, total_bytes;
+};
+
+// Splits of the runs of rows for each group of quads, as many as its share of the products, so that all blocks together
+// fill the device.
+inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64_t most_splits, int sm_count) {
+  const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps();
+  const int blocks = std::max(sm_count / pairs, plan.num_groups);  // for each pair of channel blocks
+  int taps = 0;
+  plan.first_split[0] = 0;
+  for (int group = 0; group < plan.num_groups; ++group) {
+    taps += QuadGroup(table, group).taps;
+    // Every group has one at least; ends are rounded, so that the sum is what there is.
+    const int after = plan.num_groups - 1 - group;
+    int end = static_cast<int>((static_cast<int64_t>(blocks) * taps + all_taps / 2) / all_taps);
+    end = std::min(std::max(end, plan.first_split[group] + 1), blocks - after);
+    plan.first_split[group + 1] = static_cast<int>(std::min<int64_t>(end, plan.first_split[group] + most_splits));
+  }
+}
+
+inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeLayer& p, const SlidingLayer& sliding,
+                                               const DeviceLimits& device) {
+  using Config = WeightGradientHopperConfig;
+  HopperGradientPlan plan{};
+  if (device.compute_major != 9 || device.compute_minor != 0) return plan;
+  plan.goes = PackedGoes(p, sliding, 1);
+  const WeightGradientLayout& layout = plan.goes.layout;
+  const QuadTable table(layout.taps_h, layout.taps_w);
+  plan.num_groups = table.num_groups();
+  constexpr int kMostPixelsBetweenTaps = 0x3FFF * 16 / WeightGradientConfig::kPixelBytes;  // what a descriptor can say
+  if (plan.num_groups > Config::kMaxGroups || layout.step_w > kMostPixelsBetweenTaps) return plan;
+  int span = 0;  // rows of the planes between the first and the last that a row of pixels reads
+  for (int group = 0; group < plan.num_groups; ++group)
+    span = std::max(span, QuadGroup(table, group).row_span * layout.step_h);
+  // As many rows ahead as there is room for, up to what hides the copies' latency.
+  for (int ahead = Config::kTargetSlots; ahead >= 2 && !plan.usable; --ahead) {
+    plan.x_slots = ahead, plan.planes_slots = span + ahead;
+    plan.smem_bytes =
+        plan.x_slots * (layout.x.segment_bytes + 16) + plan.planes_slots * (layout.planes.segment_bytes + 16);
+    plan.usable = plan.planes_slots <= Config::kMaxSlots && plan.smem_bytes <= device.smem_per_block;
+  }
+  if (!plan.usable || std::max(layout.x.segment_bytes, layout.planes.segment_bytes) > device.smem_per_block) {
+    plan.usable = false;
+    return plan;
+  }
+  share_splits(plan, table, int64_t{layout.strips} * layout.runs * plan.goes.samples, device.sm_count);
+  plan.total_bytes = plan.goes.total_bytes +
+                     int64_t{plan.first_split[plan.num_groups]} * layout.pairs() * Config::kConsumers *
+                         Config::kMaxTaps * WeightGradientConfig::kTileValues * static_cast<int64_t>(sizeof(float));
+  return plan;
+}
+
+// Where the Hopper kernel leaves the parts of a tap.
+struct HopperPlaces {
+  int taps_h, taps_w, num_pairs;
+  int first_split[WeightGradientHopperConfig::kMaxGroups + 1];
+
+  // As accumulators lie in a warpgroup's registers, four values of a thread side by side.
+  __device__ __forceinline__ static int in_tile(int row, int column) {
+    const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
+    return (column / 8 * 128 + thread) * 4 + row / 8 % 2 * 2 + column % 2;
+  }
+
+  __device__ __forceinline__ TapParts operator()(int pair, int tap) const {
+    using Config = WeightGradientHopperConfig;
+    const QuadTable table(taps_h, taps_w);
+    const int tap_row = tap / taps_w, tap_column = tap - tap_row * taps_w;
+    const int index = table.index_of(tap_row, tap_column);
+    int group_index = 0;
+    while (index >= table.group_begin(group_index + 1)) ++group_index;
+    const QuadGroup group(table, group_index);
+    constexpr int kTilesPerBlock = Config::kConsumers * Config::kMaxTaps;
+    TapParts at;
+    at.first = (static_cast<int64_t>(first_split[group_index]) * num_pairs + pair) * kTilesPerBlock +
+               (index - group.begin) * Config::kMaxTaps + tap_column - table[index].first_column;
+    at.outer = first_split[group_index + 1] - first_split[group_index], at.outer_step = num_pairs * kTilesPerBlock;
+    at.inner = group.ways, at.inner_step = group.count * Config::kMaxTaps;
+    return at;
+  }
+};
+
+// Operands in 16 bits, with `state` scaled containers.
+template <bool kBFloat16, typename Storage>
+int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding,
+                                      const HopperGradientPlan& plan, void* workspace, GradientState* state) {
+  using Config = WeightGradientHopperConfig;
+  const PackedGoes& goes = plan.goes;
+  const int64_t batch = call.conv.layer.batch;
+  for (int64_t first = 0; first < batch; first += goes.samples) {
+    const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
+    TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
+    WeightGradientHopperArgs args{};
+    args.layout = goes.layout;
+    args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
+    args.num_samples = count;
+    args.num_groups = plan.num_groups;
+    std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
+    args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;
+    args.accumulate = first > 0;
+    const auto kernel = weight_gradient_hopper_kernel<kBFloat16>;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
+                      dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
+  }
+  HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
+  std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
+  return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace), state,
+                                              nullptr);
+}
+
+}  // namespace pixels
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_plain.cuh
+// Gradient of the weight for every dtype, every parameter, any strides, 64-bit indices:
+//
+//   dw[ci, co', kh, kw] = sum over n, ih, iw of x[n, ci, ih, iw] * g[n, co, ih*sh - ph + kh*dh, iw*sw - pw + kw*dw]
+//   for exactly those pixels whose tap reads inside g
+//
+// A block has one pair of channels, kTaps taps side by side and a part of all samples' input pixels; gradient_sums.cuh
+// adds the parts up. The order of every sum is fixed by the layer and the device.
+
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientPlainConfig {
+  static constexpr int kThreads = kPlainPixels;  // block_sum's
+  static constexpr int kTaps = 4;
+  static constexpr int kInner = 64;               // products of a thread that are summed before they join its sum
+  static constexpr int kPixelsPerPart = 1 << 13;  // at least, where there are blocks enough
+  static constexpr int kBlocksPerSm = 8;          // at most so many are wanted
+};
+
+struct WeightGradientPlainPlan {
+  int64_t num_parts, tap_chunks, count;  // count: values of the gradient
+
+  WeightGradientPlainPlan(const ConvTransposeLayer& p, int sm_count) {
+    using Config = WeightGradientPlainConfig;
+    const int64_t pairs = p.in_channels * (p.out_channels / p.groups), pixels = p.batch * p.in_h * p.in_w;
+    tap_chunks = (p.kernel_h * p.kernel_w + Config::kTaps - 1) / Config::kTaps;
+    count = pairs * p.kernel_h * p.kernel_w;
+    const int64_t wanted = (int64_t{Config::kBlocksPerSm} * sm_count + pairs * tap_chunks - 1) / (pairs * tap_chunks);
+    const int64_t most = (pixels + Config::kPixelsPerPart - 1) / Config::kPixelsPerPart;
+    num_parts = wanted < most ? wanted : most;
+  }
+};
+
+template <typename Storage>
+struct WeightGradientPlainArgs {
+  ConvTransposeLayer layer;
+  const Storage* x;
+  const Storage* grad;
+  typename StorageTraits<Storage>::Acc* parts;     // [num_parts][count]
+  int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
+  bool round_operands;
+  int64_t num_parts, tap_chunks, count, num_pixels, part_pixels, num_blocks, ic_per_group, oc_per_group;
+  FastDivisor64 by_in_w, by_in_h;
+};
+
+template <typename Storage, bool kRound>
+__device__ __forceinline__ void weight_gradient_part(
+    const WeightGradientPlainArgs<Storage>& args, int64_t ic, int64_t oc, int64_t tap0, int64_t begin, int64_t end,
+    typename StorageTraits<Storage>::Acc (&sums)[WeightGradientPlainConfig::kTaps]) {
+  using Config = WeightGradientPlainConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const ConvTransposeLayer& p = args.layer;
+  const int64_t taps = p.kernel_h * p.kernel_w;
+  int64_t shift_h[Config::kTaps], shift_w[Config::kTaps];
+#pragma unroll
+  for (int t = 0; t < Config::kTaps; ++t) {
+    const int64_t tap = tap0 + t < taps ? tap0 + t : tap0;
+    const int64_t kh = tap / p.kernel_w;
+    shift_h[t] = kh * p.dilation_h - p.padding_h;
+    shift_w[t] = (tap - kh * p.kernel_w) * p.dilation_w - p.padding_w;
+    sums[t] = 0;
+  }
+  for (int64_t first = begin + threadIdx.x; first < end; first += Config::kInner * Config::kThreads) {
+    Acc inner[Config::kTaps] = {};
+    for (int step = 0; step < Config::kInner; ++step) {
+      const int64_t pixel = first + step * Config::kThreads;
+      if (pixel >= end) break;
+      const int64_t line = args.by_in_w.quotient(pixel), iw = pixel - line * p.in_w;
+      const int64_t n = args.by_in_h.quotient(line), ih = line - n * p.in_h;
+      const Acc x = plain_operand<Storage, kRound>(
+          args.x[n * p.x_stride_n + ic * p.x_stride_c + ih * p.x_stride_h + iw * p.x_stride_w]);
+      const Storage* const grad = args.grad + n * args.stride_n + oc * args.stride_c;
+#pragma unroll
+      for (int t = 0; t < Config::kTaps; ++t) {
+        const int64_t oh = ih * p.stride_h + shift_h[t], ow = iw * p.stride_w + shift_w[t];
+        if (oh >= 0 && oh < p.out_h && ow >= 0 && ow < p.out_w)
+          inner[t] += x * plain_operand<Storage, kRound>(grad[oh * args.stride_h + ow * args.stride_w]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < Config::kTaps; ++t) sums[t] += inner[t];
+  }
+}
+
+template <typename Storage>
+__global__ void __launch_bounds__(WeightGradientPlainConfig::kThreads)
+    weight_gradient_plain_kernel(const __grid_constant__ WeightGradientPlainArgs<Storage> args) {
+  using Config = WeightGradientPlainConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  __shared__ Acc scratch[Config::kThreads / 32];
+  const int64_t taps = args.layer.kernel_h * args.layer.kernel_w;
+  for (int64_t block = blockIdx.x; block < args.num_blocks; block += gridDim.x) {
+    int64_t rest = block;
+    const int64_t tap0 = rest % args.tap_chunks * Config::kTaps;
+    rest /= args.tap_chunks;
+    const int64_t oc_in_group = rest % args.oc_per_group;
+    rest /= args.oc_per_group;
+    const int64_t ic = rest % args.layer.in_channels, part = rest / args.layer.in_channels;
+    const int64_t oc = ic / args.ic_per_group * args.oc_per_group + oc_in_group;
+    const int64_t begin = part * args.part_pixels, end = min(begin + args.part_pixels, args.num_pixels);
+    Acc sums[Config::kTaps];
+    if constexpr (std::is_same_v<Storage, float>) {
+      if (args.round_operands)
+        weight_gradient_part<Storage, true>(args, ic, oc, tap0, begin, end, sums);
+      else
+        weight_gradient_part<Storage, false>(args, ic, oc, tap0, begin, end, sums);
+    } else {
+      weight_gradient_part<Storage, false>(args, ic, oc, tap0, begin, end, sums);
+    }
+#pragma unroll
+    for (int t = 0; t < Config::kTaps; ++t) {
+      const Acc sum = block_sum<Acc>(sums[t], scratch);
+      if (threadIdx.x == 0 && tap0 + t < taps)
+        args.parts[part * args.count + (ic * args.oc_per_group + oc_in_group) * taps + tap0 + t] = sum;
+    }
+  }
+}
+
+// All but where sums go.
+template <typename Storage>
+WeightGradientPlainArgs<Storage> weight_gradient_plain_args(const GradientCall& call,
+                                                            const WeightGradientPlainPlan& plan) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  WeightGradientPlainArgs<Storage> args;
+  args.layer = p;
+  args.x = static_cast<const Storage*>(call.conv.x);
+  args.grad = static_cast<const Storage*>(call.grad);
+  args.parts = nullptr;
+  args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
+  args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
+  args.round_operands = call.conv.math == kMathTF32;
+  args.num_parts = plan.num_parts, args.tap_chunks = plan.tap_chunks, args.count = plan.count;
+  args.num_pixels = p.batch * p.in_h * p.in_w;
+  args.part_pixels = plan.num_parts > 0 ? (args.num_pixels + plan.num_parts - 1) / plan.num_parts : 0;
+  args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
+  args.num_blocks = plan.num_parts * p.in_channels * args.oc_per_group * plan.tap_chunks;
+  args.by_in_w = FastDivisor64::make(p.in_w);
+  args.by_in_h = FastDivisor64::make(p.in_h);
+  return args;
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient_plain(const GradientCall& call, const WeightGradientPlainPlan& plan, void* workspace) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  WeightGradientPlainArgs<Storage> args = weight_gradient_plain_args<Storage>(call, plan);
+  args.parts = static_cast<Acc*>(workspace);
+  if (args.num_blocks > 0)
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(weight_gradient_plain_kernel<Storage>,
+                      dim3(static_cast<unsigned>(args.num_blocks < INT32_MAX ? args.num_blocks : INT32_MAX)),
+                      dim3(WeightGradientPlainConfig::kThreads), 0, call.conv.stream, args));
+  return launch_sum_gradient_parts(args.parts, static_cast<Storage*>(call.grad_weight), plan.num_parts, plan.count,
+                                   call.conv.stream);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/weight_gradient_repair.cuh
+// Behind the tensor-core kernels of the weight gradient: values that are not finite are computed again, each from
+// exactly its own products. The tensor cores also multiply zeros, beyond an image's last column and for taps that a
+// class lacks (sliding_layer.h), and Infinity times zero is NaN.
+
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientRepairConfig {
+  static constexpr int kThreads = WeightGradientPlainConfig::kThreads;
+  static constexpr int kMaxBlocks = 1024;
+};
+
+// args.parts is not used, sums go to grad_weight itself.
+template <typename Storage>
+__global__ void __launch_bounds__(WeightGradientRepairConfig::kThreads)
+    weight_gradient_repair_kernel(const __grid_constant__ WeightGradientPlainArgs<Storage> args, Storage* grad_weight) {
+  using Config = WeightGradientRepairConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  __shared__ Acc scratch[Config::kThreads / 32];
+  __shared__ unsigned wrong[Config::kThreads / 32];
+  const int64_t taps = args.layer.kernel_h * args.layer.kernel_w;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * Config::kThreads; first < args.count;
+       first += static_cast<int64_t>(gridDim.x) * Config::kThreads) {
+    const int64_t mine = first + threadIdx.x;
+    const unsigned of_warp = __ballot_sync(0xFFFFFFFFu, mine < args.count && !is_finite(grad_weight[mine]));
+    __syncthreads();  // the masks before these have been read
+    if (threadIdx.x % 32 == 0) wrong[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    for (int i = 0; i < Config::kThreads; ++i) {
+      if ((wrong[i / 32] >> i % 32 & 1) == 0) continue;
+      const int64_t value = first + i, pair = value / taps, ic = pair / args.oc_per_group;
+      const int64_t oc = ic / args.ic_per_group * args.oc_per_group + (pair - ic * args.oc_per_group);
+      Acc sums[WeightGradientPlainConfig::kTaps];
+      bool round = false;
+      if constexpr (std::is_same_v<Storage, float>) {
+        round = args.round_operands;
+        if (round) weight_gradient_part<Storage, true>(args, ic, oc, value - pair * taps, 0, args.num_pixels, sums);
+      }
+      if (!round) weight_gradient_part<Storage, false>(args, ic, oc, value - pair * taps, 0, args.num_pixels, sums);
+      const Acc sum = block_sum<Acc>(sums[0], scratch);
+      if (threadIdx.x == 0) grad_weight[value] = to_storage<Storage>(sum);
+    }
+  }
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient_repair(const GradientCall& call, const WeightGradientPlainPlan& plan) {
+  using Config = WeightGradientRepairConfig;
+  const int64_t blocks = (plan.count + Config::kThreads - 1) / Config::kThreads;
+  return launch_kernel(weight_gradient_repair_kernel<Storage>,
+                       dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)),
+                       dim3(Config::kThreads), 0, call.conv.stream, weight_gradient_plain_args<Storage>(call, plan),
+                       static_cast<Storage*>(call.grad_weight));
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct WeightGradientPlan {
+  int64_t status;
+  KernelChoice kernel;
+  SlidingLayer sliding;
+  WeightGradientPlainPlan plain;
+  pixels::HopperGradientPlan hopper;
+  PortableGradientPlan portable;
+  PortableGradientPlan strict;  // of fp32, by itself or behind a kernel whose containers may not hold the operands
+  int64_t total_bytes;
+
+  WeightGradientPlan(const GradientCall& call, const DeviceLimits& device)
+      : status(kOk),
+        kernel(kPlain),
+        sliding(call.conv.layer),
+        plain(call.conv.layer, device.sm_count),
+        hopper{},
+        portable{},
+        strict{} {
+    const int64_t choice = call.conv.kernel_choice;
+    if (choice != kPlain && choice != kDirect) choose_tensor_cores(call, device);
+    if ((choice == kPortable || choice == kHopper) && kernel != choice) status = kUnsupportedKernel;
+    total_bytes = kernel == kPlain ? plain.num_parts * plain.count * (call.conv.dtype == kFloat64 ? 8 : 4)
+                                   : std::max({hopper.total_bytes, portable.total_bytes, strict.total_bytes});
+  }
+
+  // Of the kernel that multiplies 16-bit operands.
+  const PackedGoes& goes() const { return kernel == kHopper ? hopper.goes : portable.goes; }
+
+ private:
+  // Leaves kPlain where no tensor-core kernel can, or should, do the call.
+  void choose_tensor_cores(const GradientCall& call, const DeviceLimits& device) {
+    const ConvTransposeLayer& p = call.conv.layer;
+    const int64_t choice = call.conv.kernel_choice;
+    if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
+        !weight_gradient_can_index(p, sliding))
+      return;
+    // Products on padding are wasted; below this share a few real ones, one by one, are faster.
+    constexpr double kMinUsefulFraction = 1.0 / 32;
+    const WeightGradientLayout layout = weight_gradient_layout(p, sliding, 1);
+    const double useful =
+        static_cast<double>(layout.x.channels_per_group) * layout.planes.channels_per_group /
+        (static_cast<double>(layout.x.blocks) * layout.planes.blocks * WeightGradientConfig::kTileValues);
+    if (useful < kMinUsefulFraction && choice != kPortable && choice != kHopper) return;
+    const bool fp32 = call.conv.dtype == kFloat32, tf32 = fp32 && call.conv.math == kMathTF32;
+    if (fp32) {
+      strict = portable_gradient_plan(p, sliding, 3, device, tf32);  // behind another kernel in place
+      if (!strict.usable) return;
+    }
+    if ((!fp32 || tf32) && choice != kPortable) {
+      hopper = pixels::hopper_gradient_plan(p, sliding, device);
+      if (hopper.usable) {
+        kernel = kHopper;
+        return;
+      }
+    }
+    if (!fp32 || tf32) {
+      portable = portable_gradient_plan(p, sliding, 1, device);
+      if (!portable.usable) return;
+    }
+    kernel = kPortable;
+  }
+};
+
+// Operands in 16 bits, with `state` scaled containers.
+template <bool kBFloat16, typename Storage>
+int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                                      GradientState* state) {
+  if (plan.kernel == kHopper)
+    return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state);
+  return launch_weight_gradient_portable<1, kBFloat16, false, Storage>(call, plan.sliding, plan.portable, workspace,
+                                                                       state, nullptr);
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+  if constexpr (sizeof(Storage) == 2) {
+    return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
+                                                                                          nullptr);
+  } else {
+    if (call.conv.math == kMathStrict)
+      return launch_weight_gradient_portable<3, true, false, Storage>(call, plan.sliding, plan.strict, workspace,
+                                                                      nullptr, nullptr);
+    GradientState* const state = plan.goes().state(workspace);
+    TCONV_RETURN_IF_ERROR(launch_scales(call, state));
+    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
+    return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
+                                                                   &state->guard.out_of_range);
+  }
+}
+
+template <typename Storage>
+int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+  if (plan.kernel == kPlain) return launch_weight_gradient_plain<Storage>(call, plan.plain, workspace);
+  if constexpr (sizeof(Storage) == 8) {
+    return kUnsupportedKernel;  // fp64 has the plain kernel alone
+  } else {
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace));
+    return launch_weight_gradient_repair<Storage>(call, plan.plain);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// The kernels read each gradient's part of the workspace only while they run: all have the same place.
+inline int64_t gradients_workspace_bytes(const GradientCall& call) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  if (call.conv.out != nullptr) return conv_workspace_bytes<Outputs::kAlone>(call.conv);
+  DeviceLimits device;
+  if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
+  const int64_t acc_bytes = call.conv.dtype == kFloat64 ? 8 : 4;
+  int64_t most = 0;
+  const auto raise = [&most](int64_t bytes) { most = bytes > most ? bytes : most; };
+  if (call.grad_x != nullptr && p.batch > 0) {
+    const InputGradientPlan plan(call);
+    if (plan.status < 0) return plan.status;
+    raise(plan.total_bytes);
+  }
+  if (call.grad_weight != nullptr) {
+    const WeightGradientPlan plan(call, device);
+    if (plan.status < 0) return plan.status;
+    raise(plan.total_bytes);
+  }
+  if (call.grad_bias != nullptr) raise(BiasGradientPlan(call, device.sm_count).num_parts * p.out_channels * acc_bytes);
+  return most;
+}
+
+template <typename Storage>
+int64_t launch_gradients(const GradientCall& call) {
+  if (call.conv.out != nullptr) return launch_recomputed_conv(call.conv);
+  const ConvTransposeLayer& p = call.conv.layer;
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  if (call.grad_x != nullptr && p.batch > 0) {
+    const InputGradientPlan plan(call);
+    TCONV_RETURN_IF_ERROR(plan.status);
+    TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, plan, call.conv.workspace));
+  }
+  if (call.grad_weight != nullptr) {
+    const WeightGradientPlan plan(call, device);
+    TCONV_RETURN_IF_ERROR(plan.status);
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, plan, call.conv.workspace));
+  }
+  if (call.grad_bias != nullptr)
+    TCONV_RETURN_IF_ERROR(
+        launch_bias_gradient<Storage>(call, BiasGradientPlan(call, device.sm_count), call.conv.workspace));
+  return kOk;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GradientCall* call) {
+  return tconv::cuda::gradients_workspace_bytes(*call);
+}
+
+TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GradientCall* call) {
+  if (call->conv.workspace_bytes < tconv::cuda::gradients_workspace_bytes(*call)) return tconv::kWorkspaceTooSmall;
+  switch (call->conv.dtype) {
+    case tconv::kFloat32: return tconv::cuda::launch_gradients<float>(*call);
+    case tconv::kFloat64: return tconv::cuda::launch_gradients<double>(*call);
+    case tconv::kFloat16: return tconv::cuda::launch_gradients<__half>(*call);
+    case tconv::kBFloat16: return tconv::cuda::launch_gradients<__nv_bfloat16>(*call);
+    default: return tconv::kUnsupportedDType;
+  }
+}
+
+TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+"""
+
+GRADIENT_OPERATOR_SOURCE = r"""
+// ---- kernels_src/cpu/entry_gradients.cpp
+// Gradients on a CPU: none here, the Python side calls PyTorch's.
+// ---- kernels_src/gradient_call.h
+// Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
+
+// ---- kernels_src/call.h
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
+// Vectors and tensors have the call's dtype unless stated.
+
+// ---- kernels_src/explanation.h
+// What a call tells of itself if it is asked to: the kernel that it takes, and why it takes none of the faster ones.
+// Host only.
+
+// ---- kernels_src/reasons.h
+// Why a kernel does not run a call, in words: what TCONV_EXPLAIN=1 and refusals say. Host only.
+
+namespace tconv {
+namespace reason {
+
+// Of any kernel.
+inline constexpr const char* kForced = "TCONV_KERNEL forces another kernel";
+inline constexpr const char* kNoSuchKernel = "this device and pattern have no such kernel";
+inline constexpr const char* kFP64 = "fp64 is computed by the plain kernel alone";
+inline constexpr const char* kLongIndices = "a sample or its strides need 64-bit indices";
+
+// Of kernels for tensor cores: the rule has the direct or the plain kernel take the call.
+inline constexpr const char* kFewStrictProducts =
+    "fewer than 5 products an output, which fp32 units add with less error";
+inline constexpr const char* kFewGroupChannels =
+    "groups of at most 8 input channels, which are answered in fp32, as by PyTorch";
+inline constexpr const char* kFewProducts = "at most 2^20 products, for which one launch takes less time";
+inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
+
+// Of the Hopper kernel, and what holds or pools its outputs on the chip.
+inline constexpr const char* kNotHopper = "the device's compute capability is not 9.0";
+inline constexpr const char* kStrictFP32 = "fp32 with TF32 forbidden";
+inline constexpr const char* kFewInputChannels = "fewer than 4 input channels a group";
+inline constexpr const char* kFewChannels = "fewer than 16 input and 16 output channels a group";
+inline constexpr const char* kColumnsApart = "slower where the stride is over two columns";
+inline constexpr const char* kManyPhases = "more than 16 stride phases";
+inline constexpr const char* kLongExtent = "an extent over 2^30";
+inline constexpr const char* kNoTaps = "no output has a tap";
+inline constexpr const char* kNoHopperTile = "no tile fits: shared memory or 32-bit lengths";
+inline constexpr const char* kStridesOrGroups = "strides or groups";
+inline constexpr const char* kOver64Channels = "more than 64 channels";
+inline constexpr const char* kLongWeightRow = "a row of weights does not fit in shared memory";
+inline constexpr const char* kLargeSample = "a sample's outputs do not fit the shared memory of all processors";
+inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
+inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
+inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
+inline constexpr const char* kNoWholeWindow = "no whole pooling window";
+
+// Of the portable kernel.
+inline constexpr const char* kNoTensorCores = "the device has no tensor cores for TF32 and bf16";
+inline constexpr const char* kNoPortableTile = "no tile fits: shared memory or number of blocks";
+
+// Of the direct kernel.
+inline constexpr const char* kWideStride = "a stride over 8";
+inline constexpr const char* kManyWeights =
+    "the weights of a few output channels do not fit in half of the shared memory";
+inline constexpr const char* kManyBlocks = "more than 2^31 blocks";
+inline constexpr const char* kForFewChannels = "slower unless channels are few";
+
+// On a CPU.
+inline constexpr const char* kNoAvx512 = "the processor has no AVX-512 (F, DQ, BW, VL)";
+inline constexpr const char* kNoAvx2 = "the processor has no AVX2 with FMA";
+inline constexpr const char* kNonFiniteWeights =
+    "a weight is infinite or NaN, which tiles would multiply by absent inputs' zeros";
+
+}  // namespace reason
+}  // namespace tconv
+
+namespace tconv {
+
+struct Explanation {
+  static constexpr int kMost = 8;
+  struct RuledOut {
+    const char* kernel;
+    const char* why;
+  };
+
+  const char* kernel = nullptr;  // null where there is nothing to compute
+  const char* way = "";          // what is done with its outputs, where a pattern has several ways
+  RuledOut ruled_out[kMost];     // kernels that are faster, where they run
+  int num_ruled_out = 0;
+  const char* failure = nullptr;  // why no kernel may take the call
+
+  // `why` null: the kernel was not ruled out.
+  void rule_out(const char* name, const char* why) {
+    if (why != nullptr && num_ruled_out < kMost) ruled_out[num_ruled_out++] = {name, why};
+  }
+  void fail(const char* why) {
+    if (failure == nullptr) failure = why;
+  }
+};
+
+}  // namespace tconv
+// ---- kernels_src/layer.h
+// The transposed convolution as every kernel sees it: shapes, and the tap table.
+//
+//   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
+//   for exactly those taps where  oh + ph - kh*dh = ih*sh  and  ow + pw - kw*dw = iw*sw,  0 <= ih < H, 0 <= iw < W
+//   out height = (H - 1)*sh - 2*ph + dh*(kernel_h - 1) + output_padding_h + 1
+//   (source: PyTorch ConvTranspose2d documentation). Output padding is only in out_h / out_w.
+
+// ---- kernels_src/common.h
+// What every translation unit shares: host/device qualifiers, dtypes, math modes, error codes.
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define TCONV_HD __host__ __device__ __forceinline__
+#else
+#define TCONV_HD inline
+#endif
+
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
+
+namespace tconv {
+
+enum DType : int64_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
+
+// How fp32 tensors are multiplied. Other dtypes ignore it.
+enum MathMode : int64_t {
+  kMathTF32 = 0,    // operands rounded to nearest 11 significant bits, fp32 accumulation
+  kMathStrict = 1,  // fp32 answer
+};
+
+// Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
+
+// Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
+enum Status : int64_t {
+  kOk = 0,
+  kUnsupportedDType = -1,
+  kUnsupportedKernel = -2,  // the forced kernel cannot do this layer
+  kWorkspaceTooSmall = -3,
+};
+
+}  // namespace tconv
+
+namespace tconv {
+
+struct ConvTransposeLayer {
+  int64_t batch, in_channels, out_channels, groups;
+  int64_t in_h, in_w, out_h, out_w;
+  int64_t kernel_h, kernel_w;
+  int64_t stride_h, stride_w;
+  int64_t padding_h, padding_w;
+  int64_t dilation_h, dilation_w;
+  // Strides of x in elements; weight [in_channels, out_channels/groups, kernel_h, kernel_w] and
+  // out [batch, out_channels, out_h, out_w] are contiguous.
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+};
+
+// One axis of one phase. Outputs with the same residue modulo the stride use the same taps with the
+// same input offsets, so a phase is a stride-1 sliding product:
+//   output  o(q) = out_first + q * out_step          for q in [0, out_count)
+//   tap     k(j) = tap_first + j * tap_step          for j in [0, tap_count)
+//   input   i(q, j) = q + offset_first - j * offset_step     (absent where outside [0, in))
+struct AxisPhase {
+  int out_first, out_step;
+  int64_t out_count;
+  int tap_first, tap_step, tap_count;
+  int offset_first, offset_step;
+};
+
+TCONV_HD int64_t gcd(int64_t a, int64_t b) {
+  while (b != 0) {
+    int64_t r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+// The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
+// A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
+// k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
+  AxisPhase p{};
+  const int64_t g = gcd(stride, dilation);
+  p.out_first = static_cast<int>(residue);
+  p.out_step = static_cast<int>(stride);
+  p.out_count = residue < out ? (out - residue + stride - 1) / stride : 0;
+  p.tap_step = static_cast<int>(stride / g);
+  p.offset_step = static_cast<int>(dilation / g);
+  for (int64_t k = 0; k < kernel && k < stride / g; ++k) {
+    const int64_t numerator = residue + padding - k * dilation;
+    if (numerator % stride != 0) continue;
+    p.tap_first = static_cast<int>(k);
+    p.tap_count = static_cast<int>((kernel - k + p.tap_step - 1) / p.tap_step);
+    p.offset_first = static_cast<int>(numerator / stride);  // exact
+    break;
+  }
+  return p;
+}
+
+TCONV_HD AxisPhase phase_h(const ConvTransposeLayer& p, int64_t residue) {
+  return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
+}
+
+TCONV_HD AxisPhase phase_w(const ConvTransposeLayer& p, int64_t residue) {
+  return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
+}
+
+}  // namespace tconv
+
+namespace tconv {
+
+constexpr int kMaxChannelVectors = 4;
+
+struct ConvCall {
+  ConvTransposeLayer layer;
+  int64_t dtype;          // DType of x, weight, bias, channel vectors, out
+  int64_t math;           // MathMode
+  int64_t kernel_choice;  // KernelChoice
+  int64_t num_threads;    // CPU only
+  const void* x;
+  const void* weight;
+  const void* bias;                                 // [out_channels] or null
+  const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
+  int64_t workspace_bytes;
+  void* stream;              // CUDA only
+  Explanation* explanation;  // to be filled, or null
+};
+
+// out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
+struct GroupNormArgs {
+  int64_t num_groups;
+  double eps;
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
+};
+
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
+// BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
+struct BatchNormPoolArgs {
+  int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
+  double eps;
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
+  int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
+  int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
+  int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
+};
+
+// Pattern 1: transposed convolution + element-wise epilogue.
+struct ConvOnlyCall {
+  ConvCall conv;
+};
+
+// Pattern 2: ... + GroupNorm.  conv.out is the normalised output.
+struct ConvGroupNormCall {
+  ConvCall conv;
+  GroupNormArgs group_norm;
+};
+
+// Pattern 3: transposed convolution + BatchNorm + activation + max-pool + GroupNorm.
+// conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
+struct ConvBatchNormPoolGroupNormCall {
+  ConvCall conv;
+  BatchNormPoolArgs batch_norm_pool;
+  GroupNormArgs group_norm;
+};
+
+}  // namespace tconv
+
+namespace tconv {
+
+// Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
+// gradients of what follows are formed from.
+struct GradientCall {
+  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
+  int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  // Contiguous, of the call's dtype; null where not wanted.
+  void* grad_x;       // [batch, in_channels, in_h, in_w]
+  void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
+  void* grad_bias;    // [out_channels]
+};
+
+}  // namespace tconv
+
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GradientCall*) { return tconv::kUnsupportedKernel; }
+TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GradientCall*) { return tconv::kUnsupportedKernel; }
+// ---- kernels_src/binding/operator_gradients.cpp
+// The operators of the gradients' library: gradients of input, weight and bias in one call, those that are wanted; and
+// the convolution's output once more, contiguous, for the gradients of what follows it.
+// ---- kernels_src/binding/cuda_half.h
+// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
+// operator in the same file.)
+
+// From here to TCONV_REGISTER: the operator's own code, which waits for nothing but memory, compiles in half the time
+// when it is optimised for size. (Templates of the kernels before it are made at the end of the file, with the options
+// there.)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("Os")
+#endif
+
+
+#if defined(TCONV_WITH_CUDA)
+#define TCONV_DECLARE_CUDA_HALF(CALL)                                  \
+  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*); \
+  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);             \
+  TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
+#else
+#define TCONV_DECLARE_CUDA_HALF(CALL)
+#endif
+
+TCONV_DECLARE_CUDA_HALF(GradientCall)
+
+// ---- kernels_src/binding/conv_inputs.h
+// What every pattern's operator takes: the convolution's tensors and parameters, and how they become a ConvCall.
+
+// ---- kernels_src/binding/run.h
+// From checked tensors to one call of the kernels: dtype, workspace, device and stream.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+// ---- kernels_src/binding/arguments.h
+// Checks of the transposed convolution's arguments, and the layer that the kernels see.
+
+// ---- kernels_src/binding/tensors.h
+// Tensors through PyTorch's stable ABI. Only the files of this folder see torch.
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+// ---- kernels_src/binding/errors.h
+// What the operator refuses. std::runtime_error arrives in Python as RuntimeError, std::invalid_argument as ValueError.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tconv {
+namespace binding {
+
+inline std::string text_of(const std::string& value) { return value; }
+inline std::string text_of(const char* value) { return value; }
+inline std::string text_of(int64_t value) { return std::to_string(value); }
+
+template <typename... Parts>
+std::string joined(const Parts&... parts) {
+  std::string text;
+  ((text += text_of(parts)), ...);
+  return text;
+}
+
+template <typename... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  throw std::runtime_error(joined("conv_transpose2d: ", parts...));
+}
+
+// Where PyTorch raises ValueError.
+template <typename... Parts>
+[[noreturn]] void refuse_value(const Parts&... parts) {
+  throw std::invalid_argument(joined(parts...));
+}
+
+// "(1, 2)", and "(5,)" as Python writes it.
+inline std::string tuple_text(const int64_t* values, size_t count) {
+  std::string text = "(";
+  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + (count == 1 ? ",)" : ")");
+}
+
+struct Pair {
+  int64_t h, w;
+
+  int64_t smallest() const { return h < w ? h : w; }
+  int64_t operator[](int axis) const { return axis == 0 ? h : w; }
+};
+
+inline std::string text_of(const Pair& pair) {
+  const int64_t values[] = {pair.h, pair.w};
+  return tuple_text(values, 2);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// A call of the stable ABI's C functions.
+#define TCONV_TORCH_CALL(call)                                             \
+  do {                                                                     \
+    if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
+  } while (0)
+
+using Tensor = torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+struct Device {
+  int32_t type, index;
+
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+
+  std::string name() const {
+    if (type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(index);
+    if (is_cpu()) return "cpu";
+    return type == aoti_torch_device_type_meta() ? "meta" : "device type " + std::to_string(type);
+  }
+};
+
+inline Device device_of(const Tensor& tensor) {
+  Device device{};
+  TCONV_TORCH_CALL(aoti_torch_get_device_type(tensor.get(), &device.type));
+  TCONV_TORCH_CALL(aoti_torch_get_device_index(tensor.get(), &device.index));
+  return device;
+}
+
+inline int32_t torch_dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  TCONV_TORCH_CALL(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+struct TorchDType {
+  int32_t code;
+  const char* name;
+  int64_t kernel_dtype;  // of enum DType, or -1
+};
+
+inline const TorchDType* torch_dtypes(size_t* count) {
+  static const TorchDType known[] = {
+      {aoti_torch_dtype_float32(), "torch.float32", kFloat32},
+      {aoti_torch_dtype_float64(), "torch.float64", kFloat64},
+      {aoti_torch_dtype_float16(), "torch.float16", kFloat16},
+      {aoti_torch_dtype_bfloat16(), "torch.bfloat16", kBFloat16},
+      {aoti_torch_dtype_int64(), "torch.int64", -1},
+      {aoti_torch_dtype_int32(), "torch.int32", -1},
+      {aoti_torch_dtype_int16(), "torch.int16", -1},
+      {aoti_torch_dtype_int8(), "torch.int8", -1},
+      {aoti_torch_dtype_uint8(), "torch.uint8", -1},
+      {aoti_torch_dtype_bool(), "torch.bool", -1},
+      {aoti_torch_dtype_complex64(), "torch.complex64", -1},
+      {aoti_torch_dtype_complex128(), "torch.complex128", -1},
+  };
+  *count = sizeof(known) / sizeof(known[0]);
+  return known;
+}
+
+inline const TorchDType* find_dtype(int32_t code) {
+  size_t count = 0;
+  const TorchDType* known = torch_dtypes(&count);
+  for (size_t i = 0; i < count; ++i)
+    if (known[i].code == code) return known + i;
+  return nullptr;
+}
+
+// The enum DType of a torch dtype, or -1.
+inline int64_t kernel_dtype(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? -1 : found->kernel_dtype;
+}
+
+inline int32_t torch_dtype(int64_t dtype) {
+  size_t count = 0;
+  return torch_dtypes(&count)[dtype].code;  // the first four are those of enum DType, in its order
+}
+
+inline std::string dtype_name(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? "dtype " + std::to_string(code) : found->name;
+}
+
+// "(2, 64, 5, 5)"
+inline std::string shape_text(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return tuple_text(sizes.data(), sizes.size());
+}
+
+// Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
+// (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
+inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
+  constexpr size_t kMostDims = 4;
+  int64_t strides[kMostDims], elements = 1;
+  for (size_t axis = dim; axis-- > 0;) {
+    strides[axis] = elements;
+    elements *= sizes[axis] > 1 ? sizes[axis] : 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(static_cast<int64_t>(dim), sizes, strides, dtype, device.type, device.index, &handle))
+    refuse("cannot allocate ", elements * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)), " bytes on ",
+           device.name());
+  return Tensor(handle);
+}
+
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline OptionalTensor dense(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
+}
+
+inline Tensor converted(const Tensor& tensor, int64_t dtype) {
+  if (kernel_dtype(torch_dtype_of(tensor)) == dtype) return tensor;
+  const torch::headeronly::ScalarType types[] = {
+      torch::headeronly::ScalarType::Float, torch::headeronly::ScalarType::Double, torch::headeronly::ScalarType::Half,
+      torch::headeronly::ScalarType::BFloat16};
+  return torch::stable::to(tensor, types[dtype]);
+}
+
+inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
+  return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
+}
+
+// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
+// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
+inline bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4) return false;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (strides[1] == 0) return false;
+  int64_t least = 0;
+  for (const int axis : {1, 3, 2, 0}) {
+    if (sizes[axis] == 0 || strides[axis] < least) return false;
+    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
+    least = strides[axis];
+    if (sizes[axis] > 1) least *= sizes[axis];
+  }
+  return true;
+}
+
+inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
+inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Parameters of nn.ConvTranspose2d.
+struct Geometry {
+  Pair stride, padding, output_padding, dilation;
+  int64_t groups;
+};
+
+inline void check_geometry(const Geometry& g) {
+  if (g.stride.smallest() <= 0) refuse("stride must be positive, got ", g.stride);
+  if (g.padding.smallest() < 0) refuse("padding must be non-negative, got ", g.padding);
+  if (g.dilation.smallest() <= 0) refuse("dilation must be positive, got ", g.dilation);
+  if (g.groups <= 0) refuse("groups must be positive, got ", g.groups);
+  if (g.output_padding.smallest() < 0) refuse("output_padding must be non-negative, got ", g.output_padding);
+  for (int axis = 0; axis < 2; ++axis)
+    if (g.output_padding[axis] >= g.stride[axis] && g.output_padding[axis] >= g.dilation[axis])
+      refuse("output_padding must be smaller than stride or dilation on each axis, got output_padding ",
+             g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
+}
+
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
+  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
+    refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
+           dtype_name(torch_dtype_of(x)));
+  if (!(device_of(value) == device_of(x)))
+    refuse(name, " must be on the input's device, got ", name, " on ", device_of(value).name(), " and input on ",
+           device_of(x).name());
+}
+
+// An optional tensor of one value per channel.
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
+                                 bool any_dtype = false) {
+  if (!value) return;
+  if (value->dim() != 1 || value->size(0) != channels)
+    refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
+  check_same_kind(name, *value, x, any_dtype);
+}
+
+// One axis of the output. Source: PyTorch ConvTranspose2d documentation.
+inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] +
+         1;
+}
+
+// The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
+// [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                     const Geometry& g) {
+  check_geometry(g);
+  const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
+  if (sizes.size() != 3 && sizes.size() != 4)
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ",
+           shape_text(x));
+  if (kernel.size() != 4)
+    refuse(
+        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+        shape_text(weight));
+  if (kernel_dtype(torch_dtype_of(x)) < 0)
+    refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
+  check_same_kind("weight", weight, x);
+  const bool batched = sizes.size() == 4;
+  const size_t first = batched ? 1 : 0;
+  const int64_t channels = sizes[first], height = sizes[first + 1], width = sizes[first + 2];
+  if (kernel[0] != channels)
+    refuse("input must have ", kernel[0], " channels, the first dimension of weight ", shape_text(weight), ", got ",
+           channels, " in an input of shape ", shape_text(x));
+  if (channels % g.groups != 0)
+    refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
+  if (channels <= 0 || height <= 0 || width <= 0)
+    refuse("only the batch may be empty, got an input of shape ", shape_text(x));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0)
+    refuse("weight must not be empty, got shape ", shape_text(weight));
+  const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
+  check_channel_vector("bias", bias, kernel[1] * g.groups, x);
+  if (out.smallest() <= 0)
+    refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
+           ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
+
+  ConvTransposeLayer p{};
+  p.batch = batched ? sizes[0] : 1;
+  p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
+  p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;
+  p.kernel_h = kernel[2], p.kernel_w = kernel[3];
+  p.stride_h = g.stride.h, p.stride_w = g.stride.w;
+  p.padding_h = g.padding.h, p.padding_w = g.padding.w;
+  p.dilation_h = g.dilation.h, p.dilation_w = g.dilation.w;
+  p.x_stride_n = batched ? strides[0] : 0;
+  p.x_stride_c = strides[first], p.x_stride_h = strides[first + 1], p.x_stride_w = strides[first + 2];
+  return p;
+}
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/explain.h
+// TCONV_EXPLAIN=1: which kernel a call takes and why no faster one, a line on standard error for each kind of call.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+
+namespace tconv {
+namespace binding {
+
+// The environment is read by the first call that works.
+inline bool explains() {
+  static const bool wanted = [] {
+    const char* const value = std::getenv("TCONV_EXPLAIN");
+    if (value == nullptr || std::strcmp(value, "0") == 0) return false;
+    if (std::strcmp(value, "1") == 0) return true;
+    refuse_value("TCONV_EXPLAIN must be 0 or 1, got '", value, "'");
+  }();
+  return wanted;
+}
+
+// The layer and how it is computed.
+inline std::string signature(const ConvCall& call, const Device& device) {
+  const ConvTransposeLayer& p = call.layer;
+  const auto pair = [](const char* name, int64_t h, int64_t w) { return joined(", ", name, " ", h, "x", w); };
+  std::string text = joined("input ", p.batch, "x", p.in_channels, "x", p.in_h, "x", p.in_w, ", output ",
+                            p.out_channels, "x", p.out_h, "x", p.out_w);
+  text += pair("kernel", p.kernel_h, p.kernel_w) + pair("stride", p.stride_h, p.stride_w) +
+          pair("padding", p.padding_h, p.padding_w) + pair("dilation", p.dilation_h, p.dilation_w);
+  text += joined(", groups ", p.groups, ", in ", dtype_name(torch_dtype(call.dtype)));
+  if (call.dtype == kFloat32 && !device.is_cpu()) text += call.math == kMathTF32 ? " with TF32" : " without TF32";
+  return joined(text, " on ", device.name());
+}
+
+inline std::string line_of(const ConvCall& call, const Device& device, const Explanation& told) {
+  std::string text = joined("tconv: ", signature(call, device), ": ", told.kernel == nullptr ? "nothing" : told.kernel);
+  if (*told.way != 0) text += joined(", ", told.way);
+  const char* why = nullptr;
+  for (int i = 0; i < told.num_ruled_out; ++i) {
+    const Explanation::RuledOut& out = told.ruled_out[i];
+    const bool ends = i + 1 == told.num_ruled_out || told.ruled_out[i + 1].why != out.why;
+    text += joined(why == out.why ? " or " : "; not ", out.kernel);
+    if (ends) text += joined(": ", out.why);
+    why = out.why;
+  }
+  return text + "\n";
+}
+
+inline void tell(const ConvCall& call, const Device& device, const Explanation& told) {
+  static std::mutex mutex;
+  static std::unordered_set<std::string> known;
+  const std::string line = line_of(call, device, told);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (known.insert(line).second) std::fputs(line.c_str(), stderr);
+}
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/kernel_names.h
+// TCONV_KERNEL: the names of the kernels that can be forced.
+
+#include <cstring>
+
+
+// A pattern's own names, each {name, KernelChoice}.
+#ifndef TCONV_MORE_KERNELS
+#define TCONV_MORE_KERNELS
+#endif
+
+namespace tconv {
+namespace binding {
+
+struct KernelName {
+  const char* name;
+  int64_t choice;
+};
+
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},       {"plain", kPlain},   {"portable", kPortable},
+                                       {"hopper", kHopper},   {"direct", kDirect}, {"held", kHeld},
+                                       {"avx2", kAtMostAvx2}, TCONV_MORE_KERNELS};
+
+// null: auto.
+inline int64_t kernel_choice(const char* name) {
+  if (name == nullptr) return kAuto;
+  std::string allowed;
+  for (const KernelName& known : kKernelNames) {
+    if (std::strcmp(name, known.name) == 0) return known.choice;
+    allowed += joined(allowed.empty() ? "" : ", ", known.name);
+  }
+  refuse_value("TCONV_KERNEL must be one of ", allowed, ", got '", name, "'");
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
+
+// How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
+inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool tf32) {
+  ConvCall call{};
+  call.layer = layer;
+  call.dtype = dtype;
+  call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
+  call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
+  return call;
+}
+
+// `why`: of a forced kernel that cannot run, or empty; `error`: of a status that is CUDA's.
+[[noreturn]] inline void raise_failure(int64_t status, const std::string& why, const char* error) {
+  switch (status) {
+    case kUnsupportedDType: refuse("the kernel does not support this dtype");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer", why);
+    case kWorkspaceTooSmall: refuse("the workspace is too small");
+    default: break;
+  }
+  if (status < 0) refuse("status ", status);
+  refuse("CUDA error ", status, ": ", error);
+}
+
+// What a half of the library has for a pattern's argument block.
+template <typename Call>
+struct Half {
+  int64_t (*workspace_bytes)(const Call*);
+  int64_t (*run)(const Call*);
+  const char* (*error_string)(int64_t);
+};
+
+// Behind an error's text, why a forced kernel cannot run the call: asked once more, as that runs nothing.
+template <typename Call>
+std::string why_not(int64_t status, Call call, const Half<Call>& half) {
+  if (status != kUnsupportedKernel) return "";
+  Explanation told;
+  call.conv.explanation = &told;
+  half.run(&call);
+  return told.failure == nullptr ? "" : joined(": ", told.failure);
+}
+
+// call: filled but for workspace, threads and stream.
+template <typename Call>
+void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  Explanation told;
+  if (explains()) call.conv.explanation = &told;
+  const int64_t needed = half.workspace_bytes(&call);
+  if (needed < 0) raise_failure(needed, why_not(needed, call, half), "");
+  OptionalTensor block;
+  std::vector<char> small;
+  if (needed > 0) {
+    const int64_t bytes = needed + kWorkspaceAlignment;
+    uintptr_t start = 0;
+    if (device.is_cpu() && bytes <= kSmallWorkspace) {
+      small.resize(static_cast<size_t>(bytes));
+      start = reinterpret_cast<uintptr_t>(small.data());
+    } else {
+      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+      start = reinterpret_cast<uintptr_t>(block->data_ptr());
+    }
+    call.conv.workspace =
+        reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace_bytes = needed;
+  }
+  const int64_t status = half.run(&call);
+  if (status != kOk) raise_failure(status, why_not(status, call, half), half.error_string(status));
+  if (call.conv.explanation != nullptr) tell(call.conv, device, told);
+}
+
+#if defined(TCONV_WITH_CUDA)
+// The input's device is current while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Device& device) {
+    TCONV_TORCH_CALL(aoti_torch_create_device_guard(device.index, &guard_));
+  }
+  ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+#endif
+
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on
+// a busy machine milliseconds. Results do not depend on it.
+inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
+  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
+  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
+                          p.kernel_h * p.kernel_w;
+  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
+}
+
+// Runs on the host, or on the current stream of the input's device.
+template <typename Call>
+void launch(Call& call, const Device& device) {
+  if (device.is_cpu()) {
+    call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
+    return run_with_workspace(call, device,
+                              Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
+  }
+#if defined(TCONV_WITH_CUDA)
+  const CurrentDevice current(device);
+  TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
+#else
+  refuse(
+      "the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) "
+      "when the file is loaded");
+#endif
+}
+
+// The dtype in which tensors on `device` are computed.
+inline int64_t computed_dtype(int64_t dtype, const Device& device) {
+  return device.is_cpu() ? tconv_cpu_computes_in(dtype) : dtype;
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+// STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
+#define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+#if defined(__GNUC__) && !defined(__clang__)
+#define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
+#else
+#define TCONV_END_OF_OPERATOR
+#endif
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
+  TCONV_END_OF_OPERATOR
+// ---- kernels_src/binding/stack.h
+// The operator's arguments as PyTorch hands them over, and its results.
+
+
+namespace tconv {
+namespace binding {
+
+// Takes arguments in the schema's order. All of them must be taken before anything may throw: each owns what it holds.
+class Stack {
+ public:
+  explicit Stack(StableIValue* stack) : stack_(stack), next_(stack) {}
+
+  Tensor tensor() { return torch::stable::detail::to<Tensor>(*next_++); }
+  OptionalTensor optional_tensor() { return torch::stable::detail::to<OptionalTensor>(*next_++); }
+  int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
+  double number() { return torch::stable::detail::to<double>(*next_++); }
+  bool boolean() { return torch::stable::detail::to<bool>(*next_++); }
+
+  Pair pair() {
+    const int64_t h = integer();
+    return {h, integer()};
+  }
+
+  template <typename... Results>
+  void give(const Results&... results) {
+    StableIValue* next = stack_;
+    ((*next++ = torch::stable::detail::from(results)), ...);
+  }
+
+ private:
+  StableIValue* stack_;
+  StableIValue* next_;
+};
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Their part of every schema, in front of a pattern's own arguments; TCONV_VECTORS_SCHEMA ends those that have such
+// operands.
+#define TCONV_CONV_SCHEMA                                                                             \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_h, int stride_w, int padding_h, int padding_w, " \
+  "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32"
+#define TCONV_VECTORS_SCHEMA "Tensor? vector0=None, Tensor? vector1=None, Tensor? vector2=None, Tensor? vector3=None"
+
+struct ConvInputs {
+  Tensor x, weight;
+  OptionalTensor bias;
+  Geometry geometry;
+  bool tf32;
+  OptionalTensor vectors[kMaxChannelVectors];  // per-channel operands of the element-wise operations
+  ConvTransposeLayer layer{};
+  Device device{};
+  int32_t dtype = 0;           // torch's, of x and of the output
+  int64_t computed_dtype = 0;  // enum DType
+  bool channels_last = false;  // the output's layout, which is the input's or the weight's, as PyTorch's
+
+  explicit ConvInputs(Stack& stack)
+      : x(stack.tensor()),
+        weight(stack.tensor()),
+        bias(stack.optional_tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()},
+        tf32(stack.boolean()) {}
+
+  void take_vectors(Stack& stack) {
+    for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+  }
+
+  // Raises where PyTorch does.
+  void check() {
+    layer = make_layer(x, weight, bias, geometry);
+    device = device_of(x);
+    dtype = torch_dtype_of(x);
+    computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
+    channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
+    for (const OptionalTensor& vector : vectors)
+      check_channel_vector("a per-channel operand", vector, layer.out_channels, x);
+  }
+
+  bool widened() const { return kernel_dtype(dtype) != computed_dtype; }
+
+  // An affine parameter or a running statistic as the kernels read it.
+  OptionalTensor readable(const OptionalTensor& tensor) const { return dense(converted(tensor, computed_dtype)); }
+
+  // Output shape [batch,] channels, h, w.
+  void shape(int64_t out_h, int64_t out_w, int64_t (&sizes)[4], size_t* dim) const {
+    *dim = static_cast<size_t>(x.dim());
+    int64_t* size = sizes;
+    if (*dim == 4) *size++ = layer.batch;
+    size[0] = layer.out_channels, size[1] = out_h, size[2] = out_w;
+  }
+
+  // Where the kernels write; `finished` turns it into what the operator returns.
+  Tensor allocate_output(int64_t out_h, int64_t out_w) const {
+    int64_t sizes[4];
+    size_t dim = 0;
+    shape(out_h, out_w, sizes, &dim);
+    return allocate(sizes, dim, torch_dtype(computed_dtype), device);
+  }
+
+  Tensor finished(const Tensor& out) const {
+    const Tensor narrow = widened() ? converted(out, kernel_dtype(dtype)) : out;
+    return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
+  }
+
+  // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
+  void check_norm_vector(const char* name, const OptionalTensor& value) {
+    const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
+    if (wide && computed_dtype != kFloat32) computed_dtype = kFloat32;
+    check_channel_vector(name, value, layer.out_channels, x, wide);
+  }
+
+  // Makes the tensors what the kernels read, and the call of them.
+  ConvCall prepare(const Tensor& out) {
+    if (widened()) {
+      x = converted(x, computed_dtype);
+      const auto strides = x.strides();  // of the copy
+      const size_t first = x.dim() == 4 ? 1 : 0;
+      if (first == 1) layer.x_stride_n = strides[0];
+      layer.x_stride_c = strides[first], layer.x_stride_h = strides[first + 1], layer.x_stride_w = strides[first + 2];
+    }
+    weight = dense(converted(weight, computed_dtype));
+    bias = readable(bias);
+    ConvCall call = make_call(layer, computed_dtype, tf32);
+    call.x = pointer_of(x);
+    call.weight = pointer_of(weight);
+    call.bias = pointer_of(bias);
+    for (int i = 0; i < kMaxChannelVectors; ++i) {
+      vectors[i] = readable(vectors[i]);
+      call.channel_vectors[i] = pointer_of(vectors[i]);
+    }
+    call.out = pointer_of(out);
+    return call;
+  }
+};
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+struct GradientInputs {
+  Tensor grad, x, weight;
+  Geometry geometry;
+  bool tf32, need_x, need_weight, need_bias;
+
+  explicit GradientInputs(Stack& stack)
+      : grad(stack.tensor()),
+        x(stack.tensor()),
+        weight(stack.tensor()),
+        geometry{stack.pair(), stack.pair(), stack.pair(), stack.pair(), stack.integer()},
+        tf32(stack.boolean()),
+        need_x(stack.boolean()),
+        need_weight(stack.boolean()),
+        need_bias(stack.boolean()) {}
+
+  // grad: the shape of the output, [batch,] channels, h, w.
+  void check_grad(const ConvTransposeLayer& p) const {
+    check_same_kind("grad", grad, x);
+    const auto sizes = grad.sizes();
+    const bool batched = x.dim() == 4;
+    const int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
+    bool same = grad.dim() == x.dim();
+    for (int64_t axis = 0; same && axis < grad.dim(); ++axis) same = sizes[axis] == wanted[batched ? axis : axis + 1];
+    if (!same)
+      refuse("grad must have the output's shape ", tuple_text(batched ? wanted : wanted + 1, batched ? 4 : 3), ", got ",
+             shape_text(grad));
+  }
+};
+
+// A gradient that nobody wants is an empty tensor: every result is one, for compilers that trace the operator.
+inline Tensor allocate_like(const Tensor& tensor, bool wanted, const Device& device) {
+  const auto sizes = tensor.sizes();
+  const int64_t none[] = {0};
+  return wanted ? allocate(sizes.data(), sizes.size(), torch_dtype_of(tensor), device)
+                : allocate(none, 1, torch_dtype_of(tensor), device);
+}
+
+void backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  GradientInputs inputs(stack);
+  const ConvTransposeLayer layer = make_layer(inputs.x, inputs.weight, OptionalTensor(), inputs.geometry);
+  inputs.check_grad(layer);
+  const Device device = device_of(inputs.x);
+  const int32_t dtype = torch_dtype_of(inputs.x);
+
+  const Tensor weight = dense(inputs.weight);
+  const Tensor grad_x = allocate_like(inputs.x, inputs.need_x, device);
+  const Tensor grad_weight = allocate_like(weight, inputs.need_weight, device);
+  const int64_t channels[] = {inputs.need_bias ? layer.out_channels : 0};
+  const Tensor grad_bias = allocate(channels, 1, dtype, device);
+
+  GradientCall call{};
+  call.conv = make_call(layer, kernel_dtype(dtype), inputs.tf32);
+  call.conv.x = pointer_of(inputs.x);
+  call.conv.weight = pointer_of(weight);
+  call.grad = pointer_of(inputs.grad);
+  const auto strides = inputs.grad.strides();
+  const size_t first = inputs.grad.dim() == 4 ? 1 : 0;
+  call.grad_stride_n = first == 1 ? strides[0] : 0;
+  call.grad_stride_c = strides[first], call.grad_stride_h = strides[first + 1], call.grad_stride_w = strides[first + 2];
+  if (inputs.need_x) call.grad_x = pointer_of(grad_x);
+  if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
+  if (inputs.need_bias) call.grad_bias = pointer_of(grad_bias);
+  if (inputs.need_x || inputs.need_weight || inputs.need_bias) launch(call, device);
+  // As PyTorch's, which are channels_last where input or weight are.
+  const bool channels_last = inputs.need_x && inputs.x.dim() == 4 &&
+                             (suggests_channels_last(inputs.x) || suggests_channels_last(inputs.weight));
+  stack.give(channels_last ? torch::stable::contiguous(grad_x, torch::headeronly::MemoryFormat::ChannelsLast) : grad_x,
+             grad_weight, grad_bias);
+}
+
+void convolve(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  ConvInputs inputs(stack);
+  inputs.check();
+  const Tensor out = inputs.allocate_output(inputs.layer.out_h, inputs.layer.out_w);
+  if (inputs.layer.batch > 0) {
+    GradientCall call{};
+    call.conv = inputs.prepare(out);
+    launch(call, inputs.device);
+  }
+  stack.give(inputs.widened() ? converted(out, kernel_dtype(inputs.dtype)) : out);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+TCONV_LIBRARY(TCONV_NAMESPACE, library) {
+  library.def(
+      "backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "
+      "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "
+      "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
+  library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
+}
+#define TCONV_IMPLEMENT(device)                                \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {       \
+    library.impl("backward", &tconv::binding::backward);       \
+    library.impl("convolve", &tconv::binding::convolve);       \
+  }
+TCONV_IMPLEMENT(CPU)
+TCONV_IMPLEMENT(CUDA)
+"""
+
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'a3cb550294e6a1185d4d38884afc5cc560be54b19f8b97ecb2fa5199d3195d11'
+_DIGEST = '5e00cd6cf9274f395c0fcc20afbdcbd500e49db2082ba58da76b58f0d48fa004'
 
 
 class _Gelu:
@@ -11023,134 +15111,6 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or _forward_ad._current_level >= 0
 
 
-_GRADIENT_DEVICES = ()
-_kernel_gradients = None
-
-
-def _batched(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
-
-
-def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
-    return torch.convolution(
-        _batched(x),
-        weight,
-        bias,
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        True,
-        conv.output_padding,
-        conv.groups,
-    )
-
-
-def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
-    """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
-    out_h, out_w]. With create_graph=True they are ATen's, which have derivatives of their own.
-    """
-    if True not in needs:
-        return None, None, None
-    batched = x if x.dim() == 4 else x.unsqueeze(0)
-    if x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled():
-        grads = _kernel_gradients(grad, batched, weight, conv, needs)
-        return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
-    if x.device.type == "cpu" and not batched.is_contiguous():
-        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
-        if batched.is_contiguous(memory_format=torch.channels_last):
-            grad = grad.contiguous(memory_format=torch.channels_last)
-    grads = torch.ops.aten.convolution_backward.default(
-        grad,
-        batched,
-        weight,
-        [grad.shape[1]],
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        True,
-        conv.output_padding,
-        conv.groups,
-        needs,
-    )
-    return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
-
-
-def _no_gradients(tensors) -> list:
-    """Of an empty batch."""
-    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
-
-
-def _chain_forward(chain, value, vectors) -> list:
-    """[value, value after step 0, value after step 1, ...]"""
-    values = [value]
-    for step in chain:
-        values.append(step.forward(values[-1], vectors))
-    return values
-
-
-def _chain_backward(chain, grad, values, vectors) -> tuple:
-    """(gradient of the convolution's output, gradients of the vectors); `values` may be None where
-    no step looks.
-    """
-    vector_grads = [None] * len(vectors)
-    for index in reversed(range(len(chain))):
-        before, after = (None, None) if values is None else (values[index], values[index + 1])
-        grad = chain[index].backward(grad, before, after, vectors, vector_grads)
-    return grad, vector_grads
-
-
-def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
-    """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
-    if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
-        return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
-    batch, channels, height, width = value.shape
-    sizes = batch, channels, height * width, num_groups
-    _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)
-    return torch.ops.aten.native_group_norm_backward.default(
-        grad.contiguous(), value, mean, rstd, weight, *sizes, [True, *needs]
-    )
-
-
-def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, eps: float) -> tuple:
-    """The same from plain tensor arithmetic, per group with normalised values n and g = grad *
-    weight:
-
-    rstd * (g - mean(g) - n * mean(g * n))
-    """
-    grouped = value.unflatten(1, (num_groups, -1)).flatten(2)
-    variance, mean = torch.var_mean(grouped, 2, correction=0, keepdim=True)
-    rstd = (variance + eps).rsqrt()
-    normed = (grouped - mean) * rstd
-    scaled = grad if weight is None else grad * weight.view(1, -1, 1, 1)
-    scaled = scaled.unflatten(1, (num_groups, -1)).flatten(2)
-    inner = scaled - scaled.mean(2, True) - normed * (scaled * normed).mean(2, True)
-    products = grad * normed.view(value.shape)
-    return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
-
-
-_LOW = (torch.float16, torch.bfloat16)
-
-
-def _widened(grad, tensors) -> tuple:
-    """(grad, tensors), in fp32 where that is needed; tensors[0] is the input."""
-    x = tensors[0]
-    if x.dtype not in _LOW:
-        return grad, tensors
-    if x.device.type != "cpu" and all(t is None or t.dtype == x.dtype for t in tensors):
-        return grad, tensors
-    return grad.float(), [None if t is None else t.float() for t in tensors]
-
-
-def _narrowed(grads, tensors) -> list:
-    """Each gradient in the dtype of its own tensor."""
-    return [
-        grad
-        if grad is None or tensor is None or grad.dtype is tensor.dtype
-        else grad.to(tensor.dtype)
-        for grad, tensor in zip(grads, tensors, strict=True)
-    ]
-
-
 class _Allocation:
     """The stable ABI does not say why an allocation failed: it is tried again from here, and raises
     what PyTorch raises (torch.OutOfMemoryError, or an earlier kernel's error).
@@ -11168,46 +15128,6 @@ class _Allocation:
 
 
 _ALLOCATION = _Allocation()
-_SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
-
-
-def _tf32_allowed() -> bool:
-    """Whether fp32 convolutions may round operands to TF32, read at every call.
-
-    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
-    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
-    they were set.
-    """
-    return _SWITCHES.fp32_precision == "tf32"
-
-
-def _make_run(kernels):
-    def run(x, weight, bias, conv, *rest):
-        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
-        tf32 = _tf32_allowed()
-        with _ALLOCATION:
-            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
-
-    return run
-
-
-def _make_traced(run):
-    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
-
-
-def _make_fake_run(fake):
-    def fake_run(x, weight, bias, *args):
-        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
-        return fake(x, weight, bias, *pairs, args[8], *args[10:])
-
-    return fake_run
-
-
-def _fake(x, weight, bias, *args):
-    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
-    return _new_output(shape, x, weight)
-
-
 _CPU_FLAGS = (
     "-std=c++17",
     # What the kernels' loops need of -O3; its other passes only take build time.
@@ -11327,6 +15247,19 @@ def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
             _os.replace(built, library)
 
 
+_SWITCHES = torch.backends.cudnn.conv  # looked up once: each lookup costs as much as reading it
+
+
+def _tf32_allowed() -> bool:
+    """Whether fp32 convolutions may round operands to TF32, read at every call.
+
+    This reading is what cuDNN convolutions obey: PyTorch resolves the old switch (cudnn.allow_tf32)
+    and the new ones (cudnn.conv, cudnn, then torch.backends) into it, and it never raises, however
+    they were set.
+    """
+    return _SWITCHES.fp32_precision == "tf32"
+
+
 def _vector_arguments(count: int) -> str:
     """The schema's text for `count` per-channel operands. (Single arguments: autograd handles lists
     slowly.)
@@ -11388,6 +15321,253 @@ def _register(
         _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
         setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
     return make_run(run.default), getattr(namespace, name).default
+
+
+def _with_shared_lines(text: str, given: str) -> str:
+    """Puts lines of CUDA_SOURCE back where only their numbers stand."""
+    there = given.splitlines()
+    return _re.sub(
+        r"// ==== lines (\d+) to (\d+) of CUDA_SOURCE",
+        lambda run: "\n".join(there[int(run[1]) : int(run[2])]),
+        text,
+    )
+
+
+_GRADIENT_CUDA = _with_shared_lines(GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_OPERATOR_SOURCE)}"
+_GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
+
+
+def _fake_backward(grad, x, weight, *args):
+    needs = args[-3:]
+    return (
+        _new_output(x.shape, x, weight) if needs[0] else x.new_empty((0,)),
+        x.new_empty(weight.shape if needs[1] else (0,)),
+        x.new_empty((grad.shape[-3] if needs[2] else 0,)),
+    )
+
+
+def _count_backward_flops(
+    grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
+) -> int:
+    """As torch.utils.flop_counter counts PyTorch's own: for input and weight what forward has."""
+    return sum(args[-3:-1]) * _count_flops(x_shape, weight_shape)
+
+
+def _fake_convolve(x, weight, bias, *args):
+    pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+    return x.new_empty(_conv_output_shape(x, weight, bias, _make_conv(*pairs, args[8])))
+
+
+def _count_convolve_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    return _count_flops(x_shape, weight_shape)
+
+
+def _gradient_library():
+    """The namespace with the operators of kernels_src/binding/operator_gradients.cpp."""
+    namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
+    if "_tconv_registry" not in vars(namespace):
+        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
+        registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
+        for name, fake in (("backward", _fake_backward), ("convolve", _fake_convolve)):
+            torch.library.register_fake(f"{_GRADIENT_NAMESPACE}::{name}", fake, lib=registry)
+        _register_flop_formula([namespace.backward])(_count_backward_flops)
+        _register_flop_formula([namespace.convolve])(_count_convolve_flops)
+        namespace._tconv_registry = registry  # keeps it alive
+    return namespace
+
+
+def _backward_kernels():
+    """The operator `backward`."""
+    return _gradient_library().backward.default
+
+
+def _geometry(conv: _Conv) -> tuple:
+    """The operators' arguments from the strides on, up to the TF32 switch."""
+    pairs = *conv.stride, *conv.padding, *conv.output_padding, *conv.dilation
+    return *pairs, conv.groups, _tf32_allowed()
+
+
+def _kernel_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+    """The convolution's output, contiguous, by the library's kernels."""
+    convolve = _gradient_library().convolve.default
+    with _ALLOCATION:
+        return convolve(x, weight, bias, *_geometry(conv))
+
+
+def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
+    """Gradients of x, weight and bias (None where not in `needs`) by the library's kernels; grad is
+    that of the convolution's output, of the rank of x.
+    """
+    kernels = _backward_kernels()
+    with _ALLOCATION:
+        grads = kernels(
+            grad,
+            x,
+            weight,
+            *_geometry(conv),
+            *needs,
+        )
+    return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))
+
+
+def _batched(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
+
+
+def _own_kernels(x) -> bool:
+    """Not with create_graph=True: ATen's operators have derivatives of their own."""
+    return x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled()
+
+
+def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+    """The convolution's output [batch, out_channels, out_h, out_w]."""
+    if _own_kernels(x):
+        return _kernel_conv(_batched(x), weight, bias, conv)
+    return torch.convolution(
+        _batched(x),
+        weight,
+        bias,
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        True,
+        conv.output_padding,
+        conv.groups,
+    )
+
+
+def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
+    """Gradients of x, weight and bias (None where not in `needs`), for grad [batch, out_channels,
+    out_h, out_w].
+    """
+    if True not in needs:
+        return None, None, None
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    if _own_kernels(x):
+        grads = _kernel_gradients(grad, batched, weight, conv, needs)
+        return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
+    if x.device.type == "cpu" and not batched.is_contiguous():
+        # oneDNN reads beyond a contiguous gradient beside a channels_last input (PyTorch 2.13).
+        if batched.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)
+    grads = torch.ops.aten.convolution_backward.default(
+        grad,
+        batched,
+        weight,
+        [grad.shape[1]],
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        True,
+        conv.output_padding,
+        conv.groups,
+        needs,
+    )
+    return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
+
+
+def _no_gradients(tensors) -> list:
+    """Of an empty batch."""
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
+
+
+def _chain_forward(chain, value, vectors) -> list:
+    """[value, value after step 0, value after step 1, ...]"""
+    values = [value]
+    for step in chain:
+        values.append(step.forward(values[-1], vectors))
+    return values
+
+
+def _chain_backward(chain, grad, values, vectors) -> tuple:
+    """(gradient of the convolution's output, gradients of the vectors); `values` may be None where
+    no step looks.
+    """
+    vector_grads = [None] * len(vectors)
+    for index in reversed(range(len(chain))):
+        before, after = (None, None) if values is None else (values[index], values[index + 1])
+        grad = chain[index].backward(grad, before, after, vectors, vector_grads)
+    return grad, vector_grads
+
+
+def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
+    """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
+    if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
+        return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
+    batch, channels, height, width = value.shape
+    sizes = batch, channels, height * width, num_groups
+    _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)
+    return torch.ops.aten.native_group_norm_backward.default(
+        grad.contiguous(), value, mean, rstd, weight, *sizes, [True, *needs]
+    )
+
+
+def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, eps: float) -> tuple:
+    """The same from plain tensor arithmetic, per group with normalised values n and g = grad *
+    weight:
+
+    rstd * (g - mean(g) - n * mean(g * n))
+    """
+    grouped = value.unflatten(1, (num_groups, -1)).flatten(2)
+    variance, mean = torch.var_mean(grouped, 2, correction=0, keepdim=True)
+    rstd = (variance + eps).rsqrt()
+    normed = (grouped - mean) * rstd
+    scaled = grad if weight is None else grad * weight.view(1, -1, 1, 1)
+    scaled = scaled.unflatten(1, (num_groups, -1)).flatten(2)
+    inner = scaled - scaled.mean(2, True) - normed * (scaled * normed).mean(2, True)
+    products = grad * normed.view(value.shape)
+    return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
+
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def _widened(grad, tensors) -> tuple:
+    """(grad, tensors), in fp32 where that is needed; tensors[0] is the input."""
+    x = tensors[0]
+    if x.dtype not in _LOW:
+        return grad, tensors
+    if x.device.type != "cpu" and all(t is None or t.dtype == x.dtype for t in tensors):
+        return grad, tensors
+    return grad.float(), [None if t is None else t.float() for t in tensors]
+
+
+def _narrowed(grads, tensors) -> list:
+    """Each gradient in the dtype of its own tensor."""
+    return [
+        grad
+        if grad is None or tensor is None or grad.dtype is tensor.dtype
+        else grad.to(tensor.dtype)
+        for grad, tensor in zip(grads, tensors, strict=True)
+    ]
+
+
+def _make_run(kernels):
+    def run(x, weight, bias, conv, *rest):
+        (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
+        tf32 = _tf32_allowed()
+        with _ALLOCATION:
+            return kernels(x, weight, bias, sh, sw, ph, pw, oph, opw, dh, dw, groups, tf32, *rest)
+
+    return run
+
+
+def _make_traced(run):
+    return lambda x, weight, bias, *args: run(x, weight, bias, args[:5], *args[5:])
+
+
+def _make_fake_run(fake):
+    def fake_run(x, weight, bias, *args):
+        pairs = zip(args[0:8:2], args[1:8:2], strict=True)
+        return fake(x, weight, bias, *pairs, args[8], *args[10:])
+
+    return fake_run
+
+
+def _fake(x, weight, bias, *args):
+    shape = _conv_output_shape(x, weight, bias, _make_conv(*args[:5]))
+    return _new_output(shape, x, weight)
 
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
