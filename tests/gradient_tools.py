@@ -41,6 +41,40 @@ def check_output(convolve, case: Case, x, weight, bias, allow_tf32: bool) -> Non
     assert_within(found, exact_conv(case, *wide), bound)
 
 
+# Ordinary convolutions: in and out channels, image, kernel, stride, padding, dilation, groups.
+CONV2D = [
+    (12, 20, (9, 17), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    (16, 24, (12, 15), (4, 4), (2, 2), (1, 1), (1, 1), 1),
+    (24, 16, (11, 20), (3, 5), (2, 3), (2, 1), (2, 1), 4),
+    (70, 66, (7, 30), (1, 7), (1, 1), (0, 3), (1, 1), 1),
+]
+
+
+def check_conv2d(backward, case: tuple, dtype, device, allow_tf32: bool) -> None:
+    """conv2d of an image is the input gradient of the transposed convolution that goes back from
+    its output, with the image for the output's gradient.
+    """
+    in_channels, out_channels, size, kernel, stride, padding, dilation, groups = case
+    generator = torch.Generator().manual_seed(7)
+    image = torch.randn((2, in_channels, *size), generator=generator).to(device, dtype)
+    weight = torch.randn((out_channels, in_channels // groups, *kernel), generator=generator)
+    weight = weight.to(device, dtype)
+    geometry = stride, padding, dilation, groups
+    exact = torch.conv2d(image.double(), weight.double(), None, *geometry)
+    absolute = torch.conv2d(image.double().abs(), weight.double().abs(), None, *geometry)
+    x = torch.zeros(exact.shape, dtype=dtype, device=device)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    rest = [
+        n + 2 * p - r - (m - 1) * s
+        for n, p, r, m, s in zip(size, padding, reach, exact.shape[2:], stride, strict=True)
+    ]
+    pairs = (*stride, *padding, *rest, *dilation)
+    found, _, _ = backward(image, x, weight, *pairs, groups, allow_tf32, True, False, False)
+    rounded = allow_tf32 and dtype == torch.float32
+    factor = bound_factor(in_channels // groups * math.prod(kernel), dtype, dtype, tf32=rounded)
+    assert_within(found, exact, factor * absolute + torch.finfo(dtype).tiny)
+
+
 def truth(case: Case, grad, x, weight) -> tuple:
     """Gradients of x, weight and bias in float64."""
     x, weight = (t.detach().double().requires_grad_() for t in (x, weight))

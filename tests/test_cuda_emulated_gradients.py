@@ -9,9 +9,11 @@ from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import LAYOUTS
 from tests.gradient_tools import (
     ALL,
+    CONV2D,
     DISTRIBUTIONS,
     call,
     check,
+    check_conv2d,
     check_output,
     output_gradient,
     truth,
@@ -55,6 +57,13 @@ def test_random_layers(emulated_gradients, kernel, seed):
         wrong += [f"(seed {seed}, index {layer.index}) {layer}: {what}" for what in found[:1]]
     assert wrong == []
     assert computed >= COUNTS[kernel] // 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CONV2D)
+def test_the_input_gradient_is_conv2d(emulated_gradients, case, dtype):
+    with emulated_gradients.on():
+        check_conv2d(emulated_gradients.backward, case, dtype, "cpu", True)
 
 
 @pytest.mark.parametrize("kernel", COUNTS)

@@ -28,10 +28,13 @@ struct WeightGradientConfig {
   static constexpr int kMaxSegment = 64;
   static constexpr int kStepPixels = 16;  // of a tensor-core product
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
-  static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
+  // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
+  // few ends, at which the device runs empty.
+  static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
   static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
-  static constexpr int kPromoteRows =
-      128;  // after which tensor cores' sums join fp32 sums in memory: 512 products at most
+  // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
+  // loses about 2^-24 of the sum so far.
+  static constexpr int kPromoteRows = 64;
 };
 
 struct PackedOperand {

@@ -29,7 +29,11 @@ struct PackedGoes {
     const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
     const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
     // As many goes as it takes, of nearly the same size.
-    const int64_t most = std::max<int64_t>(1, WeightGradientConfig::kMostPackedBytes / (of_x + of_planes));
+    using Config = WeightGradientConfig;
+    const int64_t values = p.in_channels * p.in_h * p.in_w + p.out_channels * p.out_h * p.out_w;
+    const int64_t allowed = std::clamp(p.batch * values * 2 * pieces * 5 / 4, Config::kPackedBytes,
+                                       Config::kMostPackedBytes);  // 16-bit values, and room for what is read twice
+    const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
     const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
     samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);

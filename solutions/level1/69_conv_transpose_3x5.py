@@ -29,7 +29,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     c7cdd07018e7ce653b4d48ed2bbdbb50f55f53d5e582b17ee148641f24992d17
 sha256 of CPU_SOURCE:      e07b37533fff12700a7e07975c0c567133224f37d5bf6f4d94e976417ec5240b
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 0a5a912e6edd5c4ada0bb9c8a0638e652d08d3f962d564380447571cf707ef76
+sha256 of GRADIENT_CUDA_SOURCE: fb09ef11497f031e61937dec88564ab6af98ebf5a54cbee02043567ff4830501
 sha256 of GRADIENT_OPERATOR_SOURCE: 827d090b8d751e26593c0fd2fd34655e7dece061e56a0481a4d1e4d37098867c
 """
 
@@ -8717,10 +8717,13 @@ struct WeightGradientConfig {
   static constexpr int kMaxSegment = 64;
   static constexpr int kStepPixels = 16;  // of a tensor-core product
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
-  static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
+  // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
+  // few ends, at which the device runs empty.
+  static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
   static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
-  static constexpr int kPromoteRows =
-      128;  // after which tensor cores' sums join fp32 sums in memory: 512 products at most
+  // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
+  // loses about 2^-24 of the sum so far.
+  static constexpr int kPromoteRows = 64;
 };
 
 struct PackedOperand {
@@ -10023,7 +10026,11 @@ struct PackedGoes {
     const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
     const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
     // As many goes as it takes, of nearly the same size.
-    const int64_t most = std::max<int64_t>(1, WeightGradientConfig::kMostPackedBytes / (of_x + of_planes));
+    using Config = WeightGradientConfig;
+    const int64_t values = p.in_channels * p.in_h * p.in_w + p.out_channels * p.out_h * p.out_w;
+    const int64_t allowed = std::clamp(p.batch * values * 2 * pieces * 5 / 4, Config::kPackedBytes,
+                                       Config::kMostPackedBytes);  // 16-bit values, and room for what is read twice
+    const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
     const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
     samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);

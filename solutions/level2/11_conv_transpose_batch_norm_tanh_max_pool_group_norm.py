@@ -30,7 +30,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     54e99480148b44f2742a99acc10f725cceb4ae30b643cbcefb5137282ec6ffb4
 sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
-sha256 of GRADIENT_CUDA_SOURCE: 4af3ec50a70b512386bc67ca07ede3e28ada643e9484a26760933fe55fe24d6a
+sha256 of GRADIENT_CUDA_SOURCE: 680e1fd044d643c0c88430f658be45d431ccf41f6dad04c7299967766c4a8dfb
 sha256 of GRADIENT_OPERATOR_SOURCE: 827d090b8d751e26593c0fd2fd34655e7dece061e56a0481a4d1e4d37098867c
 """
 
@@ -10691,10 +10691,13 @@ struct WeightGradientConfig {
   static constexpr int kMaxSegment = 64;
   static constexpr int kStepPixels = 16;  // of a tensor-core product
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
-  static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
+  // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
+  // few ends, at which the device runs empty.
+  static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
   static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
-  static constexpr int kPromoteRows =
-      128;  // after which tensor cores' sums join fp32 sums in memory: 512 products at most
+  // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
+  // loses about 2^-24 of the sum so far.
+  static constexpr int kPromoteRows = 64;
 };
 
 struct PackedOperand {
@@ -11997,7 +12000,11 @@ struct PackedGoes {
     const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
     const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
     // As many goes as it takes, of nearly the same size.
-    const int64_t most = std::max<int64_t>(1, WeightGradientConfig::kMostPackedBytes / (of_x + of_planes));
+    using Config = WeightGradientConfig;
+    const int64_t values = p.in_channels * p.in_h * p.in_w + p.out_channels * p.out_h * p.out_w;
+    const int64_t allowed = std::clamp(p.batch * values * 2 * pieces * 5 / 4, Config::kPackedBytes,
+                                       Config::kMostPackedBytes);  // 16-bit values, and room for what is read twice
+    const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
     const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
     samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);

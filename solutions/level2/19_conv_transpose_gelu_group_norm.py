@@ -30,7 +30,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     17fd0a590c0ad41a515a81cf9930a8c57aa8c4b48abfadced866bfd317e8e644
 sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9fe56e80ad90
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 02af7543c611c5752707d7b4cd99f748467305853b10fa9337accb327dec314a
+sha256 of GRADIENT_CUDA_SOURCE: ee89353f2832e3baba644a4c8f867ed843be7027732969edb565d7f965303ac8
 sha256 of GRADIENT_OPERATOR_SOURCE: 827d090b8d751e26593c0fd2fd34655e7dece061e56a0481a4d1e4d37098867c
 """
 
@@ -11599,10 +11599,13 @@ struct WeightGradientConfig {
   static constexpr int kMaxSegment = 64;
   static constexpr int kStepPixels = 16;  // of a tensor-core product
   static constexpr int kTileValues = kBlockChannels * kBlockChannels;
-  static constexpr int64_t kMostPackedBytes = int64_t{256} << 20;  // of x and planes together; else the batch is cut
+  // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
+  // few ends, at which the device runs empty.
+  static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
   static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
-  static constexpr int kPromoteRows =
-      128;  // after which tensor cores' sums join fp32 sums in memory: 512 products at most
+  // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
+  // loses about 2^-24 of the sum so far.
+  static constexpr int kPromoteRows = 64;
 };
 
 struct PackedOperand {
@@ -12905,7 +12908,11 @@ struct PackedGoes {
     const int64_t of_x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
     const int64_t of_planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
     // As many goes as it takes, of nearly the same size.
-    const int64_t most = std::max<int64_t>(1, WeightGradientConfig::kMostPackedBytes / (of_x + of_planes));
+    using Config = WeightGradientConfig;
+    const int64_t values = p.in_channels * p.in_h * p.in_w + p.out_channels * p.out_h * p.out_w;
+    const int64_t allowed = std::clamp(p.batch * values * 2 * pieces * 5 / 4, Config::kPackedBytes,
+                                       Config::kMostPackedBytes);  // 16-bit values, and room for what is read twice
+    const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
     const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
     samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);
