@@ -35,6 +35,8 @@ _GRADIENTS = """\
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
 create_graph=True, they are PyTorch's."""
+_NORM_GRADIENTS = """\
+GroupNorm's are another one (NORM_GRADIENT_CUDA_SOURCE, NORM_GRADIENT_OPERATOR_SOURCE)."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -188,7 +190,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     if kernels.all:
         parts += [
             _KERNELS,
-            *([_GRADIENTS] if kernels.gradient_sources else []),
+            *([_gradients(kernels)] if kernels.gradient_sources else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,
         ]
@@ -200,6 +202,11 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     parts.append("\n".join([f"Generated, do not edit:\n    {command}", *rows]))
     text = "\n\n".join(parts).replace("\\", "/").replace('"', "'")
     return f'"""{text}\n"""\n'
+
+
+def _gradients(kernels: Kernels) -> str:
+    has_norm = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
+    return f"{_GRADIENTS}\n{_NORM_GRADIENTS}" if has_norm else _GRADIENTS
 
 
 def _title(program: Program) -> str:
@@ -266,6 +273,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "OPERATOR_SOURCE",
         "GRADIENT_CUDA_SOURCE",
         "GRADIENT_OPERATOR_SOURCE",
+        "NORM_GRADIENT_CUDA_SOURCE",
+        "NORM_GRADIENT_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",

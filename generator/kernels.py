@@ -46,15 +46,19 @@ class Kernels:
 
     @property
     def gradient_sources(self) -> dict[str, str]:
-        """Of the library of the gradients, which all operators share."""
+        """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:
             return {}
-        return {
-            "GRADIENT_CUDA_SOURCE": without_shared_lines(
-                gradient_cuda_source(), self.held("CUDA_SOURCE")
-            ),
-            "GRADIENT_OPERATOR_SOURCE": gradient_operator_source(),
-        }
+        libraries = {"": "gradients"}
+        if any("group_norm" in entry for entry in self.entries):
+            libraries["NORM_"] = "group_norm_gradient"
+        made = {}
+        for prefix, entry in libraries.items():
+            made[f"{prefix}GRADIENT_CUDA_SOURCE"] = without_shared_lines(
+                gradient_cuda_source(entry), self.held("CUDA_SOURCE")
+            )
+            made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = gradient_operator_source(entry)
+        return made
 
     @property
     def suffixes(self) -> dict[tuple, str]:

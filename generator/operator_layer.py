@@ -8,6 +8,7 @@ from generator.kernels import Kernels
 from generator.statements import Statement, needed, split
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
+_OF_GRADIENTS = ("gradient_kernels", "group_norm_gradient_kernels")
 _ALWAYS = ("step_gradients", "activation_gradients", "forward", "described", "construction")
 # What the constants of one call are called in generator/runtime/generated.py.
 _OF_A_CALL = frozenset({"_CALL", "_CHAIN", "_NUM_VECTORS", "_ACTIVATION"})
@@ -43,8 +44,8 @@ class _Collected:
         if module in self._seen:
             return
         self._seen.add(module)
-        if module == "gradient_kernels" and not self._own_gradients:
-            module = "pytorch_gradients"
+        if module in _OF_GRADIENTS and not self._own_gradients:
+            return self.collect("pytorch_gradients")
         place = self.shared
         if module.startswith("conv") and module != "conv_gradients":
             place = self.of_entry.setdefault(module, [])

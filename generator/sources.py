@@ -110,16 +110,28 @@ def _only(kind: int, lines: list[str]) -> list[str]:
     return [f"#if TCONV_KIND == {kind}", *lines, "#endif"] if lines else []
 
 
-def gradient_cuda_source() -> str:
-    """Of the gradients' library, the same for every pattern: its convolutions have no epilogue."""
-    return resolve(KERNELS / "cuda" / "entry_gradients.cu")
+def gradient_cuda_source(entry: str = "gradients") -> str:
+    """Of a library of gradients, of the convolution's ("gradients") or of GroupNorm's
+    ("group_norm_gradient"), the same for every pattern: its convolutions have no epilogue.
+    """
+    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu")
 
 
-def gradient_operator_source() -> str:
+def gradient_operator_source(entry: str = "gradients") -> str:
     """The library's C++: what there is for a CPU, then the operator."""
-    cpu = resolve(KERNELS / "cpu" / "entry_gradients.cpp")
-    shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h", "gradient_call.h"))
-    return cpu + resolve(KERNELS / "binding" / "operator_gradients.cpp", given=shared)
+    return resolve(KERNELS / "cpu" / f"entry_{entry}.cpp") + gradient_operator(entry)
+
+
+def gradient_call_header(entry: str) -> str:
+    """The header with the library's argument block."""
+    return "gradient_call.h" if entry == "gradients" else f"{entry}_call.h"
+
+
+def gradient_operator(entry: str) -> str:
+    """The operator alone, as it stands behind the library's other half."""
+    headers = ("common.h", "layer.h", "call.h", gradient_call_header(entry))
+    shared = tuple(KERNELS / name for name in headers)
+    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", given=shared)
 
 
 def without_shared_lines(text: str, given: str, least: int = 12) -> str:

@@ -26,6 +26,7 @@ from harness.measure.machine_code_build import (
     Built,
     build,
     compiler,
+    cpu_text_sha256,
     cuda_flags,
     cuda_source,
     gradients_sha256,
@@ -39,9 +40,9 @@ _EXAMPLES = """examples:
   python -m harness.machine_code --check results/nvidia-h200    compare with the solutions of today
 
 Records of problems, of parts of them, of shapes (with the launches of each) and of profiles (an
-entry for each profile). CPU records get none: there the file's SHA-256 decides. --stamp compiles
-the very text whose SHA-256 a record names: the file, a version of it in git's history, or what the
-generator writes.
+entry for each profile). A CPU's record gets the SHA-256 of what of its file runs there. --stamp
+takes the very text whose SHA-256 a record names: the file, a version of it in git's history, or
+what the generator writes.
 
 exit status: 0 all right, 1 --check found another hash, 2 wrong usage, 3 no nvcc"""
 STANDS, DIFFERS, CANNOT_TELL = "stands", "differs", "cannot tell"
@@ -91,7 +92,9 @@ def standing(record: dict, text: str, reference: Path) -> Standing:
         return Standing(STANDS, "the file is the one that was timed")
     file_differs = "the file is another one than was timed"
     if record["device"] == "cpu":
-        return Standing(DIFFERS, f"{file_differs}; a CPU's record stands for its file alone")
+        if record.get("cpu_text_sha256") == cpu_text_sha256(text):
+            return Standing(STANDS, f"{file_differs}; what of it runs on a CPU is the same")
+        return Standing(DIFFERS, f"{file_differs}, in what runs on a CPU")
     if "machine_code" not in record:
         return Standing(DIFFERS, f"{file_differs}, and the record has no hash of machine code")
     found = compare(record, text, reference)
@@ -219,11 +222,11 @@ def _git(*arguments: str) -> str:
 def stamp(record: dict) -> dict:
     """The record with its entry, of the text that it was timed with.
 
-    Raises UsageError for a CPU's record, one of another compiler than the nvcc here, and one whose
-    text or call cannot be found; EnvironmentUnfit without nvcc.
+    Raises UsageError for a record of another compiler than the nvcc here, and one whose text or
+    call cannot be found; EnvironmentUnfit without nvcc.
     """
     if record["device"] == "cpu":
-        raise UsageError("a CPU's record has no machine code; its file's SHA-256 decides")
+        return {**record, "cpu_text_sha256": cpu_text_sha256(timed_text(record))}
     if compiler() is None:
         raise EnvironmentUnfit("a record cannot be stamped: no nvcc on this machine")
     _require_compiler(record.get("versions", {}))
@@ -258,20 +261,19 @@ def _require_compiler(versions: dict) -> None:
 
 
 def _files(paths: list[Path]) -> list[Path]:
-    """The files given, and the records of CUDA devices in the folders given, in order."""
+    """The files given, and the records of solutions in the folders given, in order."""
     found = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        found += [file for file in inside if not path.is_dir() or _is_of_cuda(file)]
+        found += [file for file in inside if not path.is_dir() or _is_of_solution(file)]
     return found
 
 
-def _is_of_cuda(path: Path) -> bool:
+def _is_of_solution(path: Path) -> bool:
     value = _read(path)
-    known = "solution_sha256" in value or value.get("benchmark") == "profile"
-    return known and value.get("device") != "cpu"
+    return "solution_sha256" in value or value.get("benchmark") == "profile"
 
 
 def _read(path: Path) -> dict:
@@ -314,6 +316,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _stamp(path: Path, record: dict) -> int:
     stamped = stamp(record)
     records.write_json(path, stamped)
+    if record["device"] == "cpu":
+        print(f"{path}: {stamped['cpu_text_sha256']}", flush=True)
+        return 0
     for part in parts_of(stamped):
         print(f"{path}: {part['machine_code']['sha256']}", flush=True)
     return 0
@@ -322,9 +327,11 @@ def _stamp(path: Path, record: dict) -> int:
 def _check(path: Path, record: dict) -> int:
     status = 0
     for part in parts_of(record):
-        if "machine_code" not in part:
+        of_cpu = part["device"] == "cpu"
+        if not of_cpu and "machine_code" not in part:
             raise UsageError("the record has no hash of machine code: --stamp gives it one")
-        found = compare(part, current_text(part), reference_of(part))
+        judge = standing if of_cpu else compare
+        found = judge(part, current_text(part), reference_of(part))
         print(f"{path}: {found.verdict}: {found.why}", flush=True)
         status = max(status, int(found.verdict == DIFFERS))
     return status

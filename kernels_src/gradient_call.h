@@ -8,7 +8,7 @@ namespace tconv {
 // Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
 // gradients of what follows are formed from.
 struct GradientCall {
-  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
   // Contiguous, of the call's dtype; null where not wanted.

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from tests.builds_ahead import BuildsAhead
+from tests.builds_ahead import NORM_GRADIENTS, BuildsAhead, cuda_source_of
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
@@ -90,6 +90,14 @@ def emulated_solutions(shelf, builds_ahead):
 @pytest.fixture(scope="session")
 def emulated_conv(emulated_solutions):
     return emulated_solutions["69"]
+
+
+@pytest.fixture(scope="session")
+def emulated_norm_gradients(tmp_path_factory):
+    """The library of GroupNorm's gradients, likewise."""
+    place = tmp_path_factory.mktemp("emulated_norm_gradients")
+    kernels = emulator.build_source(cuda_source_of(NORM_GRADIENTS), place)
+    return emulator.EmulatedGradients(kernels, "group_norm_gradient")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from generator.sources import KERNELS
-from tests.builds_ahead import GRADIENTS, cuda_source_of, run_nvcc
+from tests.builds_ahead import GRADIENTS, NORM_GRADIENTS, cuda_source_of, run_nvcc
 from tests.operator_cases import CASES
 from tests.operator_library import cuda_source
 from tests.solution_tools import PROBLEMS, REFERENCES
@@ -18,8 +18,9 @@ from tests.sweeps import swept
 # 65 and 69 have the same CUDA source; the other three hold every entry file. And longer chains.
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
-PATHS += [GRADIENTS]
-FEWEST = [p for p in PATHS if p.stem.startswith("19_") or p == GRADIENTS]  # outside of a sweep
+LIBRARIES = [GRADIENTS, NORM_GRADIENTS]
+PATHS += LIBRARIES
+FEWEST = [p for p in PATHS if p.stem.startswith("19_") or p in LIBRARIES]  # outside of a sweep
 
 
 def spills(log: str) -> list[str]:

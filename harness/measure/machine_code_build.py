@@ -65,13 +65,25 @@ def cuda_source(text: str) -> str:
 
 
 def gradients_sha256(text: str) -> str | None:
-    """Of a solution's source of the gradients' library without its comments; None without one."""
-    found = re.search(r'^GRADIENT_CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE)
-    if found is None:
+    """Of a solution's sources of the gradients' libraries, without comments and white space, which
+    make no machine code; None where there is none.
+    """
+    found = re.findall(
+        r'^(?:NORM_)?GRADIENT_CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE
+    )
+    if not found:
         return None
-    whole = _with_shared_lines(found[1], cuda_source(text))
-    lines = (line.partition("//")[0].strip() for line in whole.splitlines())
-    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()
+    whole = "\n".join(_with_shared_lines(source, cuda_source(text)) for source in found)
+    code = "".join(line.partition("//")[0] for line in whole.splitlines())
+    return hashlib.sha256("".join(code.split()).encode()).hexdigest()
+
+
+def cpu_text_sha256(text: str) -> str:
+    """Of what of a solution's text runs on a CPU: all but its docstring and what is CUDA's alone."""
+    text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
+    names = "(?:(?:NORM_)?GRADIENT_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
+    text = re.sub(rf'^{names} = r""".*?"""\n', "", text, flags=re.DOTALL | re.MULTILINE)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cuda_flags(text: str) -> tuple[str, ...]:

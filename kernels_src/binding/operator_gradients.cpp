@@ -104,10 +104,10 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
   library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
 }
-#define TCONV_IMPLEMENT(device)                                \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {       \
-    library.impl("backward", &tconv::binding::backward);       \
-    library.impl("convolve", &tconv::binding::convolve);       \
+#define TCONV_IMPLEMENT(device)                          \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) { \
+    library.impl("backward", &tconv::binding::backward); \
+    library.impl("convolve", &tconv::binding::convolve); \
   }
 TCONV_IMPLEMENT(CPU)
 TCONV_IMPLEMENT(CUDA)

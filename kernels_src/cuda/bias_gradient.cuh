@@ -42,7 +42,7 @@ struct BiasGradientArgs {
   typename StorageTraits<Storage>::Acc* parts;  // [num_parts][channels]
   int64_t stride_n, stride_c, line_stride, step;
   int64_t channels, length, num_tiles, num_parts, num_blocks;
-  bool vectors;  // of kVector values, aligned
+  bool vectors;                                   // of kVector values, aligned
   FastDivisor64 by_tiles, by_lines, by_channels;  // tiles of a line, lines of a sample
 };
 

@@ -1,5 +1,5 @@
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found on
-// the device, as all scales of the gradients' library are.
+// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
+// on the device, as all scales of the gradients' library are.
 #pragma once
 
 #include "conv_transpose.cuh"
@@ -31,10 +31,10 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
   const int64_t guard = hopper_guard_offset(plan, call.dtype);
   if (guard >= 0)
-    TCONV_RETURN_IF_ERROR(
-        launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
-                                          p.x_stride_h, p.x_stride_w),
-                           reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+    TCONV_RETURN_IF_ERROR(launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w,
+                                                            p.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
+                                             reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard),
+                                             call.stream));
   return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
 }
 

@@ -31,7 +31,7 @@ struct WeightGradientConfig {
   // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
   // few ends, at which the device runs empty.
   static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
-  static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
+  static constexpr int kRunRows = 32;  // of a strip, that one block takes at once
   // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
   // loses about 2^-24 of the sum so far.
   static constexpr int kPromoteRows = 64;

@@ -131,11 +131,10 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   const int bytes = static_cast<int>(packed.segment_bytes);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
   unsigned char* to =
-      args.to +
-      ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
-           packed.rows +
-       first_row) *
-          bytes;
+      args.to + ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
+                     packed.rows +
+                 first_row) *
+                    bytes;
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1

@@ -147,8 +147,7 @@ bool packs_pairs(const PackArgs<Storage>& args) {
   const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
   for (const int64_t value : even)
     if (value % 2 != 0) return false;
-  return args.stride_w == 1 && args.from_w == 1 &&
-         reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
+  return args.stride_w == 1 && args.from_w == 1 && reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
 }
 
 // Of samples [first, first + count), x and planes.

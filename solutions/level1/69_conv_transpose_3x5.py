@@ -29,8 +29,8 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     c7cdd07018e7ce653b4d48ed2bbdbb50f55f53d5e582b17ee148641f24992d17
 sha256 of CPU_SOURCE:      e07b37533fff12700a7e07975c0c567133224f37d5bf6f4d94e976417ec5240b
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: fb09ef11497f031e61937dec88564ab6af98ebf5a54cbee02043567ff4830501
-sha256 of GRADIENT_OPERATOR_SOURCE: 827d090b8d751e26593c0fd2fd34655e7dece061e56a0481a4d1e4d37098867c
+sha256 of GRADIENT_CUDA_SOURCE: 712a9b00d70dfcbdfa9074c60aabbc8ced042317834f99e97eae2052480a5797
+sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -7938,7 +7938,7 @@ namespace tconv {
 // Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
 // gradients of what follows are formed from.
 struct GradientCall {
-  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
   // Contiguous, of the call's dtype; null where not wanted.
@@ -8048,7 +8048,7 @@ struct BiasGradientArgs {
   typename StorageTraits<Storage>::Acc* parts;  // [num_parts][channels]
   int64_t stride_n, stride_c, line_stride, step;
   int64_t channels, length, num_tiles, num_parts, num_blocks;
-  bool vectors;  // of kVector values, aligned
+  bool vectors;                                   // of kVector values, aligned
   FastDivisor64 by_tiles, by_lines, by_channels;  // tiles of a line, lines of a sample
 };
 
@@ -8447,8 +8447,8 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/recomputed_conv.cuh
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found on
-// the device, as all scales of the gradients' library are.
+// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
+// on the device, as all scales of the gradients' library are.
 
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
@@ -8575,10 +8575,10 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
   const int64_t guard = hopper_guard_offset(plan, call.dtype);
   if (guard >= 0)
-    TCONV_RETURN_IF_ERROR(
-        launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
-                                          p.x_stride_h, p.x_stride_w),
-                           reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+    TCONV_RETURN_IF_ERROR(launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w,
+                                                            p.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
+                                             reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard),
+                                             call.stream));
   return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
 }
 
@@ -8720,7 +8720,7 @@ struct WeightGradientConfig {
   // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
   // few ends, at which the device runs empty.
   static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
-  static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
+  static constexpr int kRunRows = 32;  // of a strip, that one block takes at once
   // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
   // loses about 2^-24 of the sum so far.
   static constexpr int kPromoteRows = 64;
@@ -9543,11 +9543,10 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   const int bytes = static_cast<int>(packed.segment_bytes);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
   unsigned char* to =
-      args.to +
-      ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
-           packed.rows +
-       first_row) *
-          bytes;
+      args.to + ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
+                     packed.rows +
+                 first_row) *
+                    bytes;
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1
@@ -10144,8 +10143,7 @@ bool packs_pairs(const PackArgs<Storage>& args) {
   const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
   for (const int64_t value : even)
     if (value % 2 != 0) return false;
-  return args.stride_w == 1 && args.from_w == 1 &&
-         reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
+  return args.stride_w == 1 && args.from_w == 1 && reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
 }
 
 // Of samples [first, first + count), x and planes.
@@ -11092,7 +11090,7 @@ namespace tconv {
 // Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
 // gradients of what follows are formed from.
 struct GradientCall {
-  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
   // Contiguous, of the call's dtype; null where not wanted.
@@ -11943,10 +11941,10 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
   library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
 }
-#define TCONV_IMPLEMENT(device)                                \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {       \
-    library.impl("backward", &tconv::binding::backward);       \
-    library.impl("convolve", &tconv::binding::convolve);       \
+#define TCONV_IMPLEMENT(device)                          \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) { \
+    library.impl("backward", &tconv::binding::backward); \
+    library.impl("convolve", &tconv::binding::convolve); \
   }
 TCONV_IMPLEMENT(CPU)
 TCONV_IMPLEMENT(CUDA)
@@ -11955,7 +11953,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'a480b621668539218e5e06a035d9c8905507d557075b64885c1312876eb81e45'
+_DIGEST = '1dc29eab5091a581aa106346c20d0474d15d9b95e6e0ca8d7ade1ba3a2f668ed'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:

@@ -11,6 +11,7 @@ OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable AB
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
 create_graph=True, they are PyTorch's.
+GroupNorm's are another one (NORM_GRADIENT_CUDA_SOURCE, NORM_GRADIENT_OPERATOR_SOURCE).
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -30,8 +31,10 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     54e99480148b44f2742a99acc10f725cceb4ae30b643cbcefb5137282ec6ffb4
 sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
-sha256 of GRADIENT_CUDA_SOURCE: 680e1fd044d643c0c88430f658be45d431ccf41f6dad04c7299967766c4a8dfb
-sha256 of GRADIENT_OPERATOR_SOURCE: 827d090b8d751e26593c0fd2fd34655e7dece061e56a0481a4d1e4d37098867c
+sha256 of GRADIENT_CUDA_SOURCE: 60cab0935baa817277d5c6851c563c2949fc2edfb83e86a0c9048e4cb91a948a
+sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
+sha256 of NORM_GRADIENT_CUDA_SOURCE: a701e84de5937ef716e47b5c91dd660859fab6bb168e163ea6c1b816cf6dd37f
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 72e669610573760c5bb5ac053ff83d9437d043fd6cb47c79580c192fc03b5790
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -9904,7 +9907,7 @@ namespace tconv {
 // Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
 // gradients of what follows are formed from.
 struct GradientCall {
-  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
   // Contiguous, of the call's dtype; null where not wanted.
@@ -10012,7 +10015,7 @@ struct BiasGradientArgs {
   typename StorageTraits<Storage>::Acc* parts;  // [num_parts][channels]
   int64_t stride_n, stride_c, line_stride, step;
   int64_t channels, length, num_tiles, num_parts, num_blocks;
-  bool vectors;  // of kVector values, aligned
+  bool vectors;                                   // of kVector values, aligned
   FastDivisor64 by_tiles, by_lines, by_channels;  // tiles of a line, lines of a sample
 };
 
@@ -10421,8 +10424,8 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/recomputed_conv.cuh
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found on
-// the device, as all scales of the gradients' library are.
+// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
+// on the device, as all scales of the gradients' library are.
 
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
@@ -10549,10 +10552,10 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
   const int64_t guard = hopper_guard_offset(plan, call.dtype);
   if (guard >= 0)
-    TCONV_RETURN_IF_ERROR(
-        launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
-                                          p.x_stride_h, p.x_stride_w),
-                           reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+    TCONV_RETURN_IF_ERROR(launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w,
+                                                            p.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
+                                             reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard),
+                                             call.stream));
   return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
 }
 
@@ -10694,7 +10697,7 @@ struct WeightGradientConfig {
   // Of x and planes together, beyond which the batch is cut: more where that is not for padded channels. Few goes have
   // few ends, at which the device runs empty.
   static constexpr int64_t kPackedBytes = int64_t{256} << 20, kMostPackedBytes = int64_t{640} << 20;
-  static constexpr int kRunRows = 32;                              // of a strip, that one block takes at once
+  static constexpr int kRunRows = 32;  // of a strip, that one block takes at once
   // After which tensor cores' sums join fp32 sums in memory: 256 products at most. Of values of one sign each product
   // loses about 2^-24 of the sum so far.
   static constexpr int kPromoteRows = 64;
@@ -11517,11 +11520,10 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   const int bytes = static_cast<int>(packed.segment_bytes);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
   unsigned char* to =
-      args.to +
-      ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
-           packed.rows +
-       first_row) *
-          bytes;
+      args.to + ((static_cast<int64_t>((sample * args.groups + group) * packed.blocks + block) * args.strips + strip) *
+                     packed.rows +
+                 first_row) *
+                    bytes;
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1
@@ -12118,8 +12120,7 @@ bool packs_pairs(const PackArgs<Storage>& args) {
   const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
   for (const int64_t value : even)
     if (value % 2 != 0) return false;
-  return args.stride_w == 1 && args.from_w == 1 &&
-         reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
+  return args.stride_w == 1 && args.from_w == 1 && reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
 }
 
 // Of samples [first, first + count), x and planes.
@@ -13066,7 +13067,7 @@ namespace tconv {
 // Gradients of a transposed convolution without what follows it; or, where conv.out is not null, its output, which the
 // gradients of what follows are formed from.
 struct GradientCall {
-  ConvCall conv;  // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
+  ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
   // Contiguous, of the call's dtype; null where not wanted.
@@ -13917,18 +13918,1547 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
   library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
 }
-#define TCONV_IMPLEMENT(device)                                \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {       \
-    library.impl("backward", &tconv::binding::backward);       \
-    library.impl("convolve", &tconv::binding::convolve);       \
+#define TCONV_IMPLEMENT(device)                          \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) { \
+    library.impl("backward", &tconv::binding::backward); \
+    library.impl("convolve", &tconv::binding::convolve); \
   }
 TCONV_IMPLEMENT(CPU)
 TCONV_IMPLEMENT(CUDA)
 """
 
+NORM_GRADIENT_CUDA_SOURCE = r"""
+// ---- kernels_src/cuda/entry_group_norm_gradient.cu
+// Exported functions of the library of GroupNorm's gradients.
+// ---- kernels_src/cuda/group_norm_gradient.cuh
+// The one door to GroupNorm's gradients on CUDA.
+
+// ---- kernels_src/cuda/gradient_sums.cuh
+// Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
+//   from [num_parts][count] of Acc -> to [count]
+
+// ---- kernels_src/cuda/check.h
+// Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
+
+#include <cuda_runtime.h>
+
+#include <unordered_map>
+#include <utility>
+
+// ==== lines 132 to 178 of CUDA_SOURCE
+// ==== lines 381 to 478 of CUDA_SOURCE
+
+template <typename Storage>
+__device__ __forceinline__ bool is_finite(Storage v) {
+  const auto wide = static_cast<typename StorageTraits<Storage>::Acc>(v);
+  return wide - wide == 0;
+}
+
+struct GradientSumsConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxBlocks = 4096;
+};
+
+// fp32 sums are added up in fp64: there are few of them, and the error of what is one long sum then lies in the parts
+// alone.
+template <typename Acc, typename Storage>
+__global__ void __launch_bounds__(GradientSumsConfig::kThreads)
+    sum_gradient_parts_kernel(const Acc* from, Storage* to, int64_t num_parts, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    double sum = 0.0;
+    for (int64_t part = 0; part < num_parts; ++part) sum += from[part * count + i];
+    to[i] = to_storage<Storage>(static_cast<Acc>(sum));
+  }
+}
+
+template <typename Acc, typename Storage>
+int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_parts, int64_t count, void* stream) {
+  const int64_t blocks = (count + GradientSumsConfig::kThreads - 1) / GradientSumsConfig::kThreads;
+  return launch_kernel(
+      sum_gradient_parts_kernel<Acc, Storage>,
+      dim3(static_cast<unsigned>(blocks < GradientSumsConfig::kMaxBlocks ? blocks : GradientSumsConfig::kMaxBlocks)),
+      dim3(GradientSumsConfig::kThreads), 0, stream, from, to, num_parts, count);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient_apply.cuh
+// Last of the kernels of GroupNorm's gradients: the gradient of what was normalised. Bound by memory.
+
+// ---- kernels_src/cuda/group_norm_gradient_args.cuh
+// What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
+//
+//   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
+//
+// (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
+// value's deviation, so that value and g are read twice: for the sums, and for the gradient.
+
+// ---- kernels_src/group_norm_gradient_call.h
+// Argument block of the library of GroupNorm's gradients, filled by its operator
+// (binding/operator_group_norm_gradient.cpp).
+
+// ==== lines 30 to 132 of CUDA_SOURCE
+
+// ==== lines 178 to 321 of CUDA_SOURCE
+
+namespace tconv {
+
+// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
+struct GroupNormGradientCall {
+  ConvCall conv;       // dtype, workspace, stream
+  const void* grad;    // [batch, channels, plane]
+  const void* value;   // [batch, channels, plane]
+  const void* weight;  // [channels] or null
+  int64_t batch, channels, plane, num_groups;
+  double eps;
+  void* grad_value;   // [batch, channels, plane]
+  void* grad_weight;  // [channels] or null where not wanted
+  void* grad_bias;    // [channels] or null where not wanted
+};
+
+}  // namespace tconv
+// ==== lines 958 to 1009 of CUDA_SOURCE
+
+namespace tconv {
+namespace cuda {
+
+struct GroupNormGradientConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kVector = 4;  // values that lie side by side, loaded at once
+  // Values of a thread that are taken together: fp64 has registers for half as many.
+  TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
+  static constexpr int kPart = 16384;       // of a plane, at a time
+  static constexpr int kMaxOfWarp = 2048;   // planes up to this size are a warp's, others a block's
+  static constexpr int kMaxBlocks = 65536;  // which then take several parts
+};
+
+// Values of one channel and their gradients: count, mean and squared deviations of the values (less the first value of
+// their plane, so that a large mean costs nothing), sums of the gradients and of their products with the values'
+// deviations from that mean. Two of them join without cancellation (Chan, Golub, LeVeque, as in moments.h).
+template <typename Acc>
+struct GradientMoments {
+  Acc count, mean, m2, grad, product;
+
+  __device__ __forceinline__ void join(const GradientMoments& other) {
+    const Acc total = count + other.count;
+    if (total == Acc(0)) return;
+    const Acc share = other.count / total, delta = other.mean - mean, step = delta * share;
+    m2 += other.m2 + delta * step * count;
+    // Deviations from the common mean: of these values less `step`, of the others' more by the rest.
+    product += other.product - step * grad + (delta - step) * other.grad;
+    grad += other.grad;
+    mean += step;
+    count = total;
+  }
+};
+
+// What turns g and value into the gradient, for a sample's group: grad_value = w*rstd * g + slope * (value - mean) +
+// shift.
+template <typename Acc>
+struct GroupCoefficients {
+  Acc mean, rstd, slope, shift;
+};
+
+template <typename Storage>
+struct GroupNormGradientArgs {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const Storage* grad;
+  const Storage* value;
+  const Storage* weight;  // or null
+  Storage* grad_value;
+  GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
+  GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
+  Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
+  Acc* bias_parts;
+  int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
+  int parts_per_plane;
+  double eps;
+  bool vectors;  // kVector values lie aligned
+  FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
+};
+
+// A part of a plane: of the units that all lanes that share one take by turns.
+template <typename Storage>
+struct PlanePart {
+  int64_t plane, begin;
+  int count;
+
+  __device__ __forceinline__ PlanePart(const GroupNormGradientArgs<Storage>& args, int64_t unit) {
+    plane = args.by_parts.quotient(unit);
+    const int64_t part = unit - plane * args.parts_per_plane;
+    begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
+    count = static_cast<int>(
+        min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
+  }
+};
+
+// What a plane's values are taken less.
+template <typename Acc, typename Storage>
+__device__ __forceinline__ Acc plane_origin(const GroupNormGradientArgs<Storage>& args, int64_t plane) {
+  return static_cast<Acc>(args.value[plane * args.plane]);
+}
+
+template <typename Storage>
+struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
+  Storage values[GroupNormGradientConfig::kVector];
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+template <int kLanes, typename Storage>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
+    group_norm_gradient_apply_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+  using Config = GroupNormGradientConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  constexpr int kUnits = Config::kThreads / kLanes;
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
+       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+    const PlanePart<Storage> part(args, unit);
+    const int64_t sample = args.by_channels.quotient(part.plane), channel = part.plane - sample * args.channels;
+    const GroupCoefficients<Acc> of_group =
+        args.coefficients[sample * args.num_groups + args.by_group_channels.quotient(channel)];
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[channel]) : Acc(1));
+    const auto gradient = [&](Storage value, Storage grad) {
+      return to_storage<Storage>(scale * static_cast<Acc>(grad) +
+                                 (of_group.slope * (static_cast<Acc>(value) - of_group.mean) + of_group.shift));
+    };
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    Storage* const to = args.grad_value + part.begin;
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      if (args.vectors) {
+        NormVector<Storage> v[kVectors], g[kVectors];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          if (at >= part.count) continue;
+          v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+        }
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          if (at >= part.count) continue;
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          if (at < part.count) to[at] = gradient(value[at], grad[at]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient_finalise.cuh
+// Second of the kernels of GroupNorm's gradients: of a sample's group, the coefficients of its gradient, and what its
+// channels add to the gradients of weight and bias. A warp for each, in fp64.
+
+// ---- kernels_src/cuda/group_norm_gradient_sums.cuh
+// First of the kernels of GroupNorm's gradients: GradientMoments of each part of a plane. kLanes threads share a part:
+// a warp, or a block. Bound by reading value and g.
+
+
+namespace tconv {
+namespace cuda {
+
+// Of a thread's values: `count` of them, the others zero.
+template <typename Acc, int kChunk>
+__device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
+                                                                 const Acc (&grads)[kChunk],
+                                                                 const bool (&there)[kChunk]) {
+  GradientMoments<Acc> made{};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    made.count += there[i] ? Acc(1) : Acc(0);
+    made.mean += values[i];
+  }
+  made.mean /= made.count > Acc(0) ? made.count : Acc(1);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const Acc deviation = there[i] ? values[i] - made.mean : Acc(0);
+    made.m2 += deviation * deviation;
+    made.grad += grads[i];
+    made.product += grads[i] * deviation;
+  }
+  return made;
+}
+
+// Lane 0's are all lanes', joined in a fixed order.
+template <typename Acc>
+__device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    GradientMoments<Acc> other;
+    other.count = __shfl_xor_sync(0xFFFFFFFFu, moments.count, distance);
+    other.mean = __shfl_xor_sync(0xFFFFFFFFu, moments.mean, distance);
+    other.m2 = __shfl_xor_sync(0xFFFFFFFFu, moments.m2, distance);
+    other.grad = __shfl_xor_sync(0xFFFFFFFFu, moments.grad, distance);
+    other.product = __shfl_xor_sync(0xFFFFFFFFu, moments.product, distance);
+    moments.join(other);
+  }
+}
+
+template <int kLanes, typename Storage>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
+    group_norm_gradient_sums_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+  using Config = GroupNormGradientConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  constexpr int kUnits = Config::kThreads / kLanes;
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
+       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+    const PlanePart<Storage> part(args, unit);
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    const Acc origin = plane_origin<Acc>(args, part.plane);
+    GradientMoments<Acc> moments{};
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      Acc values[kChunk], grads[kChunk];
+      bool there[kChunk];
+      if (args.vectors) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          const bool all = at < part.count;
+          NormVector<Storage> v{}, g{};
+          if (all) {
+            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          }
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) {
+            values[i * Config::kVector + k] = all ? static_cast<Acc>(v.values[k]) - origin : Acc(0);
+            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
+            there[i * Config::kVector + k] = all;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          there[i] = at < part.count;
+          values[i] = there[i] ? static_cast<Acc>(value[at]) - origin : Acc(0);
+          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+        }
+      }
+      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+    }
+    join_lanes(moments);
+    if constexpr (kLanes > 32) {
+      __syncthreads();  // those of the unit before have been read
+      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
+    }
+    if (lane == 0) args.parts[unit] = moments;
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+__device__ __forceinline__ GradientMoments<double> moments_of_plane(const GroupNormGradientArgs<Storage>& args,
+                                                                    int64_t plane) {
+  const auto* const parts = args.parts + plane * args.parts_per_plane;
+  GradientMoments<double> joined{};
+#pragma unroll 1
+  for (int i = 0; i < args.parts_per_plane; ++i)
+    joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
+  joined.mean += plane_origin<double>(args, plane);
+  return joined;
+}
+
+template <typename Storage>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
+    group_norm_gradient_finalise_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
+  const int lane = threadIdx.x % 32;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
+       index += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const int64_t sample = args.by_groups.quotient(index), group = index - sample * args.num_groups;
+    const int64_t of_group = static_cast<int64_t>(args.by_group_channels.divisor), first = group * of_group;
+    const int64_t first_plane = sample * args.channels + first;
+    GradientMoments<double> whole{};
+#pragma unroll 1
+    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c));
+    join_lanes(whole);
+    const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
+    const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
+    double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
+#pragma unroll 1
+    for (int64_t c = lane; c < of_group; c += 32) {
+      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c);
+      const double product = channel.product + (channel.mean - mean) * channel.grad;
+      const double weight =
+          args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
+      grads += weight * channel.grad;
+      products += weight * product;
+      if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
+      if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
+      products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
+    }
+    if (lane != 0) continue;
+    // What rounding the mean takes from every deviation is given back by the shift.
+    const Acc rounded = static_cast<Acc>(mean);
+    const double slope = -rstd * rstd * rstd * products / count;
+    const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
+    args.coefficients[index] = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+inline int64_t whole_alignments(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Places in the workspace, from its beginning.
+struct GroupNormGradientWorkspace {
+  int64_t parts_per_plane, coefficients_at, weight_at, bias_at, total_bytes;
+
+  template <typename Acc>
+  static GroupNormGradientWorkspace of(const GroupNormGradientCall& call) {
+    GroupNormGradientWorkspace made;
+    const int64_t planes = call.batch * call.channels;
+    made.parts_per_plane = (call.plane + GroupNormGradientConfig::kPart - 1) / GroupNormGradientConfig::kPart;
+    made.coefficients_at =
+        whole_alignments(planes * made.parts_per_plane * static_cast<int64_t>(sizeof(GradientMoments<Acc>)));
+    made.weight_at = whole_alignments(made.coefficients_at + call.batch * call.num_groups *
+                                                                 static_cast<int64_t>(sizeof(GroupCoefficients<Acc>)));
+    made.bias_at = whole_alignments(made.weight_at + planes * static_cast<int64_t>(sizeof(Acc)));
+    made.total_bytes = made.bias_at + planes * static_cast<int64_t>(sizeof(Acc));
+    return made;
+  }
+};
+
+inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  return call.conv.dtype == kFloat64 ? GroupNormGradientWorkspace::of<double>(call).total_bytes
+                                     : GroupNormGradientWorkspace::of<float>(call).total_bytes;
+}
+
+inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+inline dim3 norm_blocks(int64_t units, int units_per_block) {
+  const int64_t blocks = (units + units_per_block - 1) / units_per_block;
+  return dim3(static_cast<unsigned>(
+      blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
+}
+
+template <int kLanes, typename Storage>
+int64_t launch_group_norm_gradient_kernels(const GroupNormGradientArgs<Storage>& args, void* stream) {
+  constexpr int kThreads = GroupNormGradientConfig::kThreads;
+  const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
+  TCONV_RETURN_IF_ERROR(
+      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args));
+  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Storage>,
+                                      norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                      args));
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args);
+}
+
+template <typename Storage>
+int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
+  using Config = GroupNormGradientConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const GroupNormGradientWorkspace places = GroupNormGradientWorkspace::of<Acc>(call);
+  char* const base = static_cast<char*>(call.conv.workspace);
+  GroupNormGradientArgs<Storage> args{};
+  args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
+  args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
+  args.parts = reinterpret_cast<GradientMoments<Acc>*>(base);
+  args.coefficients = reinterpret_cast<GroupCoefficients<Acc>*>(base + places.coefficients_at);
+  if (call.grad_weight != nullptr) args.weight_parts = reinterpret_cast<Acc*>(base + places.weight_at);
+  if (call.grad_bias != nullptr) args.bias_parts = reinterpret_cast<Acc*>(base + places.bias_at);
+  args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+  args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
+  args.parts_per_plane = static_cast<int>(places.parts_per_plane);
+  args.num_units = args.num_planes * args.parts_per_plane;
+  args.eps = call.eps;
+  constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
+  args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
+                 norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+  args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
+  args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
+  args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+  args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+  if (call.plane <= Config::kMaxOfWarp)
+    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Storage>(args, call.conv.stream)));
+  else
+    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Storage>(args, call.conv.stream)));
+  if (call.grad_weight != nullptr)
+    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.weight_parts, static_cast<Storage*>(call.grad_weight),
+                                                    call.batch, call.channels, call.conv.stream));
+  if (call.grad_bias != nullptr)
+    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.bias_parts, static_cast<Storage*>(call.grad_bias), call.batch,
+                                                    call.channels, call.conv.stream));
+  return kOk;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GroupNormGradientCall* call) {
+  return tconv::cuda::group_norm_gradient_workspace_bytes(*call);
+}
+
+TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GroupNormGradientCall* call) {
+  if (call->conv.workspace_bytes < tconv::cuda::group_norm_gradient_workspace_bytes(*call))
+    return tconv::kWorkspaceTooSmall;
+  switch (call->conv.dtype) {
+    case tconv::kFloat32: return tconv::cuda::launch_group_norm_gradient<float>(*call);
+    case tconv::kFloat64: return tconv::cuda::launch_group_norm_gradient<double>(*call);
+    case tconv::kFloat16: return tconv::cuda::launch_group_norm_gradient<__half>(*call);
+    case tconv::kBFloat16: return tconv::cuda::launch_group_norm_gradient<__nv_bfloat16>(*call);
+    default: return tconv::kUnsupportedDType;
+  }
+}
+
+TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+"""
+
+NORM_GRADIENT_OPERATOR_SOURCE = r"""
+// ---- kernels_src/cpu/entry_group_norm_gradient.cpp
+// GroupNorm's gradients on a CPU: none here, the Python side calls PyTorch's.
+// ---- kernels_src/group_norm_gradient_call.h
+// Argument block of the library of GroupNorm's gradients, filled by its operator
+// (binding/operator_group_norm_gradient.cpp).
+
+// ---- kernels_src/call.h
+// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
+// of the call (CUDA) or on the host (CPU).
+// Vectors and tensors have the call's dtype unless stated.
+
+// ---- kernels_src/explanation.h
+// What a call tells of itself if it is asked to: the kernel that it takes, and why it takes none of the faster ones.
+// Host only.
+
+// ---- kernels_src/reasons.h
+// Why a kernel does not run a call, in words: what TCONV_EXPLAIN=1 and refusals say. Host only.
+
+namespace tconv {
+namespace reason {
+
+// Of any kernel.
+inline constexpr const char* kForced = "TCONV_KERNEL forces another kernel";
+inline constexpr const char* kNoSuchKernel = "this device and pattern have no such kernel";
+inline constexpr const char* kFP64 = "fp64 is computed by the plain kernel alone";
+inline constexpr const char* kLongIndices = "a sample or its strides need 64-bit indices";
+
+// Of kernels for tensor cores: the rule has the direct or the plain kernel take the call.
+inline constexpr const char* kFewStrictProducts =
+    "fewer than 5 products an output, which fp32 units add with less error";
+inline constexpr const char* kFewGroupChannels =
+    "groups of at most 8 input channels, which are answered in fp32, as by PyTorch";
+inline constexpr const char* kFewProducts = "at most 2^20 products, for which one launch takes less time";
+inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
+
+// Of the Hopper kernel, and what holds or pools its outputs on the chip.
+inline constexpr const char* kNotHopper = "the device's compute capability is not 9.0";
+inline constexpr const char* kStrictFP32 = "fp32 with TF32 forbidden";
+inline constexpr const char* kFewInputChannels = "fewer than 4 input channels a group";
+inline constexpr const char* kFewChannels = "fewer than 16 input and 16 output channels a group";
+inline constexpr const char* kColumnsApart = "slower where the stride is over two columns";
+inline constexpr const char* kManyPhases = "more than 16 stride phases";
+inline constexpr const char* kLongExtent = "an extent over 2^30";
+inline constexpr const char* kNoTaps = "no output has a tap";
+inline constexpr const char* kNoHopperTile = "no tile fits: shared memory or 32-bit lengths";
+inline constexpr const char* kStridesOrGroups = "strides or groups";
+inline constexpr const char* kOver64Channels = "more than 64 channels";
+inline constexpr const char* kLongWeightRow = "a row of weights does not fit in shared memory";
+inline constexpr const char* kLargeSample = "a sample's outputs do not fit the shared memory of all processors";
+inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
+inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
+inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
+inline constexpr const char* kNoWholeWindow = "no whole pooling window";
+
+// Of the portable kernel.
+inline constexpr const char* kNoTensorCores = "the device has no tensor cores for TF32 and bf16";
+inline constexpr const char* kNoPortableTile = "no tile fits: shared memory or number of blocks";
+
+// Of the direct kernel.
+inline constexpr const char* kWideStride = "a stride over 8";
+inline constexpr const char* kManyWeights =
+    "the weights of a few output channels do not fit in half of the shared memory";
+inline constexpr const char* kManyBlocks = "more than 2^31 blocks";
+inline constexpr const char* kForFewChannels = "slower unless channels are few";
+
+// On a CPU.
+inline constexpr const char* kNoAvx512 = "the processor has no AVX-512 (F, DQ, BW, VL)";
+inline constexpr const char* kNoAvx2 = "the processor has no AVX2 with FMA";
+inline constexpr const char* kNonFiniteWeights =
+    "a weight is infinite or NaN, which tiles would multiply by absent inputs' zeros";
+
+}  // namespace reason
+}  // namespace tconv
+
+namespace tconv {
+
+struct Explanation {
+  static constexpr int kMost = 8;
+  struct RuledOut {
+    const char* kernel;
+    const char* why;
+  };
+
+  const char* kernel = nullptr;  // null where there is nothing to compute
+  const char* way = "";          // what is done with its outputs, where a pattern has several ways
+  RuledOut ruled_out[kMost];     // kernels that are faster, where they run
+  int num_ruled_out = 0;
+  const char* failure = nullptr;  // why no kernel may take the call
+
+  // `why` null: the kernel was not ruled out.
+  void rule_out(const char* name, const char* why) {
+    if (why != nullptr && num_ruled_out < kMost) ruled_out[num_ruled_out++] = {name, why};
+  }
+  void fail(const char* why) {
+    if (failure == nullptr) failure = why;
+  }
+};
+
+}  // namespace tconv
+// ---- kernels_src/layer.h
+// The transposed convolution as every kernel sees it: shapes, and the tap table.
+//
+//   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
+//   for exactly those taps where  oh + ph - kh*dh = ih*sh  and  ow + pw - kw*dw = iw*sw,  0 <= ih < H, 0 <= iw < W
+//   out height = (H - 1)*sh - 2*ph + dh*(kernel_h - 1) + output_padding_h + 1
+//   (source: PyTorch ConvTranspose2d documentation). Output padding is only in out_h / out_w.
+
+// ---- kernels_src/common.h
+// What every translation unit shares: host/device qualifiers, dtypes, math modes, error codes.
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define TCONV_HD __host__ __device__ __forceinline__
+#else
+#define TCONV_HD inline
+#endif
+
+// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
+#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
+
+namespace tconv {
+
+enum DType : int64_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
+
+// How fp32 tensors are multiplied. Other dtypes ignore it.
+enum MathMode : int64_t {
+  kMathTF32 = 0,    // operands rounded to nearest 11 significant bits, fp32 accumulation
+  kMathStrict = 1,  // fp32 answer
+};
+
+// Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
+enum KernelChoice : int64_t {
+  kAuto = 0,
+  kPlain = 1,
+  kPortable = 2,
+  kHopper = 3,
+  kDirect = 4,
+  kHeld = 5,
+  kAtMostAvx2 = 6,  // on a CPU alone
+  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
+};
+
+// Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
+enum Status : int64_t {
+  kOk = 0,
+  kUnsupportedDType = -1,
+  kUnsupportedKernel = -2,  // the forced kernel cannot do this layer
+  kWorkspaceTooSmall = -3,
+};
+
+}  // namespace tconv
+
+namespace tconv {
+
+struct ConvTransposeLayer {
+  int64_t batch, in_channels, out_channels, groups;
+  int64_t in_h, in_w, out_h, out_w;
+  int64_t kernel_h, kernel_w;
+  int64_t stride_h, stride_w;
+  int64_t padding_h, padding_w;
+  int64_t dilation_h, dilation_w;
+  // Strides of x in elements; weight [in_channels, out_channels/groups, kernel_h, kernel_w] and
+  // out [batch, out_channels, out_h, out_w] are contiguous.
+  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+};
+
+// One axis of one phase. Outputs with the same residue modulo the stride use the same taps with the
+// same input offsets, so a phase is a stride-1 sliding product:
+//   output  o(q) = out_first + q * out_step          for q in [0, out_count)
+//   tap     k(j) = tap_first + j * tap_step          for j in [0, tap_count)
+//   input   i(q, j) = q + offset_first - j * offset_step     (absent where outside [0, in))
+struct AxisPhase {
+  int out_first, out_step;
+  int64_t out_count;
+  int tap_first, tap_step, tap_count;
+  int offset_first, offset_step;
+};
+
+TCONV_HD int64_t gcd(int64_t a, int64_t b) {
+  while (b != 0) {
+    int64_t r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+// The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
+// A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
+// k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
+TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+                                   int64_t residue) {
+  AxisPhase p{};
+  const int64_t g = gcd(stride, dilation);
+  p.out_first = static_cast<int>(residue);
+  p.out_step = static_cast<int>(stride);
+  p.out_count = residue < out ? (out - residue + stride - 1) / stride : 0;
+  p.tap_step = static_cast<int>(stride / g);
+  p.offset_step = static_cast<int>(dilation / g);
+  for (int64_t k = 0; k < kernel && k < stride / g; ++k) {
+    const int64_t numerator = residue + padding - k * dilation;
+    if (numerator % stride != 0) continue;
+    p.tap_first = static_cast<int>(k);
+    p.tap_count = static_cast<int>((kernel - k + p.tap_step - 1) / p.tap_step);
+    p.offset_first = static_cast<int>(numerator / stride);  // exact
+    break;
+  }
+  return p;
+}
+
+TCONV_HD AxisPhase phase_h(const ConvTransposeLayer& p, int64_t residue) {
+  return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
+}
+
+TCONV_HD AxisPhase phase_w(const ConvTransposeLayer& p, int64_t residue) {
+  return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
+}
+
+}  // namespace tconv
+
+namespace tconv {
+
+constexpr int kMaxChannelVectors = 4;
+
+struct ConvCall {
+  ConvTransposeLayer layer;
+  int64_t dtype;          // DType of x, weight, bias, channel vectors, out
+  int64_t math;           // MathMode
+  int64_t kernel_choice;  // KernelChoice
+  int64_t num_threads;    // CPU only
+  const void* x;
+  const void* weight;
+  const void* bias;                                 // [out_channels] or null
+  const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
+  void* out;                                        // contiguous NCHW
+  void* workspace;                                  // workspace_bytes, 256-byte aligned
+  int64_t workspace_bytes;
+  void* stream;              // CUDA only
+  Explanation* explanation;  // to be filled, or null
+};
+
+// out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
+struct GroupNormArgs {
+  int64_t num_groups;
+  double eps;
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
+};
+
+// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
+// each; null: none are kept.
+struct RunningStatistics {
+  void* mean;
+  void* var;
+  double momentum;             // the factor, unless
+  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
+};
+
+// BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
+struct BatchNormPoolArgs {
+  int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
+  double eps;
+  const void* weight;  // [channels] or null
+  const void* bias;    // [channels] or null
+  // fp32 (fp64 for fp64 calls), [channels] each.
+  const void* running_mean;  // read when use_batch_stats == 0
+  const void* running_var;
+  void* batch_mean;           // out or null, written when use_batch_stats == 1
+  void* batch_var;            // out or null, biased variance
+  RunningStatistics updated;  // when use_batch_stats == 1
+  int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
+  int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
+  int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
+};
+
+// Pattern 1: transposed convolution + element-wise epilogue.
+struct ConvOnlyCall {
+  ConvCall conv;
+};
+
+// Pattern 2: ... + GroupNorm.  conv.out is the normalised output.
+struct ConvGroupNormCall {
+  ConvCall conv;
+  GroupNormArgs group_norm;
+};
+
+// Pattern 3: transposed convolution + BatchNorm + activation + max-pool + GroupNorm.
+// conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
+struct ConvBatchNormPoolGroupNormCall {
+  ConvCall conv;
+  BatchNormPoolArgs batch_norm_pool;
+  GroupNormArgs group_norm;
+};
+
+}  // namespace tconv
+
+namespace tconv {
+
+// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
+struct GroupNormGradientCall {
+  ConvCall conv;       // dtype, workspace, stream
+  const void* grad;    // [batch, channels, plane]
+  const void* value;   // [batch, channels, plane]
+  const void* weight;  // [channels] or null
+  int64_t batch, channels, plane, num_groups;
+  double eps;
+  void* grad_value;   // [batch, channels, plane]
+  void* grad_weight;  // [channels] or null where not wanted
+  void* grad_bias;    // [channels] or null where not wanted
+};
+
+}  // namespace tconv
+
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GroupNormGradientCall*) {
+  return tconv::kUnsupportedKernel;
+}
+TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormGradientCall*) { return tconv::kUnsupportedKernel; }
+// ---- kernels_src/binding/operator_group_norm_gradient.cpp
+// The operator of the library of GroupNorm's gradients: of what was normalised, contiguous, and of weight and bias
+// where they are wanted.
+// ---- kernels_src/binding/cuda_half.h
+// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
+// operator in the same file.)
+
+// From here to TCONV_REGISTER: the operator's own code, which waits for nothing but memory, compiles in half the time
+// when it is optimised for size. (Templates of the kernels before it are made at the end of the file, with the options
+// there.)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("Os")
+#endif
+
+
+#if defined(TCONV_WITH_CUDA)
+#define TCONV_DECLARE_CUDA_HALF(CALL)                                  \
+  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*); \
+  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);             \
+  TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
+#else
+#define TCONV_DECLARE_CUDA_HALF(CALL)
+#endif
+
+TCONV_DECLARE_CUDA_HALF(GroupNormGradientCall)
+
+// ---- kernels_src/binding/run.h
+// From checked tensors to one call of the kernels: dtype, workspace, device and stream.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+// ---- kernels_src/binding/arguments.h
+// Checks of the transposed convolution's arguments, and the layer that the kernels see.
+
+// ---- kernels_src/binding/tensors.h
+// Tensors through PyTorch's stable ABI. Only the files of this folder see torch.
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+// ---- kernels_src/binding/errors.h
+// What the operator refuses. std::runtime_error arrives in Python as RuntimeError, std::invalid_argument as ValueError.
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tconv {
+namespace binding {
+
+inline std::string text_of(const std::string& value) { return value; }
+inline std::string text_of(const char* value) { return value; }
+inline std::string text_of(int64_t value) { return std::to_string(value); }
+
+template <typename... Parts>
+std::string joined(const Parts&... parts) {
+  std::string text;
+  ((text += text_of(parts)), ...);
+  return text;
+}
+
+template <typename... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  throw std::runtime_error(joined("conv_transpose2d: ", parts...));
+}
+
+// Where PyTorch raises ValueError.
+template <typename... Parts>
+[[noreturn]] void refuse_value(const Parts&... parts) {
+  throw std::invalid_argument(joined(parts...));
+}
+
+// "(1, 2)", and "(5,)" as Python writes it.
+inline std::string tuple_text(const int64_t* values, size_t count) {
+  std::string text = "(";
+  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + (count == 1 ? ",)" : ")");
+}
+
+struct Pair {
+  int64_t h, w;
+
+  int64_t smallest() const { return h < w ? h : w; }
+  int64_t operator[](int axis) const { return axis == 0 ? h : w; }
+};
+
+inline std::string text_of(const Pair& pair) {
+  const int64_t values[] = {pair.h, pair.w};
+  return tuple_text(values, 2);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// A call of the stable ABI's C functions.
+#define TCONV_TORCH_CALL(call)                                             \
+  do {                                                                     \
+    if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
+  } while (0)
+
+using Tensor = torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+struct Device {
+  int32_t type, index;
+
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+
+  std::string name() const {
+    if (type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(index);
+    if (is_cpu()) return "cpu";
+    return type == aoti_torch_device_type_meta() ? "meta" : "device type " + std::to_string(type);
+  }
+};
+
+inline Device device_of(const Tensor& tensor) {
+  Device device{};
+  TCONV_TORCH_CALL(aoti_torch_get_device_type(tensor.get(), &device.type));
+  TCONV_TORCH_CALL(aoti_torch_get_device_index(tensor.get(), &device.index));
+  return device;
+}
+
+inline int32_t torch_dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  TCONV_TORCH_CALL(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+struct TorchDType {
+  int32_t code;
+  const char* name;
+  int64_t kernel_dtype;  // of enum DType, or -1
+};
+
+inline const TorchDType* torch_dtypes(size_t* count) {
+  static const TorchDType known[] = {
+      {aoti_torch_dtype_float32(), "torch.float32", kFloat32},
+      {aoti_torch_dtype_float64(), "torch.float64", kFloat64},
+      {aoti_torch_dtype_float16(), "torch.float16", kFloat16},
+      {aoti_torch_dtype_bfloat16(), "torch.bfloat16", kBFloat16},
+      {aoti_torch_dtype_int64(), "torch.int64", -1},
+      {aoti_torch_dtype_int32(), "torch.int32", -1},
+      {aoti_torch_dtype_int16(), "torch.int16", -1},
+      {aoti_torch_dtype_int8(), "torch.int8", -1},
+      {aoti_torch_dtype_uint8(), "torch.uint8", -1},
+      {aoti_torch_dtype_bool(), "torch.bool", -1},
+      {aoti_torch_dtype_complex64(), "torch.complex64", -1},
+      {aoti_torch_dtype_complex128(), "torch.complex128", -1},
+  };
+  *count = sizeof(known) / sizeof(known[0]);
+  return known;
+}
+
+inline const TorchDType* find_dtype(int32_t code) {
+  size_t count = 0;
+  const TorchDType* known = torch_dtypes(&count);
+  for (size_t i = 0; i < count; ++i)
+    if (known[i].code == code) return known + i;
+  return nullptr;
+}
+
+// The enum DType of a torch dtype, or -1.
+inline int64_t kernel_dtype(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? -1 : found->kernel_dtype;
+}
+
+inline int32_t torch_dtype(int64_t dtype) {
+  size_t count = 0;
+  return torch_dtypes(&count)[dtype].code;  // the first four are those of enum DType, in its order
+}
+
+inline std::string dtype_name(int32_t code) {
+  const TorchDType* found = find_dtype(code);
+  return found == nullptr ? "dtype " + std::to_string(code) : found->name;
+}
+
+// "(2, 64, 5, 5)"
+inline std::string shape_text(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return tuple_text(sizes.data(), sizes.size());
+}
+
+// Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
+// (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
+inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
+  constexpr size_t kMostDims = 4;
+  int64_t strides[kMostDims], elements = 1;
+  for (size_t axis = dim; axis-- > 0;) {
+    strides[axis] = elements;
+    elements *= sizes[axis] > 1 ? sizes[axis] : 1;
+  }
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(static_cast<int64_t>(dim), sizes, strides, dtype, device.type, device.index, &handle))
+    refuse("cannot allocate ", elements * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)), " bytes on ",
+           device.name());
+  return Tensor(handle);
+}
+
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline OptionalTensor dense(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
+}
+
+inline Tensor converted(const Tensor& tensor, int64_t dtype) {
+  if (kernel_dtype(torch_dtype_of(tensor)) == dtype) return tensor;
+  const torch::headeronly::ScalarType types[] = {
+      torch::headeronly::ScalarType::Float, torch::headeronly::ScalarType::Double, torch::headeronly::ScalarType::Half,
+      torch::headeronly::ScalarType::BFloat16};
+  return torch::stable::to(tensor, types[dtype]);
+}
+
+inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
+  return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
+}
+
+// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
+// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
+inline bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4) return false;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (strides[1] == 0) return false;
+  int64_t least = 0;
+  for (const int axis : {1, 3, 2, 0}) {
+    if (sizes[axis] == 0 || strides[axis] < least) return false;
+    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
+    least = strides[axis];
+    if (sizes[axis] > 1) least *= sizes[axis];
+  }
+  return true;
+}
+
+inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
+inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+// Parameters of nn.ConvTranspose2d.
+struct Geometry {
+  Pair stride, padding, output_padding, dilation;
+  int64_t groups;
+};
+
+inline void check_geometry(const Geometry& g) {
+  if (g.stride.smallest() <= 0) refuse("stride must be positive, got ", g.stride);
+  if (g.padding.smallest() < 0) refuse("padding must be non-negative, got ", g.padding);
+  if (g.dilation.smallest() <= 0) refuse("dilation must be positive, got ", g.dilation);
+  if (g.groups <= 0) refuse("groups must be positive, got ", g.groups);
+  if (g.output_padding.smallest() < 0) refuse("output_padding must be non-negative, got ", g.output_padding);
+  for (int axis = 0; axis < 2; ++axis)
+    if (g.output_padding[axis] >= g.stride[axis] && g.output_padding[axis] >= g.dilation[axis])
+      refuse("output_padding must be smaller than stride or dilation on each axis, got output_padding ",
+             g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
+}
+
+inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
+  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
+    refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
+           dtype_name(torch_dtype_of(x)));
+  if (!(device_of(value) == device_of(x)))
+    refuse(name, " must be on the input's device, got ", name, " on ", device_of(value).name(), " and input on ",
+           device_of(x).name());
+}
+
+// An optional tensor of one value per channel.
+inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
+                                 bool any_dtype = false) {
+  if (!value) return;
+  if (value->dim() != 1 || value->size(0) != channels)
+    refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
+  check_same_kind(name, *value, x, any_dtype);
+}
+
+// One axis of the output. Source: PyTorch ConvTranspose2d documentation.
+inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
+  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] +
+         1;
+}
+
+// The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
+// [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
+inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                     const Geometry& g) {
+  check_geometry(g);
+  const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
+  if (sizes.size() != 3 && sizes.size() != 4)
+    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ",
+           shape_text(x));
+  if (kernel.size() != 4)
+    refuse(
+        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
+        shape_text(weight));
+  if (kernel_dtype(torch_dtype_of(x)) < 0)
+    refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
+  check_same_kind("weight", weight, x);
+  const bool batched = sizes.size() == 4;
+  const size_t first = batched ? 1 : 0;
+  const int64_t channels = sizes[first], height = sizes[first + 1], width = sizes[first + 2];
+  if (kernel[0] != channels)
+    refuse("input must have ", kernel[0], " channels, the first dimension of weight ", shape_text(weight), ", got ",
+           channels, " in an input of shape ", shape_text(x));
+  if (channels % g.groups != 0)
+    refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
+  if (channels <= 0 || height <= 0 || width <= 0)
+    refuse("only the batch may be empty, got an input of shape ", shape_text(x));
+  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0)
+    refuse("weight must not be empty, got shape ", shape_text(weight));
+  const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
+  check_channel_vector("bias", bias, kernel[1] * g.groups, x);
+  if (out.smallest() <= 0)
+    refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
+           ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
+
+  ConvTransposeLayer p{};
+  p.batch = batched ? sizes[0] : 1;
+  p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
+  p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;
+  p.kernel_h = kernel[2], p.kernel_w = kernel[3];
+  p.stride_h = g.stride.h, p.stride_w = g.stride.w;
+  p.padding_h = g.padding.h, p.padding_w = g.padding.w;
+  p.dilation_h = g.dilation.h, p.dilation_w = g.dilation.w;
+  p.x_stride_n = batched ? strides[0] : 0;
+  p.x_stride_c = strides[first], p.x_stride_h = strides[first + 1], p.x_stride_w = strides[first + 2];
+  return p;
+}
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/explain.h
+// TCONV_EXPLAIN=1: which kernel a call takes and why no faster one, a line on standard error for each kind of call.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+
+namespace tconv {
+namespace binding {
+
+// The environment is read by the first call that works.
+inline bool explains() {
+  static const bool wanted = [] {
+    const char* const value = std::getenv("TCONV_EXPLAIN");
+    if (value == nullptr || std::strcmp(value, "0") == 0) return false;
+    if (std::strcmp(value, "1") == 0) return true;
+    refuse_value("TCONV_EXPLAIN must be 0 or 1, got '", value, "'");
+  }();
+  return wanted;
+}
+
+// The layer and how it is computed.
+inline std::string signature(const ConvCall& call, const Device& device) {
+  const ConvTransposeLayer& p = call.layer;
+  const auto pair = [](const char* name, int64_t h, int64_t w) { return joined(", ", name, " ", h, "x", w); };
+  std::string text = joined("input ", p.batch, "x", p.in_channels, "x", p.in_h, "x", p.in_w, ", output ",
+                            p.out_channels, "x", p.out_h, "x", p.out_w);
+  text += pair("kernel", p.kernel_h, p.kernel_w) + pair("stride", p.stride_h, p.stride_w) +
+          pair("padding", p.padding_h, p.padding_w) + pair("dilation", p.dilation_h, p.dilation_w);
+  text += joined(", groups ", p.groups, ", in ", dtype_name(torch_dtype(call.dtype)));
+  if (call.dtype == kFloat32 && !device.is_cpu()) text += call.math == kMathTF32 ? " with TF32" : " without TF32";
+  return joined(text, " on ", device.name());
+}
+
+inline std::string line_of(const ConvCall& call, const Device& device, const Explanation& told) {
+  std::string text = joined("tconv: ", signature(call, device), ": ", told.kernel == nullptr ? "nothing" : told.kernel);
+  if (*told.way != 0) text += joined(", ", told.way);
+  const char* why = nullptr;
+  for (int i = 0; i < told.num_ruled_out; ++i) {
+    const Explanation::RuledOut& out = told.ruled_out[i];
+    const bool ends = i + 1 == told.num_ruled_out || told.ruled_out[i + 1].why != out.why;
+    text += joined(why == out.why ? " or " : "; not ", out.kernel);
+    if (ends) text += joined(": ", out.why);
+    why = out.why;
+  }
+  return text + "\n";
+}
+
+inline void tell(const ConvCall& call, const Device& device, const Explanation& told) {
+  static std::mutex mutex;
+  static std::unordered_set<std::string> known;
+  const std::string line = line_of(call, device, told);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (known.insert(line).second) std::fputs(line.c_str(), stderr);
+}
+
+}  // namespace binding
+}  // namespace tconv
+// ---- kernels_src/binding/kernel_names.h
+// TCONV_KERNEL: the names of the kernels that can be forced.
+
+#include <cstring>
+
+
+// A pattern's own names, each {name, KernelChoice}.
+#ifndef TCONV_MORE_KERNELS
+#define TCONV_MORE_KERNELS
+#endif
+
+namespace tconv {
+namespace binding {
+
+struct KernelName {
+  const char* name;
+  int64_t choice;
+};
+
+constexpr KernelName kKernelNames[] = {{"auto", kAuto},       {"plain", kPlain},   {"portable", kPortable},
+                                       {"hopper", kHopper},   {"direct", kDirect}, {"held", kHeld},
+                                       {"avx2", kAtMostAvx2}, TCONV_MORE_KERNELS};
+
+// null: auto.
+inline int64_t kernel_choice(const char* name) {
+  if (name == nullptr) return kAuto;
+  std::string allowed;
+  for (const KernelName& known : kKernelNames) {
+    if (std::strcmp(name, known.name) == 0) return known.choice;
+    allowed += joined(allowed.empty() ? "" : ", ", known.name);
+  }
+  refuse_value("TCONV_KERNEL must be one of ", allowed, ", got '", name, "'");
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
+
+// How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
+inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool tf32) {
+  ConvCall call{};
+  call.layer = layer;
+  call.dtype = dtype;
+  call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
+  call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
+  return call;
+}
+
+// `why`: of a forced kernel that cannot run, or empty; `error`: of a status that is CUDA's.
+[[noreturn]] inline void raise_failure(int64_t status, const std::string& why, const char* error) {
+  switch (status) {
+    case kUnsupportedDType: refuse("the kernel does not support this dtype");
+    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer", why);
+    case kWorkspaceTooSmall: refuse("the workspace is too small");
+    default: break;
+  }
+  if (status < 0) refuse("status ", status);
+  refuse("CUDA error ", status, ": ", error);
+}
+
+// What a half of the library has for a pattern's argument block.
+template <typename Call>
+struct Half {
+  int64_t (*workspace_bytes)(const Call*);
+  int64_t (*run)(const Call*);
+  const char* (*error_string)(int64_t);
+};
+
+// Behind an error's text, why a forced kernel cannot run the call: asked once more, as that runs nothing.
+template <typename Call>
+std::string why_not(int64_t status, Call call, const Half<Call>& half) {
+  if (status != kUnsupportedKernel) return "";
+  Explanation told;
+  call.conv.explanation = &told;
+  half.run(&call);
+  return told.failure == nullptr ? "" : joined(": ", told.failure);
+}
+
+// call: filled but for workspace, threads and stream.
+template <typename Call>
+void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
+  Explanation told;
+  if (explains()) call.conv.explanation = &told;
+  const int64_t needed = half.workspace_bytes(&call);
+  if (needed < 0) raise_failure(needed, why_not(needed, call, half), "");
+  OptionalTensor block;
+  std::vector<char> small;
+  if (needed > 0) {
+    const int64_t bytes = needed + kWorkspaceAlignment;
+    uintptr_t start = 0;
+    if (device.is_cpu() && bytes <= kSmallWorkspace) {
+      small.resize(static_cast<size_t>(bytes));
+      start = reinterpret_cast<uintptr_t>(small.data());
+    } else {
+      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
+      start = reinterpret_cast<uintptr_t>(block->data_ptr());
+    }
+    call.conv.workspace =
+        reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    call.conv.workspace_bytes = needed;
+  }
+  const int64_t status = half.run(&call);
+  if (status != kOk) raise_failure(status, why_not(status, call, half), half.error_string(status));
+  if (call.conv.explanation != nullptr) tell(call.conv, device, told);
+}
+
+#if defined(TCONV_WITH_CUDA)
+// The input's device is current while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const Device& device) {
+    TCONV_TORCH_CALL(aoti_torch_create_device_guard(device.index, &guard_));
+  }
+  ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+#endif
+
+// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on
+// a busy machine milliseconds. Results do not depend on it.
+inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
+  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
+  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
+                          p.kernel_h * p.kernel_w;
+  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
+}
+
+// Runs on the host, or on the current stream of the input's device.
+template <typename Call>
+void launch(Call& call, const Device& device) {
+  if (device.is_cpu()) {
+    call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
+    return run_with_workspace(call, device,
+                              Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
+  }
+#if defined(TCONV_WITH_CUDA)
+  const CurrentDevice current(device);
+  TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
+  run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
+#else
+  refuse(
+      "the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) "
+      "when the file is loaded");
+#endif
+}
+
+// The dtype in which tensors on `device` are computed.
+inline int64_t computed_dtype(int64_t dtype, const Device& device) {
+  return device.is_cpu() ? tconv_cpu_computes_in(dtype) : dtype;
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+// STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
+#define TCONV_TEXT_OF(NUMBER) #NUMBER
+#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#else
+#define TCONV_RUN "run"
+#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
+#endif
+#define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
+#if defined(__GNUC__) && !defined(__clang__)
+#define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
+#else
+#define TCONV_END_OF_OPERATOR
+#endif
+#define TCONV_REGISTER(SCHEMA)                                                                          \
+  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
+  TCONV_END_OF_OPERATOR
+// ---- kernels_src/binding/stack.h
+// The operator's arguments as PyTorch hands them over, and its results.
+
+
+namespace tconv {
+namespace binding {
+
+// Takes arguments in the schema's order. All of them must be taken before anything may throw: each owns what it holds.
+class Stack {
+ public:
+  explicit Stack(StableIValue* stack) : stack_(stack), next_(stack) {}
+
+  Tensor tensor() { return torch::stable::detail::to<Tensor>(*next_++); }
+  OptionalTensor optional_tensor() { return torch::stable::detail::to<OptionalTensor>(*next_++); }
+  int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
+  double number() { return torch::stable::detail::to<double>(*next_++); }
+  bool boolean() { return torch::stable::detail::to<bool>(*next_++); }
+
+  Pair pair() {
+    const int64_t h = integer();
+    return {h, integer()};
+  }
+
+  template <typename... Results>
+  void give(const Results&... results) {
+    StableIValue* next = stack_;
+    ((*next++ = torch::stable::detail::from(results)), ...);
+  }
+
+ private:
+  StableIValue* stack_;
+  StableIValue* next_;
+};
+
+}  // namespace binding
+}  // namespace tconv
+
+namespace tconv {
+namespace binding {
+
+void backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  Tensor grad = stack.tensor();
+  Tensor value = stack.tensor();
+  OptionalTensor weight = stack.optional_tensor();
+  const int64_t num_groups = stack.integer();
+  const double eps = stack.number();
+  const bool need_weight = stack.boolean(), need_bias = stack.boolean();
+
+  if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
+  const auto sizes = value.sizes();
+  check_same_kind("grad", grad, value);
+  bool same = grad.dim() == 4;
+  for (int64_t axis = 0; same && axis < 4; ++axis) same = grad.sizes()[axis] == sizes[axis];
+  if (!same) refuse("grad must have the shape of value, ", shape_text(value), ", got ", shape_text(grad));
+  if (num_groups <= 0 || sizes[1] % num_groups != 0)
+    refuse("num_groups must divide ", sizes[1], " channels, got ", num_groups);
+  check_channel_vector("weight", weight, sizes[1], value);
+  const Device device = device_of(value);
+  const int32_t dtype = torch_dtype_of(value);
+  grad = dense(grad), value = dense(value), weight = dense(weight);
+
+  const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
+  const int64_t weights[] = {need_weight ? sizes[1] : 0}, biases[] = {need_bias ? sizes[1] : 0};
+  const Tensor grad_weight = allocate(weights, 1, dtype, device), grad_bias = allocate(biases, 1, dtype, device);
+
+  GroupNormGradientCall call{};
+  ConvTransposeLayer none{};
+  none.groups = 1;  // what counts threads divides by it
+  call.conv = make_call(none, kernel_dtype(dtype), false);
+  call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
+  call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
+  call.num_groups = num_groups, call.eps = eps;
+  call.grad_value = pointer_of(grad_value);
+  if (need_weight) call.grad_weight = pointer_of(grad_weight);
+  if (need_bias) call.grad_bias = pointer_of(grad_bias);
+  if (value.numel() > 0) launch(call, device);
+  stack.give(grad_value, grad_weight, grad_bias);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+TCONV_LIBRARY(TCONV_NAMESPACE, library) {
+  library.def(
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, bool need_bias) "
+      "-> (Tensor, Tensor, Tensor)");
+}
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
+"""
+
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = 'af7d406abba466bb71d4af9ab96d3d84da4918eeef13e15d0df7f131b5c7d24f'
+_DIGEST = '6d1920b7ecccf1a524fb2ba1955dbba263db4f6a7d6ff20132d87d8c7a69c62e'
 
 
 class _Tanh:
@@ -14554,6 +16084,44 @@ def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))
 
 
+_NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_NORM_GRADIENT_NAMESPACE = (
+    f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
+)
+
+
+def _fake_norm_backward(grad, value, weight, num_groups, eps, *needs):
+    channels = value.shape[1]
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
+    return value.new_empty(value.shape), *grads
+
+
+def _norm_backward_kernels():
+    """The operator of kernels_src/binding/operator_group_norm_gradient.cpp."""
+    namespace = getattr(torch.ops, _NORM_GRADIENT_NAMESPACE)
+    if "_tconv_registry" not in vars(namespace):
+        _load_library(
+            _NORM_GRADIENT_NAMESPACE, (NORM_GRADIENT_OPERATOR_SOURCE,), _NORM_GRADIENT_CUDA
+        )
+        registry = torch.library.Library(_NORM_GRADIENT_NAMESPACE, "FRAGMENT")
+        torch.library.register_fake(
+            f"{_NORM_GRADIENT_NAMESPACE}::backward", _fake_norm_backward, lib=registry
+        )
+        namespace._tconv_registry = registry  # keeps it alive
+    return namespace.backward.default
+
+
+def _kernel_group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
+    """Gradients of GroupNorm's input, weight and bias (the last two None where not in `needs`) by
+    the library's kernels.
+    """
+    kernels = _norm_backward_kernels()
+    with _ALLOCATION:
+        grads = kernels(grad, value, weight, num_groups, eps, *needs)
+    wanted = (True, *needs)
+    return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
+
+
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
 
@@ -14619,6 +16187,8 @@ def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, need
     """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
     if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
         return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
+    if _own_kernels(value):
+        return _kernel_group_norm_gradients(grad, value, weight, num_groups, eps, needs)
     batch, channels, height, width = value.shape
     sizes = batch, channels, height * width, num_groups
     _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)

@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.utils.cpp_extension as cpp_extension
 
-from generator.sources import KERNELS, resolve
+from generator.sources import KERNELS, gradient_call_header, gradient_operator, resolve
 from tests.cuda_emulator.translate import HERE, translate
 
 HOPPER, AMPERE, FULL_HOPPER, TURING = range(4)  # runtime.h's devices
@@ -124,21 +124,20 @@ class EmulatedLibrary:
 
 
 class EmulatedGradients(EmulatedLibrary):
-    """The gradients' library on its own; `backward` and `convolve` are its operators."""
+    """A library of gradients on its own: the convolution's ("gradients"), whose operators are
+    `backward` and `convolve`, or GroupNorm's ("group_norm_gradient"), which has the first.
+    """
 
-    def __init__(self, kernels: Path):
-        name = "tconv_emulated_gradients"
-        operator = resolve(
-            KERNELS / "binding" / "operator_gradients.cpp",
-            given=tuple(
-                KERNELS / header for header in ("common.h", "layer.h", "call.h", "gradient_call.h")
-            ),
-        )
-        path = _link(kernels, operator, [f"-DTCONV_NAMESPACE={name}"], "gradient_call.h")
+    def __init__(self, kernels: Path, entry: str = "gradients"):
+        name = f"tconv_emulated_{entry}"
+        header = gradient_call_header(entry)
+        flags = [f"-DTCONV_NAMESPACE={name}"]
+        path = _link(kernels, gradient_operator(entry), flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
         self.backward = getattr(torch.ops, name).backward.default
-        self.convolve = getattr(torch.ops, name).convolve.default
+        if entry == "gradients":
+            self.convolve = getattr(torch.ops, name).convolve.default
 
 
 class Emulated(EmulatedLibrary):

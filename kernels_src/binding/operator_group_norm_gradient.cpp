@@ -1,0 +1,63 @@
+// The operator of the library of GroupNorm's gradients: of what was normalised, contiguous, and of weight and bias
+// where they are wanted.
+#include "../group_norm_gradient_call.h"
+#include "cuda_half.h"
+
+TCONV_DECLARE_CUDA_HALF(GroupNormGradientCall)
+
+#include "run.h"
+#include "stack.h"
+
+namespace tconv {
+namespace binding {
+
+void backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  Tensor grad = stack.tensor();
+  Tensor value = stack.tensor();
+  OptionalTensor weight = stack.optional_tensor();
+  const int64_t num_groups = stack.integer();
+  const double eps = stack.number();
+  const bool need_weight = stack.boolean(), need_bias = stack.boolean();
+
+  if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
+  const auto sizes = value.sizes();
+  check_same_kind("grad", grad, value);
+  bool same = grad.dim() == 4;
+  for (int64_t axis = 0; same && axis < 4; ++axis) same = grad.sizes()[axis] == sizes[axis];
+  if (!same) refuse("grad must have the shape of value, ", shape_text(value), ", got ", shape_text(grad));
+  if (num_groups <= 0 || sizes[1] % num_groups != 0)
+    refuse("num_groups must divide ", sizes[1], " channels, got ", num_groups);
+  check_channel_vector("weight", weight, sizes[1], value);
+  const Device device = device_of(value);
+  const int32_t dtype = torch_dtype_of(value);
+  grad = dense(grad), value = dense(value), weight = dense(weight);
+
+  const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
+  const int64_t weights[] = {need_weight ? sizes[1] : 0}, biases[] = {need_bias ? sizes[1] : 0};
+  const Tensor grad_weight = allocate(weights, 1, dtype, device), grad_bias = allocate(biases, 1, dtype, device);
+
+  GroupNormGradientCall call{};
+  ConvTransposeLayer none{};
+  none.groups = 1;  // what counts threads divides by it
+  call.conv = make_call(none, kernel_dtype(dtype), false);
+  call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
+  call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
+  call.num_groups = num_groups, call.eps = eps;
+  call.grad_value = pointer_of(grad_value);
+  if (need_weight) call.grad_weight = pointer_of(grad_weight);
+  if (need_bias) call.grad_bias = pointer_of(grad_bias);
+  if (value.numel() > 0) launch(call, device);
+  stack.give(grad_value, grad_weight, grad_bias);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+TCONV_LIBRARY(TCONV_NAMESPACE, library) {
+  library.def(
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, bool need_bias) "
+      "-> (Tensor, Tensor, Tensor)");
+}
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
+TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

@@ -1,0 +1,99 @@
+// What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
+//
+//   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
+//
+// (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
+// value's deviation, so that value and g are read twice: for the sums, and for the gradient.
+#pragma once
+
+#include "../group_norm_gradient_call.h"
+#include "check.h"
+#include "fast_divisor.h"
+#include "storage.cuh"
+
+namespace tconv {
+namespace cuda {
+
+struct GroupNormGradientConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kVector = 4;  // values that lie side by side, loaded at once
+  // Values of a thread that are taken together: fp64 has registers for half as many.
+  TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
+  static constexpr int kPart = 16384;       // of a plane, at a time
+  static constexpr int kMaxOfWarp = 2048;   // planes up to this size are a warp's, others a block's
+  static constexpr int kMaxBlocks = 65536;  // which then take several parts
+};
+
+// Values of one channel and their gradients: count, mean and squared deviations of the values (less the first value of
+// their plane, so that a large mean costs nothing), sums of the gradients and of their products with the values'
+// deviations from that mean. Two of them join without cancellation (Chan, Golub, LeVeque, as in moments.h).
+template <typename Acc>
+struct GradientMoments {
+  Acc count, mean, m2, grad, product;
+
+  __device__ __forceinline__ void join(const GradientMoments& other) {
+    const Acc total = count + other.count;
+    if (total == Acc(0)) return;
+    const Acc share = other.count / total, delta = other.mean - mean, step = delta * share;
+    m2 += other.m2 + delta * step * count;
+    // Deviations from the common mean: of these values less `step`, of the others' more by the rest.
+    product += other.product - step * grad + (delta - step) * other.grad;
+    grad += other.grad;
+    mean += step;
+    count = total;
+  }
+};
+
+// What turns g and value into the gradient, for a sample's group: grad_value = w*rstd * g + slope * (value - mean) +
+// shift.
+template <typename Acc>
+struct GroupCoefficients {
+  Acc mean, rstd, slope, shift;
+};
+
+template <typename Storage>
+struct GroupNormGradientArgs {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const Storage* grad;
+  const Storage* value;
+  const Storage* weight;  // or null
+  Storage* grad_value;
+  GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
+  GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
+  Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
+  Acc* bias_parts;
+  int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
+  int parts_per_plane;
+  double eps;
+  bool vectors;  // kVector values lie aligned
+  FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
+};
+
+// A part of a plane: of the units that all lanes that share one take by turns.
+template <typename Storage>
+struct PlanePart {
+  int64_t plane, begin;
+  int count;
+
+  __device__ __forceinline__ PlanePart(const GroupNormGradientArgs<Storage>& args, int64_t unit) {
+    plane = args.by_parts.quotient(unit);
+    const int64_t part = unit - plane * args.parts_per_plane;
+    begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
+    count = static_cast<int>(
+        min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
+  }
+};
+
+// What a plane's values are taken less.
+template <typename Acc, typename Storage>
+__device__ __forceinline__ Acc plane_origin(const GroupNormGradientArgs<Storage>& args, int64_t plane) {
+  return static_cast<Acc>(args.value[plane * args.plane]);
+}
+
+template <typename Storage>
+struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
+  Storage values[GroupNormGradientConfig::kVector];
+};
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,67 @@
+// Second of the kernels of GroupNorm's gradients: of a sample's group, the coefficients of its gradient, and what its
+// channels add to the gradients of weight and bias. A warp for each, in fp64.
+#pragma once
+
+#include "group_norm_gradient_args.cuh"
+#include "group_norm_gradient_sums.cuh"
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage>
+__device__ __forceinline__ GradientMoments<double> moments_of_plane(const GroupNormGradientArgs<Storage>& args,
+                                                                    int64_t plane) {
+  const auto* const parts = args.parts + plane * args.parts_per_plane;
+  GradientMoments<double> joined{};
+#pragma unroll 1
+  for (int i = 0; i < args.parts_per_plane; ++i)
+    joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
+  joined.mean += plane_origin<double>(args, plane);
+  return joined;
+}
+
+template <typename Storage>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
+    group_norm_gradient_finalise_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+  using Acc = typename StorageTraits<Storage>::Acc;
+  constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
+  const int lane = threadIdx.x % 32;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
+       index += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const int64_t sample = args.by_groups.quotient(index), group = index - sample * args.num_groups;
+    const int64_t of_group = static_cast<int64_t>(args.by_group_channels.divisor), first = group * of_group;
+    const int64_t first_plane = sample * args.channels + first;
+    GradientMoments<double> whole{};
+#pragma unroll 1
+    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c));
+    join_lanes(whole);
+    const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
+    const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
+    double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
+#pragma unroll 1
+    for (int64_t c = lane; c < of_group; c += 32) {
+      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c);
+      const double product = channel.product + (channel.mean - mean) * channel.grad;
+      const double weight =
+          args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
+      grads += weight * channel.grad;
+      products += weight * product;
+      if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
+      if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
+      products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
+    }
+    if (lane != 0) continue;
+    // What rounding the mean takes from every deviation is given back by the shift.
+    const Acc rounded = static_cast<Acc>(mean);
+    const double slope = -rstd * rstd * rstd * products / count;
+    const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
+    args.coefficients[index] = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,107 @@
+// First of the kernels of GroupNorm's gradients: GradientMoments of each part of a plane. kLanes threads share a part:
+// a warp, or a block. Bound by reading value and g.
+#pragma once
+
+#include "group_norm_gradient_args.cuh"
+
+namespace tconv {
+namespace cuda {
+
+// Of a thread's values: `count` of them, the others zero.
+template <typename Acc, int kChunk>
+__device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
+                                                                 const Acc (&grads)[kChunk],
+                                                                 const bool (&there)[kChunk]) {
+  GradientMoments<Acc> made{};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    made.count += there[i] ? Acc(1) : Acc(0);
+    made.mean += values[i];
+  }
+  made.mean /= made.count > Acc(0) ? made.count : Acc(1);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const Acc deviation = there[i] ? values[i] - made.mean : Acc(0);
+    made.m2 += deviation * deviation;
+    made.grad += grads[i];
+    made.product += grads[i] * deviation;
+  }
+  return made;
+}
+
+// Lane 0's are all lanes', joined in a fixed order.
+template <typename Acc>
+__device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    GradientMoments<Acc> other;
+    other.count = __shfl_xor_sync(0xFFFFFFFFu, moments.count, distance);
+    other.mean = __shfl_xor_sync(0xFFFFFFFFu, moments.mean, distance);
+    other.m2 = __shfl_xor_sync(0xFFFFFFFFu, moments.m2, distance);
+    other.grad = __shfl_xor_sync(0xFFFFFFFFu, moments.grad, distance);
+    other.product = __shfl_xor_sync(0xFFFFFFFFu, moments.product, distance);
+    moments.join(other);
+  }
+}
+
+template <int kLanes, typename Storage>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
+    group_norm_gradient_sums_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+  using Config = GroupNormGradientConfig;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  constexpr int kUnits = Config::kThreads / kLanes;
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
+       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+    const PlanePart<Storage> part(args, unit);
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    const Acc origin = plane_origin<Acc>(args, part.plane);
+    GradientMoments<Acc> moments{};
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      Acc values[kChunk], grads[kChunk];
+      bool there[kChunk];
+      if (args.vectors) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          const bool all = at < part.count;
+          NormVector<Storage> v{}, g{};
+          if (all) {
+            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          }
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) {
+            values[i * Config::kVector + k] = all ? static_cast<Acc>(v.values[k]) - origin : Acc(0);
+            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
+            there[i * Config::kVector + k] = all;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          there[i] = at < part.count;
+          values[i] = there[i] ? static_cast<Acc>(value[at]) - origin : Acc(0);
+          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+        }
+      }
+      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+    }
+    join_lanes(moments);
+    if constexpr (kLanes > 32) {
+      __syncthreads();  // those of the unit before have been read
+      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
+    }
+    if (lane == 0) args.parts[unit] = moments;
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,131 @@
+"""GroupNorm's gradients by the CUDA kernels, on the CPU, thread by thread: right for every size and
+layout, whatever the mean, the same bits in any order of warps, without races.
+"""
+
+import pytest
+import torch
+
+from tests.emulated_tools import needs_cuda_headers
+from tests.gpu_tools import LAYOUTS
+from tests.norm_gradient_tools import CASES, check_norm, norm_case
+
+pytestmark = needs_cuda_headers
+ALLOWED = {torch.float32: 2e-6, torch.float64: 1e-13, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_right(emulated_norm_gradients, case, dtype):
+    weighted = case[1] != 12
+    grad, value, weight = norm_case(case, dtype, weighted=weighted)
+    with emulated_norm_gradients.on(detect_races=True):
+        check_norm(emulated_norm_gradients.backward, case, grad, value, weight, ALLOWED[dtype])
+        assert emulated_norm_gradients.races() == []
+        assert emulated_norm_gradients.launches() > 0
+
+
+@pytest.mark.parametrize("mean", [30.0, 1e3])
+def test_a_large_mean(emulated_norm_gradients, mean):
+    """What is lost is what rounding the values loses: a deviation of 1 beside 1000."""
+    grad, value, weight = norm_case(CASES[3], mean=mean)
+    with emulated_norm_gradients.on():
+        check_norm(emulated_norm_gradients.backward, CASES[3], grad, value, weight, 2e-6)
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
+def test_only_what_is_asked_for(emulated_norm_gradients, needs):
+    grad, value, weight = norm_case(CASES[0])
+    with emulated_norm_gradients.on():
+        check_norm(
+            emulated_norm_gradients.backward, CASES[0], grad, value, weight, 2e-6, needs=needs
+        )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(emulated_norm_gradients, layout):
+    case = CASES[1]
+    grad, value, weight = norm_case(case)
+    with emulated_norm_gradients.on():
+        check_norm(
+            emulated_norm_gradients.backward,
+            case,
+            LAYOUTS[layout](grad),
+            LAYOUTS[layout](value),
+            weight,
+            2e-6,
+        )
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[4]], ids=str)
+def test_the_same_bits_in_any_order_of_warps(emulated_norm_gradients, case):
+    grad, value, weight = norm_case(case)
+    found = []
+    for seed in (1, 2):
+        with emulated_norm_gradients.on(seed=seed):
+            found.append(
+                emulated_norm_gradients.backward(grad, value, weight, case[2], 1e-5, True, True)
+            )
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_not_a_number_stays_in_its_group(emulated_norm_gradients):
+    grad, value, weight = norm_case(CASES[0])
+    value[1, 5, 2, 3] = float("nan")  # of channels 4 to 7
+    with emulated_norm_gradients.on():
+        found, _, _ = emulated_norm_gradients.backward(grad, value, weight, 3, 1e-5, True, True)
+    bad = found.isnan()
+    assert bad[1, 4:8].all() and bad.sum() == bad[1, 4:8].numel()
+
+
+def test_what_is_refused_is_named(emulated_norm_gradients):
+    grad, value, weight = norm_case(CASES[0])
+    backward = emulated_norm_gradients.backward
+    for arguments, said in (
+        ((grad[..., 1:], value, weight, 3), r"grad must have the shape of value"),
+        ((grad, value, weight, 5), r"num_groups must divide 12 channels, got 5"),
+        ((grad[0], value[0], weight, 3), r"value must have 4 dimensions"),
+        ((grad.double(), value, weight, 3), r"grad must have the input's dtype"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            backward(*arguments, 1e-5, True, True)
+
+
+@pytest.fixture
+def pair(shelf, emulated_gradients, emulated_norm_gradients, monkeypatch):
+    """19's models, the new one's gradients from emulated kernels though it is on the CPU."""
+    solution = shelf["19"].solution
+    monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setitem(solution, "_gradient_library", lambda: _Operators(emulated_gradients))
+    norm = emulated_norm_gradients.backward
+    monkeypatch.setitem(solution, "_norm_backward_kernels", lambda: norm)
+    return shelf["19"].pair()
+
+
+class _Operators:
+    """What torch.ops.<namespace> is to the solution."""
+
+    def __init__(self, library):
+        self.backward = type("backward", (), {"default": library.backward})
+        self.convolve = type("convolve", (), {"default": library.convolve})
+
+
+def test_a_step_asks_the_operators(pair, emulated_gradients, emulated_norm_gradients):
+    """The whole backward of 2/19: output once more, GroupNorm, GELU, convolution."""
+    model, new = pair
+    x = torch.randn(2, 64, 6, 9, generator=torch.Generator().manual_seed(2))
+    exact_x = x.double().requires_grad_()
+    model = model.double()
+    y = model(exact_x)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4))
+    y.backward(grad.double())
+    x.requires_grad_()
+    with emulated_gradients.on(), emulated_norm_gradients.on():
+        new(x).backward(grad)
+        assert emulated_gradients.launches() > 0 and emulated_norm_gradients.launches() > 0
+    assert _relative(x.grad, exact_x.grad) <= 2e-3
+    for ours, theirs in zip(new.parameters(), model.parameters(), strict=True):
+        assert _relative(ours.grad, theirs.grad) <= 2e-3
+
+
+def _relative(got, exact) -> float:
+    return float((got.double() - exact).norm() / exact.norm())
