@@ -248,12 +248,14 @@ def test_command(project, compiled, capsys, monkeypatch):
     assert made["sha256"] in capsys.readouterr().out
     known = machine_code_build.cpu_text_sha256("now")
     assert json.loads(other.read_text()) == record("now", device="cpu", cpu_text_sha256=known)
-    assert machine_code.main(["--check", str(folder)]) == 0
+    assert machine_code.main(["--check", str(path)]) == 0
     assert "kernels and launches are the ones" in capsys.readouterr().out
+    assert machine_code.main(["--check", str(folder)]) == 1  # the text is "edited" now
+    assert "in what runs on a CPU" in capsys.readouterr().out
     compiled.code = "0ther"
-    assert machine_code.main(["--check", str(folder)]) == 1
+    assert machine_code.main(["--check", str(path)]) == 1
     compiled.compiler = None
-    assert machine_code.main(["--check", str(folder)]) == 0
+    assert machine_code.main(["--check", str(path)]) == 0
     assert "cannot tell" in capsys.readouterr().out
     assert machine_code.main(["--stamp", str(folder)]) == 3
     assert "no nvcc" in capsys.readouterr().err

@@ -79,10 +79,13 @@ def gradients_sha256(text: str) -> str | None:
 
 
 def cpu_text_sha256(text: str) -> str:
-    """Of what of a solution's text runs on a CPU: all but its docstring and what is CUDA's alone."""
+    """Of what of a solution's text runs on a CPU: all but its docstring, what is CUDA's alone, and
+    the digest of the rest that its operator is called by.
+    """
     text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
     names = "(?:(?:NORM_)?GRADIENT_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
     text = re.sub(rf'^{names} = r""".*?"""\n', "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^_DIGEST = .*\n", "", text, flags=re.MULTILINE)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
