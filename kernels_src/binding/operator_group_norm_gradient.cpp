@@ -56,8 +56,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, bool need_bias) "
-      "-> (Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
+      "bool need_bias) -> (Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

@@ -34,7 +34,7 @@ sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0
 sha256 of GRADIENT_CUDA_SOURCE: 60cab0935baa817277d5c6851c563c2949fc2edfb83e86a0c9048e4cb91a948a
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
 sha256 of NORM_GRADIENT_CUDA_SOURCE: a701e84de5937ef716e47b5c91dd660859fab6bb168e163ea6c1b816cf6dd37f
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 72e669610573760c5bb5ac053ff83d9437d043fd6cb47c79580c192fc03b5790
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 99dd7e6436ae43e40074837cf9ee5bc12e3b9094949e776a9bd6ee25efe20112
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -15449,8 +15449,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, bool need_bias) "
-      "-> (Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
+      "bool need_bias) -> (Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

@@ -34,7 +34,7 @@ sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62
 sha256 of GRADIENT_CUDA_SOURCE: 23d13a579da584a6de3712374ac321b8490f1dcd895e69ee78512f4b83405cc0
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 3917ea57beda6f3fc857dfdb1f07acf75eedc6ee15516d0390be47a5121ea5bf
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 72e669610573760c5bb5ac053ff83d9437d043fd6cb47c79580c192fc03b5790
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 99dd7e6436ae43e40074837cf9ee5bc12e3b9094949e776a9bd6ee25efe20112
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -16357,8 +16357,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, bool need_bias) "
-      "-> (Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
+      "bool need_bias) -> (Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
