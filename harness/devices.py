@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from harness.errors import EnvironmentUnfit, UsageError
-from harness.measure.machine_code_build import compiler
+from harness.measure.nvcc import compiler
 
 
 def resolve_device(text: str | None) -> torch.device:

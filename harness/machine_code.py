@@ -25,7 +25,6 @@ from harness.errors import EnvironmentUnfit, HarnessError, UsageError
 from harness.measure.machine_code_build import (
     Built,
     build,
-    compiler,
     cpu_text_sha256,
     cuda_flags,
     cuda_source,
@@ -33,6 +32,7 @@ from harness.measure.machine_code_build import (
 )
 from harness.measure.machine_code_calls import launches
 from harness.measure.machine_code_cubin import sha256
+from harness.measure.nvcc import compiler
 from harness.report import records
 
 _EXAMPLES = """examples:

@@ -14,7 +14,7 @@ import torch
 from harness import devices
 from harness.errors import Rejected
 from harness.judge import blame, check, keeper, truth
-from harness.measure import clock, timing
+from harness.measure import clock, own_clock
 from harness.measure.device_memory import DeviceMemory
 from harness.measure.quiet import QuietProbe
 
@@ -158,7 +158,7 @@ def test_the_elements_of_the_burst_that_counts_are_the_last_calls(wrong_at):
     base = torch.linspace(1.0, 2.0, 500)
     looks = []
     candidate = Sampled([9.0, 8.0, 4.0, 6.0, 5.0], base, wrong_at)
-    best = timing.own_clock(candidate, 4.0, base.numel(), lambda *told: looks.append(told))
+    best = own_clock.OwnClock(candidate, base.numel()).settle(4.0, lambda *told: looks.append(told))
     assert best.milliseconds == 4.0 and len(looks) == 1 and len(best.indices) == 64
     own = base * best.factor
     answer = truth.Expected(own.double(), own, {}, {})
@@ -172,13 +172,21 @@ def test_the_elements_of_the_burst_that_counts_are_the_last_calls(wrong_at):
 
 
 def test_a_busy_machine_gets_further_bursts_and_a_slow_solution_no_better_clock(monkeypatch):
-    monkeypatch.setattr(timing, "_BURST_PAUSE_S", 0.001)
+    monkeypatch.setattr(own_clock, "_BURST_PAUSE_S", 0.001)
     base = torch.ones(10)
     busy = Sampled([50.0, 60.0, 40.0, *[30.0] * 20, 1.5], base)
-    assert timing.own_clock(busy, 1.0, 10, lambda *told: None).milliseconds == 1.5
-    monkeypatch.setattr(timing, "_PATIENCE_S", 0.2)
+    assert own_clock.OwnClock(busy, 10).settle(1.0, lambda *told: None).milliseconds == 1.5
+    monkeypatch.setattr(own_clock, "_PATIENCE_S", 0.2)
     slow = Sampled([50.0] * 10_000, base)
-    assert timing.own_clock(slow, 1.0, 10, lambda *told: None).milliseconds == 50.0
+    assert own_clock.OwnClock(slow, 10).settle(1.0, lambda *told: None).milliseconds == 50.0
+
+
+def test_a_machine_that_becomes_busy_after_the_rounds_blames_no_solution():
+    """Bursts between the rounds saw what the reported times saw."""
+    clock_of_rounds = own_clock.OwnClock(Sampled([9.0, 1.5, *[50.0] * 10], torch.ones(10)), 10)
+    clock_of_rounds.tick()
+    clock_of_rounds.tick()
+    assert clock_of_rounds.settle(1.0, lambda *told: None).milliseconds == 1.5
 
 
 def test_a_process_whose_main_thread_has_ended_is_not_gone():

@@ -105,7 +105,7 @@ def test_an_evaluation_measures_again(monkeypatch):
 
     monkeypatch.setattr(roofline, "_known", {})
     monkeypatch.setattr(roofline, "_measured", measure)
-    monkeypatch.setattr(evaluate_times.timing, "clocks_agree", lambda *times: True)
+    monkeypatch.setattr(evaluate_times.own_clock, "clocks_agree", lambda *times: True)
     problem = problem_of_files(Path(TINY), Path(HONEST))
     options = Options(CPU, batch=2, baselines=())
     outcome = Evaluation(problem, options, Silent()).run()

@@ -13,8 +13,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from harness.run import cli, ray_cluster, ray_suite
+from harness.run import cli, ray_cluster, ray_node, ray_suite
 from harness.run.progress import SuiteProgress
 from harness.run.suite_files import find_items
 from harness.run.suite_records import Plan
@@ -101,6 +102,20 @@ def test_the_bundle_is_the_harness_and_nothing_else():
     assert set(others) == {"run_eval.py"} | rules
 
 
+def test_a_node_with_nothing_else_describes_itself_and_evaluates(tmp_path):
+    bundle = ray_cluster.bundled()
+    told = ray_node.describe(bundle, "cpu")
+    assert told["slug"] == "cpu" and told["torch"] == torch.__version__
+    job = {"files": {}, "arguments": ["--help"], "environment": {"PYTHONPATH": None}, "limit": 60}
+    assert ray_node.evaluate(bundle, job)["status"] == 0
+    files = {"reference/tiny.py": TINY.read_bytes()}
+    files["solution/a.py"] = (FIXTURES / "wrong" / "crash_at_import.py").read_bytes()
+    words = ["--reference", "reference/tiny.py", "--solution", "solution/a.py", "--device", "cpu"]
+    done = ray_node.evaluate(bundle, job | {"files": files, "arguments": words})
+    assert done["status"] == 1, done
+    assert json.loads(done["record"])["verdict"] == "rejected"
+
+
 def test_a_task_names_no_file_of_the_drivers_machine(tmp_path):
     sent = []
 
@@ -181,19 +196,19 @@ def test_interrupted_and_resumed_on_a_cluster_of_its_own(tmp_path):
     words = ["--suite", folder, "--reference", TINY, "--device", "cpu", "--batch", "2", "--ray"]
     words += ["--output", out, "--check-only", "--json", tmp_path / "all.json"]
     with run(*words) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=90)[1]
+        said = process.communicate(timeout=300)[1]
     assert process.returncode == 130 and "--resume goes on from there" in said
     assert "Traceback" not in said and "[1/2] a: rejected: crash" in said
     assert [path.name for path in out.iterdir()] == ["a.json"]
     assert not alive(int(told.read_text()))
     (folder / "b.py").write_bytes((FIXTURES / "honest" / "functional.py").read_bytes())
     with run(*words, "--resume") as process:
-        table, said = process.communicate(timeout=180)
+        table, said = process.communicate(timeout=600)
     assert process.returncode == 1, said
     assert "a: kept from an earlier run" in said and "[2/2] b: accepted; all done" in said
     assert "1 / 2" in table

@@ -13,7 +13,7 @@ from harness.catalog import find_problem, list_problems
 from harness.errors import Rejected, UsageError
 from harness.judge import bounds, cases, check, truth
 from harness.judge.reference import Reference
-from harness.measure import clock, roofline, timing
+from harness.measure import clock, own_clock, roofline, timing
 from harness.report import records
 
 CPU = torch.device("cpu")
@@ -247,9 +247,9 @@ def test_speedup_that_counts_is_over_the_fastest_baseline():
 
 
 def test_clocks_agree_only_within_a_factor():
-    assert timing.clocks_agree(10.0, 12.0)
-    assert not timing.clocks_agree(1.0, 10.0)
-    assert not timing.clocks_agree(1.0, math.nan)
+    assert own_clock.clocks_agree(10.0, 12.0)
+    assert not own_clock.clocks_agree(1.0, 10.0)
+    assert not own_clock.clocks_agree(1.0, math.nan)
 
 
 @pytest.mark.parametrize(

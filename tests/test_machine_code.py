@@ -11,7 +11,7 @@ from harness import devices, machine_code
 from harness.catalog import find_problem
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.machine_code import CANNOT_TELL, DIFFERS, STANDS
-from harness.measure import machine_code_build
+from harness.measure import machine_code_build, nvcc
 from tests.record_tools import require_standing
 
 NVCC = "cuda_13.0.r13.0/compiler.1_0"
@@ -286,7 +286,7 @@ def test_sources_and_flags_of_a_solution():
 
 
 def test_builds_are_kept(tmp_path, monkeypatch):
-    if machine_code_build.compiler() is None:
+    if nvcc.compiler() is None:
         pytest.skip("no nvcc on this machine")
     with pytest.raises(UsageError, match="does not compile.*no_such_name"):
         machine_code_build.build("int x = no_such_name;", (), tmp_path)
@@ -312,16 +312,16 @@ def test_without_a_compiler(tmp_path, monkeypatch):
 
 
 def test_compiler_is_named_as_it_names_itself(tmp_path, monkeypatch):
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\necho nvcc: NVIDIA\necho Build {NVCC}\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setattr(machine_code_build, "nvcc", lambda: str(nvcc))
-    assert machine_code_build.compiler.__wrapped__() == NVCC
+    fake = tmp_path / "nvcc"
+    fake.write_text(f"#!/bin/sh\necho nvcc: NVIDIA\necho Build {NVCC}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(nvcc, "nvcc", lambda: str(fake))
+    assert nvcc.compiler.__wrapped__() == NVCC
     for broken in ("exit 1", "echo nothing"):
-        nvcc.write_text(f"#!/bin/sh\n{broken}\n")
-        assert machine_code_build.compiler.__wrapped__() is None
-    monkeypatch.setattr(machine_code_build, "nvcc", lambda: None)
-    assert machine_code_build.compiler.__wrapped__() is None
+        fake.write_text(f"#!/bin/sh\n{broken}\n")
+        assert nvcc.compiler.__wrapped__() is None
+    monkeypatch.setattr(nvcc, "nvcc", lambda: None)
+    assert nvcc.compiler.__wrapped__() is None
 
 
 def test_records_of_a_cpu_name_no_compiler():

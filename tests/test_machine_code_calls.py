@@ -8,7 +8,8 @@ import torch
 from harness.catalog import find_problem
 from harness.errors import UsageError
 from harness.measure import machine_code_calls as calls
-from harness.measure.machine_code_build import build, compiler
+from harness.measure.machine_code_build import build
+from harness.measure.nvcc import compiler
 from tests.solution_tools import ROOT
 
 SOURCE = r"""

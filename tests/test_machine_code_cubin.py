@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from harness.measure.machine_code_build import compiler, nvcc
 from harness.measure.machine_code_cubin import CubinError, read_cubin
+from harness.measure.nvcc import compiler, nvcc
 
 SOURCE = """
 namespace first {

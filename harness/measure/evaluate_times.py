@@ -4,7 +4,7 @@ from harness.errors import Rejected
 from harness.judge import check, same_seed, wire
 from harness.judge.cases import Case, make_case
 from harness.judge.truth import Expected, expected
-from harness.measure import clock, cold, conv2d_baseline, passes, timing
+from harness.measure import clock, cold, conv2d_baseline, own_clock, passes, timing
 from harness.measure import roofline as limits
 from harness.measure.pass_times import measure_parts, require_possible
 
@@ -33,7 +33,7 @@ class Times:
         def look_at_gradients(factor: float, where: str) -> None:
             self._check_timed_gradients(case, factor, where)
 
-        def measure(part: str | None, names: list[str], made=None) -> timing.Measurement:
+        def measure(part: str | None, names: list[str], made=None, own=None) -> timing.Measurement:
             is_backward = part == passes.BACKWARD
             found = timing.measure_rounds(
                 self.candidate,
@@ -50,6 +50,7 @@ class Times:
                 self.quiet.require_quiet,
                 part,
                 made,
+                own,
             )
             self.spent.add("baselines", found.baseline_s)
             return found
@@ -59,28 +60,29 @@ class Times:
             training = self.model.training
             arguments = {"inputs": inputs, "part": passes.BOTH, "training": training}
             self.candidate.request("prepare_timing", "timing", **arguments)
-            elements = self.checker.elements
-            return timing.own_clock(self.candidate, reported, elements, look).milliseconds
+            clock_of_both = own_clock.OwnClock(self.candidate, self.checker.elements)
+            return clock_of_both.settle(reported, look).milliseconds
 
         given = options.baselines, self.model, case, self.device, outcome.precision
         with self.spent.on("baselines"):
             baselines, outcome.baselines_not_offered, failed = conv2d_baseline.to_time(
                 *given, self.work.reduction_length
             )
-        measurement = measure(None, baselines)
+        own = own_clock.OwnClock(self.candidate, self.checker.elements)
+        measurement = measure(None, baselines, own=own)
         measurement.baseline_errors |= failed
         outcome.measurement = measurement
         reported = measurement.summary()["solution"]["median"]
-        own = timing.own_clock(self.candidate, reported, self.checker.elements, look)
-        outcome.own_clock_ms = own.milliseconds
-        self._check_sample(case, own)
+        burst = own.settle(reported, look)
+        outcome.own_clock_ms = burst.milliseconds
+        self._check_sample(case, burst)
         self.progress.step("measuring what the device can do")
         work = self.work.with_backward() if options.backward else self.work
         outcome.roofline, ceilings = limits.measured_roofline(
             work, self.device, outcome.precision, reported
         )
         require_possible("", reported, work, ceilings, self.device)
-        if not timing.clocks_agree(reported, outcome.own_clock_ms):
+        if not own_clock.clocks_agree(reported, outcome.own_clock_ms):
             raise Rejected(
                 "clocks_disagree",
                 f"{reported:.3g} ms reported, {outcome.own_clock_ms:.3g} ms by the harness's clock",
@@ -145,7 +147,7 @@ class Times:
         finally:
             clock.release_memory(self.device)
 
-    def _check_sample(self, case: Case, burst: timing.Burst) -> None:
+    def _check_sample(self, case: Case, burst: own_clock.Burst) -> None:
         """Check what came back before the clock stopped in the run that counts."""
         answer = self._timed_answer(case, burst.factor)
         precision, length = self.outcome.precision, self.work.reduction_length

@@ -3,11 +3,9 @@ code, and a program that makes its calls without a GPU.
 """
 
 import ast
-import functools
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from generator.runtime.gradient_kernels import _with_shared_lines
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.measure.machine_code_cubin import Cubin, read_cubin, sha256
+from harness.measure.nvcc import compiler, nvcc
 
 _HERE = Path(__file__).resolve().parent
 _DRIVER, _RUNTIME = _HERE / "machine_code_driver.h", _HERE / "machine_code_runtime.cpp"
@@ -32,28 +31,6 @@ class Built:
 
     cubin: Cubin
     driver: Path
-
-
-def nvcc() -> str | None:
-    """The compiler that PyTorch takes for extensions; None where there is none."""
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    beside = [os.path.join(CUDA_HOME, "bin", "nvcc")] if CUDA_HOME else []
-    return next((path for path in beside if os.path.isfile(path)), shutil.which("nvcc"))
-
-
-@functools.cache
-def compiler() -> str | None:
-    """Version and build of nvcc as it names them, "cuda_13.0.r13.0/compiler.36424714_0"."""
-    path = nvcc()
-    if path is None:
-        return None
-    try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    found = re.search(r"^Build (\S+)", said.stdout, re.MULTILINE)
-    return found[1] if found else None
 
 
 def cuda_source(text: str) -> str:

@@ -7,6 +7,7 @@ import torch
 
 from harness.errors import Rejected
 from harness.measure import roofline, timing
+from harness.measure.own_clock import clocks_agree
 from harness.measure.passes import BACKWARD, FORWARD, PARTS
 from harness.measure.roofline import Work
 
@@ -52,9 +53,9 @@ def measure_parts(
         require_possible(f"{part} alone: ", reported, share, ceilings, device)
         found[part] = PassTimes(measurement, rates)
     parts = [found[part].measurement.summary()["solution"]["median"] for part in PARTS]
-    if not timing.clocks_agree(sum(parts), own_clock_ms):
+    if not clocks_agree(sum(parts), own_clock_ms):
         own_clock_ms = min(own_clock_ms, own_clock(sum(parts)))
-    if not timing.clocks_agree(sum(parts), own_clock_ms):
+    if not clocks_agree(sum(parts), own_clock_ms):
         raise Rejected(
             "clocks_disagree",
             f"{parts[0]:.3g} ms {FORWARD} and {parts[1]:.3g} ms {BACKWARD} reported, "

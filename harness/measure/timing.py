@@ -1,7 +1,6 @@
 """Candidate and baselines timed in one run, in alternating slices."""
 
 import contextlib
-import itertools
 import random
 import statistics
 import time
@@ -15,27 +14,11 @@ from harness.judge.candidate import Candidate
 from harness.judge.truth import loaded
 from harness.measure import clock, passes
 from harness.measure.conv2d_baseline import with_conv2d
+from harness.measure.own_clock import OwnClock, random_factors
 from harness.names import CONV2D
 
 _WARMUP_CALLS = 3
 _MAX_CALLS = 20
-_BURST_MS = 60.0
-_LEAST_BURSTS, _BURST_PAUSE_S, _PATIENCE_S = 3, 0.1, 10.0
-_SAMPLED = 64  # elements of an output
-
-
-@dataclass(frozen=True)
-class Burst:
-    """Calls in a row by the harness's own clock, and what the last one's output held then.
-
-    `sample` has the elements at the flat `indices`, None where not finite; `factor` is what the
-    last call's base inputs were multiplied by.
-    """
-
-    milliseconds: float
-    factor: float
-    indices: list[int]
-    sample: list
 
 
 @dataclass(frozen=True)
@@ -141,6 +124,7 @@ def measure_rounds(
     require_quiet: Callable[[], None] = lambda: None,
     part: str | None = None,
     made: dict[str, Baseline] | None = None,
+    own: OwnClock | None = None,
 ) -> Measurement:
     """Time the candidate and the named baselines in alternating slices.
 
@@ -151,6 +135,7 @@ def measure_rounds(
     before it `require_quiet()` raises Rejected if the device still works for them. `note(text)`
     reports progress. `part` is which of `passes` is timed, by default all that there is: a training
     step with `grad_output`, else inference. Baselines in `made` are used again, new ones put there.
+    `own` has a burst after every slice of the candidate, so that it sees the same machine.
     Raises Rejected for what the candidate does wrong; a baseline that fails is noted in the result.
     """
     plan, result = plan_for(device), Measurement()
@@ -218,6 +203,8 @@ def measure_rounds(
             clock.synchronize(device)
             if name == "solution" and index in looked:
                 look(factors[keep], f"timed call {keep + 1} of round {index + 1}")
+            if name == "solution" and own is not None:
+                own.tick()
     return result
 
 
@@ -236,54 +223,3 @@ def _runner(stopwatch: clock.Stopwatch, baseline: Baseline) -> Callable:
         return stopwatch.slice(baseline.call, baseline.prepare, factors)[0]
 
     return run
-
-
-def random_factors(count: int) -> list[float]:
-    """Random factors between a half and one, of few bits, so that scaling rounds at most once."""
-    source = random.SystemRandom()
-    return [source.randrange(512, 1024) / 1024 for _ in range(count)]
-
-
-def own_clock(
-    candidate: Candidate, reported_ms: float, elements: int, look: Callable[[float, str], None]
-) -> Burst:
-    """The best of some bursts of calls in a row, by the harness's clock.
-
-    Three at least, and more for ten seconds while a busy machine keeps the clock from agreeing with
-    `reported_ms`, short ones in turn, which fit between two interruptions: a burst never takes less
-    than its work, so further tries help nobody who cheats. After one of
-    the first three `look(factor, where)` is called: the burst's last output, copied before the
-    clock was stopped, is then to be fetched and checked. Of every burst some of the output's
-    `elements`, chosen at random, come back before its clock stops; those of the best are for the
-    caller to check. How many calls a burst has follows from the harness's clock too, never from
-    reported times.
-    """
-    source = random.SystemRandom()
-    looked = source.randrange(_LEAST_BURSTS)
-
-    def burst(count: int) -> Burst:
-        factors = random_factors(2)
-        indices = [source.randrange(elements) for _ in range(min(_SAMPLED, elements))]
-        milliseconds, sample = candidate.burst(factors, count, indices)
-        return Burst(milliseconds, factors[(count - 1) % 2], indices, sample)
-
-    best, deadline = burst(2), time.monotonic() + _PATIENCE_S
-    for index in itertools.count():
-        if index >= _LEAST_BURSTS:
-            if clocks_agree(reported_ms, best.milliseconds) or time.monotonic() > deadline:
-                return best
-            time.sleep(_BURST_PAUSE_S)
-        short = index >= _LEAST_BURSTS and index % 2 == 1
-        one = burst(2 if short else max(2, min(100, round(_BURST_MS / best.milliseconds))))
-        if index == looked:
-            look(one.factor, "last of the calls in a row")
-        best = min(best, one, key=lambda entry: entry.milliseconds)
-
-
-def clocks_agree(reported_ms: float, own_ms: float) -> bool:
-    """Whether the worker's device times can be true, given what the harness's clock says.
-
-    Calls in a row take no longer than twice one timed call and half a millisecond of launching;
-    a machine that is busy elsewhere can stretch a burst, hence the factor and the best of three.
-    """
-    return own_ms <= 2.0 * reported_ms + 0.5
