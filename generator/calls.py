@@ -1,7 +1,7 @@
 """One call of our operator as source of ModelNew.forward."""
 
 from generator.expressions import Expressions, module_path
-from generator.fuse import Fused, label, overload_of
+from generator.fuse import Fused, dimensions_of, label, overload_of
 from generator.ir import Node, Value
 
 METHODS = {
@@ -27,6 +27,14 @@ METHODS = {
         "(the minimum where the "
         "scale is negative): BatchNorm, activation and GroupNorm then work on the pooled "
         "image only."
+    ),
+}
+LIFTED = {  # by dimensions of the convolution
+    1: "One dimension is an image of one row.",
+    3: (
+        "In three dimensions the output slices with the same residue modulo the stride in depth "
+        "share their depth taps: the input slices that they read stand behind one another as "
+        "channels of an image, one call of the kernel for each residue."
     ),
 }
 _PARAMETERS = ("stride", "padding", "output_padding", "dilation", "groups")
@@ -62,13 +70,15 @@ def call_text(fused: Fused, suffix: str, text: Expressions, modules: Modules) ->
     vectors = [_vector(value, channels, text) for value in fused.vectors]
     if fused.entry == "conv":
         x, weight, bias, *parameters = conv
-        call = _call(f"_operator{suffix}", x, weight, bias, *parameters, *vectors)
-        if any(len(v.shape) == 4 for v in fused.vectors):
-            call = f"_with_batch_dimension({call})"
+        call = _operator(fused, suffix, x, weight, bias, *parameters, *vectors)
+        whole = fused.dimensions + 2
+        if any(len(v.shape) == whole for v in fused.vectors):
+            more = "" if whole == 4 else f", {whole}"
+            call = f"_with_batch_dimension({call}{more})"
         return call
     group_norm = _group_norm(fused.rest[-1], text, modules)
     if fused.entry == "conv_group_norm":
-        return _call(f"_operator{suffix}", *conv, *group_norm, *vectors)
+        return _operator(fused, suffix, *conv, *group_norm, *vectors)
     norm, _, pool, _ = fused.rest
     name = modules.name(norm.path, "batch_norm")
     arguments = [
@@ -102,6 +112,12 @@ def _call(function: str, *arguments: str) -> str:
     return f"{function}(\n{lines})"
 
 
+def _operator(fused: Fused, suffix: str, *arguments: str) -> str:
+    name = f"_operator{suffix}"
+    lifted = {1: "_in_one_dimension", 3: "_in_three_dimensions"}.get(fused.dimensions)
+    return _call(lifted, name, *arguments) if lifted else _call(name, *arguments)
+
+
 def _named(call: Node, names: tuple[str, ...]) -> dict:
     return dict(zip(names, call.args, strict=False)) | call.kwargs
 
@@ -117,15 +133,15 @@ def _convolution(node: Node, text: Expressions, modules: Modules) -> tuple[list[
     parts = [text.argument(given["input"]), weight, text.argument(given.get("bias"))]
     for name in _PARAMETERS[:-1]:
         value = given[name]
-        parts.append(_pair(value, text))
+        parts.append(_axes(value, text, dimensions_of(node)))
     groups = text.argument(given["groups"])
     return [*parts, groups], f"{weight}.shape[1] * {groups}"
 
 
-def _pair(value, text: Expressions) -> str:
-    """An int, or a list of one or two, as the text of a pair."""
+def _axes(value, text: Expressions, dimensions: int = 2) -> str:
+    """An int, or a list of one or one for each dimension, as the text of a tuple."""
     values = list(value) if isinstance(value, list | tuple) else [value]
-    return text.argument(tuple(values * 2 if len(values) == 1 else values))
+    return text.argument(tuple(values * dimensions if len(values) == 1 else values))
 
 
 def _vector(value: Value, channels: str, text: Expressions) -> str:
@@ -150,7 +166,7 @@ def _max_pool(node: Node, text: Expressions, modules: Modules) -> list[str]:
     given |= _named(overload_of(node), _POOL)
     if given["stride"] in (None, [], ()):
         given["stride"] = given["kernel_size"]
-    pairs = [_pair(given[part], text) for part in _POOL[1:-1]]
+    pairs = [_axes(given[part], text) for part in _POOL[1:-1]]
     return [*pairs, str(bool(given["ceil_mode"]))]
 
 

@@ -24,7 +24,9 @@ from generator.step_table import literal
 
 # Attributes that decide what a layer does and that the kernels do not read at the call.
 _BAKED: dict[type, tuple[str, ...]] = {
+    nn.ConvTranspose1d: ("padding_mode",),
     nn.ConvTranspose2d: ("padding_mode",),
+    nn.ConvTranspose3d: ("padding_mode",),
     nn.MaxPool2d: ("return_indices",),
 } | {record.module: record.attributes for record in ops.UNARY if record.module is not None}
 

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from generator import static_rules
-from generator.calls import METHODS, Modules, modules_of, summary
+from generator.calls import LIFTED, METHODS, Modules, modules_of, summary
 from generator.checks import Checks, at_call, at_construction, constants_text, same_modes
 from generator.errors import Refusal
 from generator.explain import explained, shortcuts
@@ -186,6 +186,8 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     command = f"python -m generator {_shown(program.reference.path)} -o {_shown(output)}"
     parts = [f"{_slug(program.reference.path)}: {_title(program)}."]
     parts += [_filled(METHODS[entry]) for entry in kernels.entries]
+    dimensions = {fused.dimensions for plan in program.plans for fused in plan.fused}
+    parts += [_filled(LIFTED[count]) for count in sorted(dimensions) if count in LIFTED]
     left = [line.text for line in explained(program) if line.is_left]
     if kernels.all:
         parts += [

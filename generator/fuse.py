@@ -16,12 +16,12 @@ from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
 
-TRANSPOSED = {
-    "aten.conv_transpose1d.default": "conv_transpose1d",
-    "aten.conv_transpose2d.input": "conv_transpose2d",
-    "aten.conv_transpose3d.input": "conv_transpose3d",
+TRANSPOSED = {  # with their dimensions
+    "aten.conv_transpose1d.default": 1,
+    "aten.conv_transpose2d.input": 2,
+    "aten.conv_transpose3d.input": 3,
 }
-_ANCHOR = "aten.conv_transpose2d.input"
+_LAYERS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _RECORDS = {record.module: record for record in ops.UNARY if record.module is not None}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -50,6 +50,11 @@ class Fused:
     @property
     def result(self) -> Value:
         return self.nodes[-1].result
+
+    @property
+    def dimensions(self) -> int:
+        """Of the convolution: 1, 2 or 3."""
+        return dimensions_of(self.conv)
 
     @property
     def headers(self) -> tuple:
@@ -87,8 +92,8 @@ def overload_of(node: Node) -> Node | None:
 
 
 def fuse(reference: Reference, graph: Graph, watch: Watch) -> Plan:
-    """Takes every two-dimensional transposed convolution of the graph with what can follow it in
-    one kernel call.
+    """Takes every transposed convolution of the graph with what can follow it in one kernel
+    call.
     """
     return _Fusion(reference, graph).plan()
 
@@ -127,12 +132,12 @@ class _Fusion:
         return Plan(items, left, self._graph.outputs)
 
     def _is_anchor(self, node: Node) -> bool:
-        inner = next((n for n in node.inner if n.op == _ANCHOR), None)
-        if node.op != _ANCHOR and inner is None:
+        inner = next((n for n in node.inner if n.op in TRANSPOSED), None)
+        if node.op not in TRANSPOSED and inner is None:
             return False
         if node.op == "layer":
             module = self._reference.model.get_submodule(node.path)
-            if layer_class(module) is not nn.ConvTranspose2d:
+            if layer_class(module) not in _LAYERS:
                 return False
             if hooks := hooks_of(module):
                 self._why[node] = f"it has {hooks[0]}, which PyTorch must run"
@@ -238,6 +243,8 @@ class _Fusion:
     def _take_norms(self, fused: Fused, node: Node) -> bool:
         """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""
         if self._is_group_norm(node):
+            if fused.dimensions == 3:  # a group's moments are over all slices
+                return False
             fused.entry, fused.rest = "conv_group_norm", [node]
             return True
         if self._layer(node) is not nn.BatchNorm2d or fused.elementwise:
@@ -307,24 +314,25 @@ def _binary(record: ops.Binary, call: Node, value: Value | None, fused: Fused | 
         return _Read(record.step(Number(other), swapped))
     if other.kind == "literal" and other.source.dim() == 0:  # it promotes no tensor of floats
         return _Read(record.step(Number(other.source.item()), swapped))
-    if why := _why_no_vector(other, value):
+    dimensions = fused.dimensions if fused is not None else 2
+    if why := _why_no_vector(other, value, dimensions):
         return _Read(why=why)
     index = len(fused.vectors) if fused is not None else 0
     return _Read(record.step(ChannelVector(index), swapped), other)
 
 
-def _why_no_vector(other: Value, value: Value) -> str:
+def _why_no_vector(other: Value, value: Value, dimensions: int) -> str:
     if other.shape is None:
         return "its operand is a number that forward computes"
     if other.kind not in ("parameter", "buffer"):
         return "its operand is no parameter or buffer"
     if other.dtype != value.dtype:
         return f"its operand is {other.dtype} beside {value.dtype}"
-    channels = value.shape[-3]
+    per_channel = (value.shape[-1 - dimensions], *(1,) * dimensions)
     one = all(size == 1 for size in other.shape)
     if one and len(other.shape) <= len(value.shape):
         return ""
-    if other.shape in ((channels, 1, 1), (1, channels, 1, 1)):
+    if other.shape in (per_channel, (1, *per_channel)):
         return "" if len(other.shape) <= len(value.shape) else "it adds a dimension"
     return f"its operand of shape {other.shape} is neither one value nor one for each channel"
 
@@ -348,6 +356,12 @@ def _stored(given: Any) -> bool:
     return isinstance(given, Value) and given.kind == "buffer"
 
 
+def dimensions_of(node: Node) -> int | None:
+    """Those of a transposed convolution, None for other nodes."""
+    ops_of = (call.op for call in (node, *node.inner))
+    return next((TRANSPOSED[op] for op in ops_of if op in TRANSPOSED), None)
+
+
 def label(node: Node) -> str:
     """A node as a reader of the reference knows it."""
     return node.layer or node.op.split(".")[1]
@@ -355,11 +369,6 @@ def label(node: Node) -> str:
 
 def _why_left(node: Node) -> str:
     call = overload_of(node) or node
-    if call.op in TRANSPOSED and call.op != _ANCHOR:
-        return "the kernels are for two dimensions"
-    name = next((n.op for n in node.inner if n.op in TRANSPOSED), call.op)
-    if name in TRANSPOSED and name != _ANCHOR:
-        return "the kernels are for two dimensions"
     if ops.by_overload(call.op) is not None:
         return "no transposed convolution comes right before it"
     return "no kernel computes it"

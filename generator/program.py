@@ -63,7 +63,7 @@ def _require_a_call(reference: Reference, plans: list[Plan]) -> None:
         return
     for plan in plans:
         for node, why in plan.why.items():
-            if node.layer == "ConvTranspose2d" and "which PyTorch must run" in why:
+            if (node.layer or "").startswith("ConvTranspose") and "which PyTorch must run" in why:
                 raise Refusal(
                     f"{reference.path}:{node.line}: {node.path} ({node.layer}): {why}, so nothing "
                     "is left to generate: remove it, or use torch.nn.utils.parametrizations"

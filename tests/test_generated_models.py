@@ -15,7 +15,7 @@ from tests.solution_tools import REFERENCES, environment, program_of
 from tests.sweeps import swept
 
 MODELS = sorted(path.stem for path in REFERENCES.glob("*.py"))
-FEWEST = ("all_entries", "unet", "volume_only")  # each a build; all kinds of calls, and none
+FEWEST = ("all_entries", "unet", "volume_only")  # each a build; all kinds of calls
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ KERNELS = {
     "all_entries": (4, 4),
     "shared_weights": (3, 3),
     "residual_decoder": (3, 2),
-    "one_and_three_dimensions": (1, 1),
-    "volume_only": (0, 0),
+    "one_and_three_dimensions": (3, 3),
+    "volume_only": (1, 1),
 }
 
 
@@ -59,10 +59,10 @@ def test_equal_calls_share_a_kernel(name):
 
 
 def _left(lines: list[str]) -> str:
-    return next((line for line in lines if "ConvTranspose2d: left" in line), "")
+    return next((line for line in lines if re.search(r"ConvTranspose\dd: left", line)), "")
 
 
-def test_every_transposed_convolution_of_two_dimensions_is_ours():
+def test_every_transposed_convolution_is_ours():
     """But for one whose weight a hook computes."""
     left = {}
     for name in MODELS:

@@ -239,14 +239,17 @@ def test_text_that_a_checker_takes_for_cheating_is_refused(tmp_path):
         generate(path, tmp_path / "solution.py")
 
 
-def test_without_two_dimensions_the_file_says_that_no_kernel_is_ours(tmp_path):
+def test_of_complex_numbers_the_file_says_that_no_kernel_is_ours(tmp_path):
     path = write_reference(
-        tmp_path, "return self.up(x[:, :, None]).relu()", "self.up = nn.ConvTranspose3d(4, 2, 3)"
+        tmp_path,
+        "weight = torch.complex(self.up.weight, self.up.weight)\n"
+        "return nn.functional.conv_transpose2d(torch.complex(x, x), weight).abs()",
+        "self.up = nn.ConvTranspose2d(4, 2, 3)",
     )
     text = generate(path, tmp_path / "solution.py")
     assert "no kernel of ours, everything is left to PyTorch" in text.partition("\n")[0]
-    assert "CUDA_SOURCE" not in text and "self.up(" in text
-    assert "the kernels are for two dimensions" in text
+    assert "CUDA_SOURCE" not in text
+    assert "the kernels compute no torch.complex64" in text
 
 
 @pytest.mark.parametrize(

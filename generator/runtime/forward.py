@@ -1,9 +1,11 @@
 """Small helpers of the generated ModelNew.forward."""
 
 
-def _with_batch_dimension(out):
-    """An unbatched result, broadcast against an operand of shape (1, C, 1, 1)."""
-    return out if out.dim() == 4 else out.unsqueeze(0)
+def _with_batch_dimension(out, dimensions: int = 4):
+    """An unbatched result, broadcast against an operand of shape (1, C, 1, 1): one of so many
+    dimensions.
+    """
+    return out if out.dim() == dimensions else out.unsqueeze(0)
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:

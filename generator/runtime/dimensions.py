@@ -1,0 +1,159 @@
+"""Transposed convolutions of one and of three dimensions, computed by the operator of two."""
+
+import torch
+
+from generator.runtime.arguments import _output_size
+
+
+def _as_tuple(function: str, name: str, values, count: int) -> tuple:
+    """An int for every axis, or one for each. Raises RuntimeError, as PyTorch does, for others."""
+    if isinstance(values, int):
+        return (values,) * count
+    if len(values) != count:
+        raise RuntimeError(
+            f"{function}: {name} must be an int or a tuple of {count}, got {len(values)} values: "
+            f"{tuple(values)}"
+        )
+    return tuple(values)
+
+
+def _axes(function: str, x, weight, numbers: tuple, count: int) -> list:
+    """The four parameters as tuples. Raises RuntimeError for operands that do not fit."""
+    if x.dim() not in (count + 1, count + 2) or weight.dim() != count + 2:
+        raise RuntimeError(
+            f"{function}: expected an input of {count + 1} (unbatched) or {count + 2} dimensions "
+            f"and a weight of {count + 2}, got {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
+    if x.shape[-1 - count] != weight.shape[0]:
+        raise RuntimeError(
+            f"{function}: input must have {weight.shape[0]} channels, the first dimension of "
+            f"weight, got an input of shape {tuple(x.shape)}"
+        )
+    names = ("stride", "padding", "output_padding", "dilation")
+    pairs = zip(names, numbers, strict=True)
+    return [_as_tuple(function, name, values, count) for name, values in pairs]
+
+
+def _in_one_dimension(operator, x, weight, bias, stride, padding, output_padding, dilation, *rest):
+    """operator's result for x [batch,] channels, length and weight [channels, out_channels /
+    groups, taps]: an image of one row. `rest`: groups and what else the operator takes.
+    """
+    numbers = (stride, padding, output_padding, dilation)
+    (s,), (p,), (op,), (d,) = _axes("conv_transpose1d", x, weight, numbers, 1)
+    rows = x.unsqueeze(-2), weight.unsqueeze(-2)
+    return operator(*rows, bias, (1, s), (0, p), (0, op), (1, d), *rest).squeeze(-2)
+
+
+def _in_three_dimensions(
+    operator, x, weight, bias, stride, padding, output_padding, dilation, groups, *rest
+):
+    """operator's result for x [batch,] channels, depth, height, width and weight [channels,
+    out_channels / groups, depth taps, height taps, width taps].
+
+    Output slices with the same residue modulo the stride in depth read through the same depth taps,
+    each from an input slice of its own: those slices stand behind one another as channels of an
+    image, so the products of all taps are one sum. Slices beyond the input are zeros there.
+    """
+    numbers = (stride, padding, output_padding, dilation)
+    axes = _axes("conv_transpose3d", x, weight, numbers, 3)
+    depth = tuple(values[0] for values in axes)
+    planes = [values[1:] for values in axes]
+    if groups < 1 or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"conv_transpose3d: groups must divide the {weight.shape[0]} input channels, got "
+            f"{groups}"
+        )
+    batched = x if x.dim() == 5 else x.unsqueeze(0)
+    slices = _depth(batched.shape[2], weight.shape[2], *depth)
+    found = [
+        _residue(operator, batched, weight, bias, planes, groups, rest, residue, depth)
+        for residue in _residues(batched.shape[2], slices, weight.shape[2], *depth)
+    ]
+    out = _interleaved(found, slices, depth[0])
+    layout = torch.channels_last_3d
+    if any(_is_channels_last_3d(tensor) for tensor in (x, weight)) and x.dim() == 5:
+        out = out.contiguous(memory_format=layout)
+    return out if x.dim() == 5 else out.squeeze(0)
+
+
+def _is_channels_last_3d(tensor) -> bool:
+    return (
+        tensor.dim() == 5
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+    )
+
+
+def _depth(depth, taps: int, stride: int, padding: int, output_padding: int, dilation: int):
+    """Slices of the output. Raises RuntimeError where PyTorch does."""
+    found = _output_size(depth, taps, stride, padding, output_padding, dilation)
+    if stride < 1 or dilation < 1 or padding < 0 or output_padding < 0:
+        raise RuntimeError(
+            "conv_transpose3d: stride and dilation must be positive, padding and output_padding "
+            f"not negative, got {stride}, {dilation}, {padding} and {output_padding} in depth"
+        )
+    if output_padding >= max(stride, dilation):
+        raise RuntimeError(
+            "conv_transpose3d: output_padding must be smaller than stride or dilation, got "
+            f"{output_padding}, {stride} and {dilation} in depth"
+        )
+    if found < 1:
+        raise RuntimeError(f"conv_transpose3d: the output would have a depth of {found}")
+    return found
+
+
+def _residues(depth, slices, taps: int, stride: int, padding: int, output_padding, dilation):
+    """For each residue of output slices modulo the stride: how many it has, and its (tap, base),
+    the last tap first. Through a tap output slice residue + stride * j reads input slice j + base,
+    base = (residue + padding - dilation * tap) / stride where that is whole.
+    """
+    found = []
+    for residue in range(stride):
+        count = -(-(slices - residue) // stride)
+        shifted = [(tap, residue + padding - dilation * tap) for tap in reversed(range(taps))]
+        pairs = [(tap, s // stride) for tap, s in shifted if s % stride == 0]
+        reached = [(tap, base) for tap, base in pairs if -count < base and base < depth]
+        found.append((count, reached))
+    return [entry for entry in found if entry[0] > 0]
+
+
+def _residue(operator, x, weight, bias, planes, groups, rest, residue, depth) -> torch.Tensor:
+    """The slices [batch, slices of this residue, out_channels, height, width]."""
+    count, reached = residue
+    batch, channels, size, *image = x.shape
+    if not reached:  # no tap: all such slices are the same, and gradients are zeros
+        slices = _zero_slice(x[:1]), _zero_slice(weight)
+        out = operator(*slices, bias, *planes, groups, *rest)
+        return out.expand(batch * count, *out.shape[1:]).unflatten(0, (batch, count))
+    taps, bases = zip(*reached, strict=True)
+    step = bases[1] - bases[0] if len(bases) > 1 else 1
+    first, end = bases[0], bases[-1] + count
+    window = x
+    if first != 0 or end != size:
+        window = torch.constant_pad_nd(x, (0, 0, 0, 0, -first, end - size))
+    stacked = window.unfold(2, count, step).unflatten(1, (groups, -1))
+    # batch, group, channel, tap, height, width, slice
+    stacked = stacked.permute(0, 6, 1, 3, 2, 4, 5)
+    stacked = stacked.reshape(batch * count, len(taps) * channels, *image)
+    spacing = taps[0] - taps[1] if len(taps) > 1 else 1
+    kernel = weight[:, :, taps[-1] : taps[0] + 1 : spacing].flip(2).unflatten(0, (groups, -1))
+    # group, channel, out_channel of the group, tap, height taps, width taps
+    kernel = kernel.permute(0, 3, 1, 2, 4, 5).reshape(-1, weight.shape[1], *weight.shape[3:])
+    out = operator(stacked, kernel, bias, *planes, groups, *rest)
+    return out.unflatten(0, (batch, count))
+
+
+def _zero_slice(tensor) -> torch.Tensor:
+    """One slice in depth, of zeros that no value of `tensor` reaches but its graph does."""
+    return torch.constant_pad_nd(tensor[:, :, :0], (0, 0, 0, 0, 0, 1))[:, :, 0]
+
+
+def _interleaved(found: list, slices, stride: int) -> torch.Tensor:
+    """[batch, channels, slices, height, width] of the slices of every residue."""
+    if len(found) == 1:
+        return found[0].transpose(1, 2).contiguous()
+    batch, _, channels, *image = found[0].shape
+    out = found[0].new_empty(batch, channels, slices, *image)
+    for residue, part in enumerate(found):
+        out[:, :, residue::stride] = part.transpose(1, 2)
+    return out

@@ -1,0 +1,84 @@
+"""Random transposed convolutions of one and three dimensions, each made anew from its seed."""
+
+import dataclasses
+import random
+
+import torch
+import torch.nn.functional as F
+
+CONV = {1: F.conv_transpose1d, 3: F.conv_transpose3d}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One layer and an input's shape; `layout` names how the input lies in memory."""
+
+    seed: int
+    batch: int | None
+    channels: int
+    out_channels: int
+    size: tuple
+    kernel: tuple
+    stride: tuple
+    padding: tuple
+    output_padding: tuple
+    dilation: tuple
+    groups: int
+    bias: bool
+    layout: str
+
+    @property
+    def dimensions(self) -> int:
+        return len(self.size)
+
+    @property
+    def parameters(self) -> tuple:
+        """As the operator takes them."""
+        return self.stride, self.padding, self.output_padding, self.dilation, self.groups
+
+    def operands(self, dtype=torch.float64, device="cpu") -> list:
+        """x, weight and bias (None without one), leaves that require gradients."""
+        generator = torch.Generator().manual_seed(self.seed)
+        batch = () if self.batch is None else (self.batch,)
+        shapes = [(*batch, self.channels, *self.size)]
+        shapes += [(self.channels, self.out_channels // self.groups, *self.kernel)]
+        shapes += [(self.out_channels,)] * self.bias
+        made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+        made = [tensor.to(device, dtype) for tensor in made]
+        if self.layout == "channels_last" and self.batch is not None:
+            made[0] = made[0].movedim(1, -1).contiguous().movedim(-1, 1)
+        made = [tensor.requires_grad_() for tensor in made]
+        return made if self.bias else [*made, None]
+
+    def reference(self, x, weight, bias):
+        """PyTorch's answer."""
+        stride, padding, output_padding, dilation, groups = self.parameters
+        conv = CONV[self.dimensions]
+        return conv(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def layer(dimensions: int, seed: int) -> Layer:
+    """Small sizes with every parameter; some have outputs of no size, which PyTorch refuses."""
+    rng = random.Random(f"{dimensions} {seed}")
+
+    def axes(low: int, high: int) -> tuple:
+        return tuple(rng.randint(low, high) for _ in range(dimensions))
+
+    groups = rng.choice((1, 1, 2, 3))
+    stride, dilation = axes(1, 4), axes(1, 3)
+    limits = [max(pair) - 1 for pair in zip(stride, dilation, strict=True)]
+    return Layer(
+        seed=seed,
+        batch=rng.choice((None, 0, 1, 2, 3)),
+        channels=groups * rng.randint(1, 4),
+        out_channels=groups * rng.randint(1, 3),
+        size=axes(1, 6),
+        kernel=axes(1, 4),
+        stride=stride,
+        padding=axes(0, 3),
+        output_padding=tuple(rng.randint(0, limit) for limit in limits),
+        dilation=dilation,
+        groups=groups,
+        bias=rng.random() < 0.7,
+        layout=rng.choice(("contiguous", "channels_last")),
+    )
