@@ -1,6 +1,7 @@
 """The sources and constants of the kernels that one solution calls."""
 
 import dataclasses
+import functools
 import hashlib
 
 from generator.fuse import Fused
@@ -44,7 +45,7 @@ class Kernels:
         kinds = [self.entries.index(kernel.fused.entry) for kernel in self.all]
         return _repeated(text, kinds) if len(kinds) > 1 else text
 
-    @property
+    @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
         """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:

@@ -20,6 +20,7 @@ from harness.measure.conv2d_baseline import offered, require_right, to_time, unl
 from harness.names import BASELINES, CONV2D
 from harness.report import page_tables, records
 from harness.run import cli
+from tests.sweeps import swept
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 TINY = FIXTURES / "tiny.py"
@@ -157,7 +158,7 @@ def evaluated(tmp_path, reference: Path, solution: Path, *more: str) -> dict:
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("more", [(), ("--backward",)])
+@pytest.mark.parametrize("more", swept([(), ("--backward",)], ()))
 def test_the_fastest_may_be_it(more, tmp_path, capsys):
     honest = FIXTURES / "honest" / "functional.py"
     record = evaluated(tmp_path, TINY, honest, "--baselines", f"eager,{CONV2D}", *more)

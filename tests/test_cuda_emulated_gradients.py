@@ -201,7 +201,7 @@ def test_same_bits_whatever_the_order_of_warps(emulated_gradients, kernel, case)
     ("kernel", "dtype"),
     swept(
         [(kernel, dtype) for kernel in TENSOR_CORES for dtype in (torch.float32, torch.float16)],
-        (0, 3),
+        (3,),
         names=2,
     ),
 )

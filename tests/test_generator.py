@@ -18,6 +18,7 @@ from generator.program import read_program
 from generator.sources import KERNELS, resolve
 from harness.errors import UsageError
 from tests.solution_tools import PROBLEMS, ROOT, generated
+from tests.sweeps import swept
 
 TEMPLATE = """
 import torch
@@ -58,6 +59,7 @@ def write_reference(
     return path
 
 
+@pytest.mark.sweep
 def test_committed_solutions_are_what_would_be_generated():
     assert main(["--check"]) == 0
 
@@ -67,6 +69,7 @@ def test_every_problem_has_a_solution_of_the_same_name():
         assert (ROOT / "solutions" / problem.relative_to(ROOT / "harness" / "problems")).is_file()
 
 
+@pytest.mark.sweep
 def test_generation_does_not_depend_on_the_working_directory_or_the_spelling_of_paths(tmp_path):
     problem = PROBLEMS[0]
     relative = problem.relative_to(ROOT)
@@ -164,7 +167,7 @@ _INIT = """self.again = nn.ConvTranspose2d(8, 3, 2)
         self.normed = torch.nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(4, 8, 3))"""
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", swept(LEFT, range(0, len(LEFT), 4)))
 def test_what_no_kernel_takes_stays_pytorchs_and_is_explained(name, tmp_path):
     """The solution is proved: outputs and gradients are the reference's, in both modes."""
     body, words = LEFT[name]

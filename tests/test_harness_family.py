@@ -71,6 +71,7 @@ def test_a_folder_without_any_is_refused(tmp_path, capsys):
         assert f"--family {folder}" in error and told in error
 
 
+@pytest.mark.sweep
 def test_refused_and_broken_ones_stop_no_other_and_a_second_run_keeps_records(
     tmp_path, monkeypatch, capsys
 ):

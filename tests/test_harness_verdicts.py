@@ -16,6 +16,7 @@ from harness.judge.candidate import Candidate
 from harness.judge.weight_names import ALIASES_APART, BY_NAME, BY_VALUES
 from tests.fixture_judge import FIXTURES, evaluate, names, running, short_of_memory
 from tests.forked_candidate import ForkedCandidate
+from tests.sweeps import swept
 
 AT_ONCE = 2
 BACKWARD = {
@@ -54,6 +55,7 @@ SHORT_SECONDS = 3.0
 COMPILED_SECONDS = {"torch_compiled": 300.0}  # three times, for two instances and other arguments
 COPIED = {"aliased_weights": ALIASES_APART, "other_names": BY_VALUES, "other_order": BY_VALUES}
 COPIED |= dict.fromkeys(("extra_parameter", "packed_weights"), same_seed.HOW)
+TAKES_LONG = ("torch_compiled", "slow_with_patched_timer")
 SPECIALISED = dict.fromkeys(("crash_with_other_arguments", "specialised"), "specialised")
 LITTLE_MEMORY = {"children_fill_memory", "fills_memory"}
 MEMORY_BYTES = 2 << 30
@@ -242,8 +244,11 @@ def verdicts(request):
 
 
 def cases(*folders: str, backward: bool = False):
+    """Of each folder every second one, the rest in a sweep, with what takes long."""
     found = [(folder, name, backward) for folder in folders for name in names(folder)]
-    return pytest.mark.parametrize("case", found, ids=[f"{f}-{n}" for f, n, _ in found])
+    kept = [c for place, c in enumerate(found) if place % 2 == 0 and c[1] not in TAKES_LONG]
+    marked = swept(found, kept.__contains__)
+    return pytest.mark.parametrize("case", marked, ids=[f"{f}-{n}" for f, n, _ in found])
 
 
 @cases("wrong", "wrong_norm")

@@ -58,8 +58,11 @@ def test_gelu_in_fp32_at_most_2_units_worse_than_pytorch(functors, case):
             ours = functors["cpu"](CASES.index(case), x, [OPERAND], vectors)
             assert units(ours, right).max() <= pytorch + 2, (low, pytorch)
     special = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, 3.4e38, -3.4e38])
-    ours, wanted = functors["cpu"](CASES.index(case), special, [1.0]), case.function(special, None)
-    torch.testing.assert_close(ours, wanted, rtol=0, atol=0, equal_nan=True)
+    ours = functors["cpu"](CASES.index(case), special, [1.0])
+    # PyTorch's fp32 function is the machine's: on some, GELU(Inf) is NaN. Its fp64 one is not.
+    pytorch = case.function(special, None), case.function(special.double(), None).float()
+    same = [(ours == wanted) | (ours.isnan() & wanted.isnan()) for wanted in pytorch]
+    assert bool((same[0] | same[1]).all()), (ours, pytorch)
 
 
 @pytest.mark.parametrize("case", swept(OTHERS, range(0, len(OTHERS), 3)), ids=str)

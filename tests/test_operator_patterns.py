@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.solution_tools import CPU_KERNELS, environment, relative_error
+from tests.sweeps import swept
 
 # fp32 against float64: normalisation divides by a spread of order one, so a few hundred roundings
 # of 2**-24.
@@ -25,7 +26,7 @@ def exact_copy(model):
 NAMES = ["65", "69", "19", "11", "every_step", "soft_activations", "grouped_norm", "pooled"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES, (0, 2)))
 def test_seeding_gives_equal_parameters_and_states(shelf, name):
     model, new = shelf[name].pair()
     state, new_state = model.state_dict(), new.state_dict()

@@ -115,7 +115,7 @@ def test_no_autograd_state_under_no_grad(shelf, name):
 
 
 @pytest.mark.parametrize("training", swept([True, False]), ids=["train", "eval"])
-@pytest.mark.parametrize("name", ["65", "19", "11", "every_step", "pooled"])
+@pytest.mark.parametrize("name", swept(["65", "19", "11", "every_step", "pooled"], (1, 2)))
 def test_compile_traces_the_whole_model(shelf, name, training):
     """Forward and backward through AOTAutograd, running statistics included."""
     _, eager = shelf[name].pair()
@@ -135,7 +135,7 @@ def test_compile_traces_the_whole_model(shelf, name, training):
         torch.testing.assert_close(value, other)
 
 
-@pytest.mark.parametrize("name", ["65", "19", "11"])
+@pytest.mark.parametrize("name", swept(["65", "19", "11"]))
 def test_compile_with_the_default_backend(shelf, name):
     _, new = shelf[name].pair()
     _, eager = shelf[name].pair()

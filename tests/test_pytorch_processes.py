@@ -122,6 +122,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.sweep
 def test_ddp_and_fully_shard(shelf, tmp_path):
     """Two gloo processes, two steps each, against the reference wrapped in the same way."""
     script = DISTRIBUTED.format(root=str(ROOT))
