@@ -46,8 +46,10 @@ class BuildsAhead:
         self.compiled: dict[Path, Future] = {}
         asked = {name for item in items for name in item.fixturenames}
         # Texts are not made in threads: torch.fx patches globals.
-        if "emulated_solutions" in asked and emulator.cuda_headers():
-            for name in EMULATED:
+        emulated = EMULATED[:1] if "emulated_conv" in asked else ()
+        emulated = EMULATED if "emulated_solutions" in asked else emulated
+        if emulator.cuda_headers():
+            for name in emulated:
                 place = self._place(f"emulated_{name}")
                 self.emulated[name] = self._pool.submit(emulator.build, shelf.text(name), place)
         if "emulated_gradients" in asked and emulator.cuda_headers():

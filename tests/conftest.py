@@ -88,8 +88,8 @@ def emulated_solutions(shelf, builds_ahead):
 
 
 @pytest.fixture(scope="session")
-def emulated_conv(emulated_solutions):
-    return emulated_solutions["69"]
+def emulated_conv(shelf, builds_ahead):
+    return emulator.Emulated(shelf.text("69"), builds_ahead.emulated["69"].result())
 
 
 @pytest.fixture(scope="session")

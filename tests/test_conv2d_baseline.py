@@ -168,6 +168,7 @@ def test_the_fastest_may_be_it(more, tmp_path, capsys):
     assert record["baselines_not_offered"] == {}
 
 
+@pytest.mark.sweep
 def test_a_record_says_why_it_has_none(tmp_path, capsys):
     reference = tmp_path / "strided.py"
     text = TINY.read_text()

@@ -10,7 +10,7 @@ from tests.emulated_tools import needs_cuda_headers
 from tests.explain_probe import build, reasons
 from tests.test_explain import ON_A_CPU
 
-pytestmark = needs_cuda_headers
+pytestmark = [needs_cuda_headers, pytest.mark.sweep]  # of three builds
 CALLS = {
     "69": "ConvOnlyCall",
     "19": "ConvGroupNormCall",

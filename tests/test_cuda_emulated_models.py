@@ -13,7 +13,7 @@ from tests.solution_tools import PROBLEMS, load_text, relative_error
 from tests.sweeps import swept
 from tests.test_operator_patterns import CONVS, NORMS, POOLS
 
-pytestmark = needs_cuda_headers
+pytestmark = [needs_cuda_headers, pytest.mark.sweep]  # each needs a build of its own
 
 
 MODELS = [(*model, kernel) for kernel in KERNELS for model in (("19", 1), ("11", 1), ("11", 0))]
@@ -84,7 +84,6 @@ def tanh_gelu_norm(shelf, tmp_path_factory):
     return emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("tanh_gelu_norm")))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
 @pytest.mark.parametrize("size", [(14, 16), (13, 21)])
 def test_gelu_as_tanh_where_outputs_are_held(shelf, tanh_gelu_norm, size, dtype):
@@ -216,7 +215,6 @@ def other_activation(request, tmp_path_factory):
     return load_text(path.read_text(), "reference"), emulator.Emulated(solution, built)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kernel", ["portable", "hopper"])
 def test_other_activations(other_activation, kernel, training):
@@ -235,7 +233,6 @@ def pooled(shelf, tmp_path_factory):
     return emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("pooled")))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "options", [*({"pool": pool} for pool in POOLS), *({"conv": conv} for conv in CONVS)], ids=str

@@ -89,6 +89,7 @@ def test_hopper_kernel_has_no_race(emulated_conv, case, seed):
     assert races(emulated_conv, case, seed) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "training"), swept([("19", True), ("11", True), ("11", False)], (0, 2), names=2)
 )

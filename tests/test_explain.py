@@ -9,6 +9,7 @@ import pytest
 from generator.sources import KERNELS
 from tests.explain_probe import reasons
 from tests.solution_tools import ROOT, environment
+from tests.sweeps import swept
 
 # Reasons of the CPU's kernels alone; tests/test_cuda_emulated_explain.py has the others.
 ON_A_CPU = {"kNoAvx512", "kNoAvx2", "kNonFiniteWeights"}
@@ -111,16 +112,17 @@ def test_the_kernel_of_this_machine(explain):
     assert kernel == wanted and len(ruled_out) == ["avx512", "avx2", "portable"].index(kernel)
 
 
-@pytest.mark.parametrize("value", [None, "0"])
+@pytest.mark.parametrize("value", swept([None, "0"]))
 def test_nothing_is_said_unasked(explain, value):
     assert explain(TCONV_EXPLAIN=value).splitlines() == ["stride", "double", "nan"]
 
 
+@pytest.mark.sweep
 def test_another_value_is_refused(explain):
     assert "TCONV_EXPLAIN must be 0 or 1, got 'yes'" in explain(TCONV_EXPLAIN="yes")
 
 
-@pytest.mark.parametrize("value", [None, "1"])
+@pytest.mark.parametrize("value", swept([None, "1"]))
 def test_a_refusal_says_why(explain, value):
     wanted = "the kernel forced by TCONV_KERNEL cannot run this layer: "
     assert wanted + reasons()["kNoSuchKernel"] in explain(

@@ -73,17 +73,17 @@ def test_every_transposed_convolution_is_ours():
     assert list(left) == ["old_weight_norm"] and "hooks" in left["old_weight_norm"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "where"),
-    [
-        ("torch.ops.aten.add_.Tensor(self.counter.calls, 1)", "None", r"state_dict.*counter.calls"),
-        ("torch.ops.aten.mul.Tensor(v2, self.scale)", "v2 * 2.5", "the result in training mode"),
-        ("set_grad_enabled(False)", "set_grad_enabled(True)", "would (differ|fail)"),
-        ("torch.zeros(6)", "torch.zeros(7)", "state_dict.. of a new model"),
-        ("conv.bias", "conv.bias.detach()", "gradients of parameters.*up.bias"),
-        ("return v2", "return v3", "the result in training mode"),
-    ],
-)
+DIFFERENT = [
+    ("torch.ops.aten.add_.Tensor(self.counter.calls, 1)", "None", r"state_dict.*counter.calls"),
+    ("torch.ops.aten.mul.Tensor(v2, self.scale)", "v2 * 2.5", "the result in training mode"),
+    ("set_grad_enabled(False)", "set_grad_enabled(True)", "would (differ|fail)"),
+    ("torch.zeros(6)", "torch.zeros(7)", "state_dict.. of a new model"),
+    ("conv.bias", "conv.bias.detach()", "gradients of parameters.*up.bias"),
+    ("return v2", "return v3", "the result in training mode"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "where"), swept(DIFFERENT, (0, 4), names=3))
 def test_a_proof_notices_what_differs(old, new, where, tmp_path):
     program = program_of(REFERENCES / "counting_buffers.py")
     text = solution_text(program, tmp_path / "solution.py")

@@ -207,6 +207,7 @@ def test_one_problem_that_cannot_be_evaluated_does_not_stop_the_others(
     assert record["problem"] == "9/2" and record["verdict"] == "accepted"
 
 
+@pytest.mark.sweep
 def test_a_generated_solution_can_be_kept(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cli, "_evaluate", lambda *_: {"verdict": "accepted"})
     kept = tmp_path / "kept.py"

@@ -126,6 +126,7 @@ def test_options_that_do_not_go_together(options, told, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_a_solution_is_generated_for_one_reference_as_before(tmp_path, capsys):
     kept = tmp_path / "solution.py"
     reference = str(FIXTURES / "tiny.py")

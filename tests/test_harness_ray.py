@@ -151,6 +151,7 @@ def two_nodes(monkeypatch):
         cluster.shutdown()
 
 
+@pytest.mark.sweep
 def test_tasks_share_the_gpus_of_all_nodes_and_survive_each_other(tmp_path, two_nodes, monkeypatch):
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:

@@ -199,6 +199,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.sweep
 def test_a_suite_on_the_command_line(tmp_path, capsys):
     folder = write(tmp_path / "run", "good.py", "bad.py")
     (folder / "good.py").write_bytes((FIXTURES / "honest" / "functional.py").read_bytes())

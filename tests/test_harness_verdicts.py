@@ -244,9 +244,9 @@ def verdicts(request):
 
 
 def cases(*folders: str, backward: bool = False):
-    """Of each folder every second one, the rest in a sweep, with what takes long."""
+    """Of each folder every third one, the rest in a sweep, with what takes long."""
     found = [(folder, name, backward) for folder in folders for name in names(folder)]
-    kept = [c for place, c in enumerate(found) if place % 2 == 0 and c[1] not in TAKES_LONG]
+    kept = [c for place, c in enumerate(found) if place % 3 == 0 and c[1] not in TAKES_LONG]
     marked = swept(found, kept.__contains__)
     return pytest.mark.parametrize("case", marked, ids=[f"{f}-{n}" for f, n, _ in found])
 
