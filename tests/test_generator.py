@@ -181,6 +181,17 @@ def test_what_no_kernel_takes_stays_pytorchs_and_is_explained(name, tmp_path):
     assert all(line.replace('"', "'") in docstring for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("dimensions", "image", "word"),
+    [(1, "x.flatten(2)", "GroupNorm: in the"), (3, "x[:, :, None]", "GroupNorm: left, no kernel")],
+)
+def test_group_norm_is_fused_in_one_dimension_and_left_in_three(dimensions, image, word, tmp_path):
+    init = f"self.other = nn.ConvTranspose{dimensions}d(4, 8, 3, stride=2)"
+    path = write_reference(tmp_path, f"return self.group(F.relu(self.other({image})))", init)
+    assert "_operator" in generate(path, tmp_path / "solution.py")  # proved, with gradients
+    assert word in report(read_program(path))
+
+
 REFUSED = {
     "value branch": (
         "y = self.conv(x)\nreturn y if y.sum() > 0 else -y",

@@ -106,10 +106,18 @@ def test_an_evaluation_measures_again(monkeypatch):
     monkeypatch.setattr(roofline, "_known", {})
     monkeypatch.setattr(roofline, "_measured", measure)
     monkeypatch.setattr(evaluate_times.own_clock, "clocks_agree", lambda *times: True)
+    settle, known = evaluate_times.own_clock.OwnClock.settle, []
+
+    def settled(self, *given):
+        known.append(self.best)
+        return settle(self, *given)
+
+    monkeypatch.setattr(evaluate_times.own_clock.OwnClock, "settle", settled)
     problem = problem_of_files(Path(TINY), Path(HONEST))
     options = Options(CPU, batch=2, baselines=())
     outcome = Evaluation(problem, options, Silent()).run()
     assert outcome.reasons == [] and calls == ["float32", "float32"]
+    assert len(known) == 1 and known[0] is not None  # it has seen the rounds
     assert outcome.roofline["share"] < doubts.SHARE_LIMIT
     assert outcome.roofline["ceilings"].endswith("twice: the better counts")
 

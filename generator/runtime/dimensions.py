@@ -63,25 +63,24 @@ def _in_three_dimensions(
             f"conv_transpose3d: groups must divide the {weight.shape[0]} input channels, got "
             f"{groups}"
         )
-    batched = x if x.dim() == 5 else x.unsqueeze(0)
+    unbatched = x.dim() == 4
+    batched = x.unsqueeze(0) if unbatched else x
     slices = _depth(batched.shape[2], weight.shape[2], *depth)
     found = [
         _residue(operator, batched, weight, bias, planes, groups, rest, residue, depth)
         for residue in _residues(batched.shape[2], slices, weight.shape[2], *depth)
     ]
     out = _interleaved(found, slices, depth[0])
-    layout = torch.channels_last_3d
-    if any(_is_channels_last_3d(tensor) for tensor in (x, weight)) and x.dim() == 5:
-        out = out.contiguous(memory_format=layout)
-    return out if x.dim() == 5 else out.squeeze(0)
+    if unbatched:
+        return out.squeeze(0)
+    if _is_channels_last_3d(x) or _is_channels_last_3d(weight):
+        return out.contiguous(memory_format=torch.channels_last_3d)
+    return out
 
 
 def _is_channels_last_3d(tensor) -> bool:
-    return (
-        tensor.dim() == 5
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    )
+    is_plain = tensor.is_contiguous()
+    return not is_plain and tensor.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def _depth(depth, taps: int, stride: int, padding: int, output_padding: int, dilation: int):

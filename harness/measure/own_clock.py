@@ -61,10 +61,11 @@ class OwnClock:
         """
         if self.best is None:
             self.tick()
-        looked, deadline = random.SystemRandom().randrange(_LEAST_BURSTS), time.monotonic()
+        looked = random.SystemRandom().randrange(_LEAST_BURSTS)
+        deadline = time.monotonic() + _PATIENCE_S
         for index in itertools.count():
             if index >= _LEAST_BURSTS:
-                late = time.monotonic() > deadline + _PATIENCE_S
+                late = time.monotonic() > deadline
                 if late or clocks_agree(reported_ms, self.best.milliseconds):
                     return self.best
                 time.sleep(_BURST_PAUSE_S)
