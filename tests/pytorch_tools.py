@@ -48,7 +48,7 @@ def gradients(model, x, direction_seed=3, **call):
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     y = call["through"](model, x) if call else model(x)
     generator = torch.Generator().manual_seed(direction_seed)
-    direction = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
+    direction = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
     return y, torch.autograd.grad(
         y, [x, *model.parameters()], direction, allow_unused=True, materialize_grads=True
     )
