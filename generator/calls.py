@@ -114,8 +114,11 @@ def _call(function: str, *arguments: str) -> str:
 
 def _operator(fused: Fused, suffix: str, *arguments: str) -> str:
     name = f"_operator{suffix}"
-    lifted = {1: "_in_one_dimension", 3: "_in_three_dimensions"}.get(fused.dimensions)
-    return _call(lifted, name, *arguments) if lifted else _call(name, *arguments)
+    if fused.dimensions == 1:
+        return _call("_in_one_dimension", name, *arguments)
+    if fused.dimensions == 3:
+        return _call("_in_three_dimensions", name, repr(suffix), f"_CHAIN{suffix}", *arguments)
+    return _call(name, *arguments)
 
 
 def _named(call: Node, names: tuple[str, ...]) -> dict:

@@ -71,9 +71,11 @@ def cpu_source(entries: list[str], replacements: dict[str, str]) -> str:
 
 def operator_source(entries: list[str], replacements: dict[str, str]) -> str:
     """What stands behind cpu_source(entries) in one file, whose headers it shares."""
-    shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
+    shared = tuple(
+        KERNELS / name for name in ("common.h", "layer.h", "call.h", "generated_depth.h")
+    )
     paths = [KERNELS / "binding" / f"operator_{entry}.cpp" for entry in entries]
-    return _resolved(paths, {}, shared)
+    return _resolved(paths, replacements, shared)
 
 
 def _resolved(paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...] = ()) -> str:
@@ -110,16 +112,21 @@ def _only(kind: int, lines: list[str]) -> list[str]:
     return [f"#if TCONV_KIND == {kind}", *lines, "#endif"] if lines else []
 
 
-def gradient_cuda_source(entry: str = "gradients") -> str:
+def gradient_cuda_source(
+    entry: str = "gradients", replacements: dict[str, str] | None = None
+) -> str:
     """Of a library of gradients, of the convolution's ("gradients") or of GroupNorm's
     ("group_norm_gradient"), the same for every pattern: its convolutions have no epilogue.
     """
-    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu")
+    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements)
 
 
-def gradient_operator_source(entry: str = "gradients") -> str:
+def gradient_operator_source(
+    entry: str = "gradients", replacements: dict[str, str] | None = None
+) -> str:
     """The library's C++: what there is for a CPU, then the operator."""
-    return resolve(KERNELS / "cpu" / f"entry_{entry}.cpp") + gradient_operator(entry)
+    ahead = resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", replacements)
+    return ahead + gradient_operator(entry, replacements)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -127,11 +134,11 @@ def gradient_call_header(entry: str) -> str:
     return "gradient_call.h" if entry == "gradients" else f"{entry}_call.h"
 
 
-def gradient_operator(entry: str) -> str:
+def gradient_operator(entry: str, replacements: dict[str, str] | None = None) -> str:
     """The operator alone, as it stands behind the library's other half."""
-    headers = ("common.h", "layer.h", "call.h", gradient_call_header(entry))
+    headers = ("common.h", "layer.h", "call.h", "generated_depth.h", gradient_call_header(entry))
     shared = tuple(KERNELS / name for name in headers)
-    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", given=shared)
+    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", replacements, shared)
 
 
 def without_shared_lines(text: str, given: str, least: int = 12) -> str:

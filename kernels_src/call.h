@@ -4,6 +4,7 @@
 #pragma once
 
 #include "explanation.h"
+#include "generated_depth.h"
 #include "layer.h"
 
 namespace tconv {
@@ -25,6 +26,7 @@ struct ConvCall {
   int64_t workspace_bytes;
   void* stream;              // CUDA only
   Explanation* explanation;  // to be filled, or null
+  DepthWalk depth;
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)

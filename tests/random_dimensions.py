@@ -82,3 +82,29 @@ def layer(dimensions: int, seed: int) -> Layer:
         bias=rng.random() < 0.7,
         layout=rng.choice(("contiguous", "channels_last")),
     )
+
+
+def volume(seed: int) -> Layer:
+    """Of three dimensions and channels in whole eights a group, which the Hopper kernel reads where
+    they are. Small in depth and in the plane; some have outputs of no size.
+    """
+    rng = random.Random(f"volume {seed}")
+    groups = rng.choice((1, 1, 2))
+    stride = rng.randint(1, 3), rng.randint(1, 2), rng.randint(1, 2)
+    dilation = rng.randint(1, 3), rng.randint(1, 2), rng.randint(1, 2)
+    limits = [max(pair) - 1 for pair in zip(stride, dilation, strict=True)]
+    return Layer(
+        seed=seed,
+        batch=rng.choice((None, 1, 2, 3)),
+        channels=groups * 8 * rng.choice((1, 2, 3, 6, 8, 9)),
+        out_channels=groups * rng.choice((1, 5, 16, 24, 70)),
+        size=(rng.randint(1, 5), rng.randint(1, 7), rng.choice((3, 4, 8, 9, 12))),
+        kernel=(rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 4)),
+        stride=stride,
+        padding=tuple(rng.randint(0, 3) for _ in range(3)),
+        output_padding=tuple(rng.randint(0, limit) for limit in limits),
+        dilation=dilation,
+        groups=groups,
+        bias=rng.random() < 0.7,
+        layout=rng.choice(("contiguous", "contiguous", "channels_last")),
+    )

@@ -11,7 +11,10 @@ from tests.random_dimensions import layer
 from tests.sweeps import swept
 
 LAYERS = 120
-LIFTED = {1: dimensions._in_one_dimension, 3: dimensions._in_three_dimensions}
+LIFTED = {
+    1: dimensions._in_one_dimension,
+    3: lambda operator, *rest: dimensions._in_three_dimensions(operator, "", (), *rest),
+}
 GRID = [(count, start) for start in range(0, 10 * LAYERS, LAYERS) for count in LIFTED]
 
 

@@ -5,9 +5,9 @@ precision, with gradients, within bounds from float64.
 import pytest
 import torch
 
+from generator.runtime.dimensions import _in_one_dimension
 from tests.gpu_tools import tf32
-from tests.random_dimensions import layer
-from tests.test_dimensions import LIFTED
+from tests.random_dimensions import layer, volume
 
 pytestmark = pytest.mark.gpu
 
@@ -33,14 +33,28 @@ def gradients(out, operands) -> list:
     return list(torch.autograd.grad(out.sum(), [t for t in operands if t is not None]))
 
 
-@pytest.mark.parametrize("count", LIFTED)
+def lifted(solution, count, *arguments):
+    """The operator of a solution with layers of three dimensions, in `count` dimensions."""
+    if count == 1:
+        return _in_one_dimension(solution["_operator"], *arguments)
+    return solution["_in_three_dimensions"](
+        solution["_operator"], "", solution["_CHAIN"], *arguments
+    )
+
+
+KINDS = {"1d": (1, layer), "3d": (3, layer), "volumes": (3, lambda count, seed: volume(seed))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_random_layers(shelf, count, rounding):
-    operator = shelf["69"].solution["_operator"]
+@pytest.mark.parametrize("gradients_too", [True, False])
+def test_random_layers(shelf, kind, rounding, gradients_too):
+    solution = shelf["volume_only"].solution
     dtype, allowed, step = ROUNDINGS[rounding]
+    count, make = KINDS[kind]
     computed = 0
     for seed in range(1000, 1060):
-        case = layer(count, seed)
+        case = make(count, seed)
         operands = case.operands(dtype, "cuda")
         exact = [None if t is None else t.detach().double().cpu() for t in operands]
         exact = [None if t is None else t.requires_grad_() for t in exact]
@@ -50,12 +64,31 @@ def test_random_layers(shelf, count, rounding):
             continue
         if wanted.numel() == 0:
             continue
-        with tf32(allowed):
-            out = LIFTED[count](operator, *operands, *case.parameters)
-            found = [out.detach(), *gradients(out, operands)]
+        with tf32(allowed), torch.set_grad_enabled(gradients_too):
+            out = lifted(solution, count, *operands, *case.parameters)
+            found = [out.detach(), *(gradients(out, operands) if gradients_too else ())]
         truth = [wanted.detach(), *gradients(wanted, exact)]
-        for ours, theirs, most in zip(found, truth, magnitudes(case, exact), strict=True):
+        for ours, theirs, most in zip(found, truth, magnitudes(case, exact), strict=False):
             error = (ours.double().cpu() - theirs).abs()
             assert bool((error <= 4 * step * most + 1e-30).all()), (case, float(error.max()))
         computed += 1
     assert computed > 25
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 9, 40, 64), (1, 48, 7, 33, 34), (2, 128, 5, 20, 28)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e5])
+def test_the_kernel_in_place_is_right(shelf, shape, stride, size):
+    """No layout is copied: larger layers, and values that fp16 containers do not hold."""
+    solution = shelf["volume_only"].solution
+    made = torch.Generator().manual_seed(stride)
+    x = torch.randn(shape, generator=made) * size
+    weight, bias = torch.randn(shape[1], 40, 3, 3, 5, generator=made), torch.zeros(40)
+    axes = [(stride,) * 3, (1, 0, 1), (stride - 1,) * 3, (1, 1, 1)]
+    with tf32(True), torch.no_grad():
+        out = solution["_whole_volumes"]("", x.cuda(), weight.cuda(), bias.cuda(), axes, 1, ())
+    conv = torch.nn.functional.conv_transpose3d
+    exact = x.double(), weight.double(), bias.double()
+    numbers = axes[0], axes[1], axes[2], 1, axes[3]
+    wanted, most = conv(*exact, *numbers), conv(*[t.abs() for t in exact], *numbers)
+    assert bool(((out.double().cpu() - wanted).abs() <= 4 * 2.0**-11 * most).all())

@@ -7,6 +7,7 @@ import torch
 
 from tests.gpu_tools import tf32
 from tests.pytorch_tools import MODE_IDS, MODES, assert_same, gradients, input_of, pair_of
+from tests.solution_tools import relative_error
 from tests.test_pytorch_training import FLOOR, assert_gradients_no_worse
 
 pytestmark = pytest.mark.gpu
@@ -48,6 +49,7 @@ def test_autocast(shelf, name, training, low):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", ["19", "11"])
 def test_norms_left_in_fp32(shelf, name, training, low):
+    """Of such a model PyTorch refuses GroupNorm on CUDA, and takes it on a CPU."""
     model, new = pair_on_gpu(shelf, name, training, torch.float32)
     for candidate in (model, new):
         candidate.to(low)
@@ -56,7 +58,12 @@ def test_norms_left_in_fp32(shelf, name, training, low):
                 module.float()
     exact = copy.deepcopy(model).double()
     x = input_of(name, low).cuda()
-    assert_gradients_no_worse(new, model, exact, x, lambda m, x: m(x), FLOOR[low])
+    with pytest.raises(RuntimeError, match="expected scalar type"):
+        model(x)
+    got, found = gradients(new, x)
+    wanted, truth = gradients(exact, x.double())
+    for ours, theirs in zip((got, *found), (wanted, *truth), strict=True):
+        assert relative_error(ours, theirs) <= 4 * FLOOR[low]
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])

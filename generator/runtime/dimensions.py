@@ -3,6 +3,10 @@
 import torch
 
 from generator.runtime.arguments import _output_size
+from generator.runtime.slices import _residues, _stacked_input, _stacked_weight
+from generator.runtime.volumes import _whole_volumes
+
+_FEW_CHANNELS = 8  # of a group: kFewGroupChannels in kernels_src/cuda/conv_transpose_dispatch.cuh
 
 
 def _as_tuple(function: str, name: str, values, count: int) -> tuple:
@@ -45,19 +49,19 @@ def _in_one_dimension(operator, x, weight, bias, stride, padding, output_padding
 
 
 def _in_three_dimensions(
-    operator, x, weight, bias, stride, padding, output_padding, dilation, groups, *rest
+    operator, call, chain, x, weight, bias, stride, padding, output_padding, dilation, groups, *rest
 ):
     """operator's result for x [batch,] channels, depth, height, width and weight [channels,
-    out_channels / groups, depth taps, height taps, width taps].
+    out_channels / groups, depth taps, height taps, width taps]. `call` tells the operator's name
+    from others in the same text, chain has the steps after the convolution.
 
     Output slices with the same residue modulo the stride in depth read through the same depth taps,
     each from an input slice of its own: those slices stand behind one another as channels of an
-    image, so the products of all taps are one sum. Slices beyond the input are zeros there.
+    image, so the products of all taps are one sum. Slices beyond the input are zeros there. Where
+    _whole_volumes can, the kernel reads and writes them where they are.
     """
     numbers = (stride, padding, output_padding, dilation)
     axes = _axes("conv_transpose3d", x, weight, numbers, 3)
-    depth = tuple(values[0] for values in axes)
-    planes = [values[1:] for values in axes]
     if groups < 1 or weight.shape[0] % groups:
         raise RuntimeError(
             f"conv_transpose3d: groups must divide the {weight.shape[0]} input channels, got "
@@ -65,17 +69,52 @@ def _in_three_dimensions(
         )
     unbatched = x.dim() == 4
     batched = x.unsqueeze(0) if unbatched else x
-    slices = _depth(batched.shape[2], weight.shape[2], *depth)
-    found = [
-        _residue(operator, batched, weight, bias, planes, groups, rest, residue, depth)
-        for residue in _residues(batched.shape[2], slices, weight.shape[2], *depth)
-    ]
-    out = _interleaved(found, slices, depth[0])
+
+    def by_slices(*arguments):
+        return _by_slices(operator, chain, *arguments)
+
+    arguments = batched, weight, bias, axes, groups, rest
+    out = _whole_volumes(by_slices, call, chain, *arguments)
+    if out is None:
+        out = by_slices(*arguments)
     if unbatched:
         return out.squeeze(0)
     if _is_channels_last_3d(x) or _is_channels_last_3d(weight):
         return out.contiguous(memory_format=torch.channels_last_3d)
     return out
+
+
+def _by_slices(operator, chain, x, weight, bias, axes, groups: int, rest) -> torch.Tensor:
+    """By calls of the operator of two dimensions, one for each residue, over copies of x."""
+    few = groups > 1 and x.shape[1] // groups <= _FEW_CHANNELS
+    if few and not chain and x.dtype is torch.float32 and x.device.type != "cpu":
+        operator = _tap_by_tap(operator, x.shape[1])
+    depth, planes = tuple(values[0] for values in axes), [values[1:] for values in axes]
+    slices = _depth(x.shape[2], weight.shape[2], *depth)
+    found = [
+        _residue(operator, x, weight, bias, planes, groups, rest, residue)
+        for residue in _residues(x.shape[2], slices, weight.shape[2], *depth)
+    ]
+    return _interleaved(found, slices, depth[0])
+
+
+def _tap_by_tap(operator, channels: int):
+    """The operator, tap after tap in depth: the rule that answers groups of few channels in fp32,
+    as PyTorch does, is not to count the channels of all taps.
+    """
+
+    def run(stacked, kernel, bias, stride, padding, output_padding, dilation, groups):
+        numbers = stride, padding, output_padding, dilation, groups
+        taps = stacked.shape[1] // channels
+        images = stacked.unflatten(1, (groups, taps, -1)).unbind(2)
+        weights = kernel.unflatten(0, (groups, taps, -1)).unbind(1)
+        parts = [
+            operator(image.flatten(1, 2), weight.flatten(0, 1), None if nth else bias, *numbers)
+            for nth, (image, weight) in enumerate(zip(images, weights, strict=True))
+        ]
+        return sum(parts[1:], parts[0])
+
+    return run
 
 
 def _is_channels_last_3d(tensor) -> bool:
@@ -101,43 +140,17 @@ def _depth(depth, taps: int, stride: int, padding: int, output_padding: int, dil
     return found
 
 
-def _residues(depth, slices, taps: int, stride: int, padding: int, output_padding, dilation):
-    """For each residue of output slices modulo the stride: how many it has, and its (tap, base),
-    the last tap first. Through a tap output slice residue + stride * j reads input slice j + base,
-    base = (residue + padding - dilation * tap) / stride where that is whole.
-    """
-    found = []
-    for residue in range(stride):
-        count = -(-(slices - residue) // stride)
-        shifted = [(tap, residue + padding - dilation * tap) for tap in reversed(range(taps))]
-        pairs = [(tap, s // stride) for tap, s in shifted if s % stride == 0]
-        reached = [(tap, base) for tap, base in pairs if -count < base and base < depth]
-        found.append((count, reached))
-    return [entry for entry in found if entry[0] > 0]
-
-
-def _residue(operator, x, weight, bias, planes, groups, rest, residue, depth) -> torch.Tensor:
+def _residue(operator, x, weight, bias, planes, groups, rest, residue) -> torch.Tensor:
     """The slices [batch, slices of this residue, out_channels, height, width]."""
     count, reached = residue
-    batch, channels, size, *image = x.shape
+    batch = x.shape[0]
     if not reached:  # no tap: all such slices are the same, and gradients are zeros
         slices = _zero_slice(x[:1]), _zero_slice(weight)
         out = operator(*slices, bias, *planes, groups, *rest)
         return out.expand(batch * count, *out.shape[1:]).unflatten(0, (batch, count))
     taps, bases = zip(*reached, strict=True)
-    step = bases[1] - bases[0] if len(bases) > 1 else 1
-    first, end = bases[0], bases[-1] + count
-    window = x
-    if first != 0 or end != size:
-        window = torch.constant_pad_nd(x, (0, 0, 0, 0, -first, end - size))
-    stacked = window.unfold(2, count, step).unflatten(1, (groups, -1))
-    # batch, group, channel, tap, height, width, slice
-    stacked = stacked.permute(0, 6, 1, 3, 2, 4, 5)
-    stacked = stacked.reshape(batch * count, len(taps) * channels, *image)
-    spacing = taps[0] - taps[1] if len(taps) > 1 else 1
-    kernel = weight[:, :, taps[-1] : taps[0] + 1 : spacing].flip(2).unflatten(0, (groups, -1))
-    # group, channel, out_channel of the group, tap, height taps, width taps
-    kernel = kernel.permute(0, 3, 1, 2, 4, 5).reshape(-1, weight.shape[1], *weight.shape[3:])
+    stacked = _stacked_input(x, groups, count, bases)
+    kernel = _stacked_weight(weight, groups, taps)
     out = operator(stacked, kernel, bias, *planes, groups, *rest)
     return out.unflatten(0, (batch, count))
 

@@ -4,6 +4,7 @@
 TCONV_DECLARE_CUDA_HALF(ConvOnlyCall)
 
 #include "conv_inputs.h"
+#include "generated_depth_operator.h"
 
 namespace tconv {
 namespace binding {
@@ -25,4 +26,5 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
+TCONV_REGISTER_DEPTH(tconv::ConvOnlyCall)
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")

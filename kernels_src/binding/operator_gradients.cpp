@@ -6,6 +6,7 @@
 TCONV_DECLARE_CUDA_HALF(GradientCall)
 
 #include "conv_inputs.h"
+#include "generated_depth_operator.h"
 
 namespace tconv {
 namespace binding {
@@ -97,6 +98,7 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
+TCONV_REGISTER_DEPTH(tconv::GradientCall)
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "

@@ -6,6 +6,7 @@
 #include "conv_transpose_portable_launch.cuh"
 #include "conv_transpose_plain.cuh"
 #include "conv_transpose_hopper_launch.cuh"
+#include "generated_depth_launch.cuh"
 #include "moments_merge.cuh"
 #include "plan_cache.h"
 
@@ -128,11 +129,13 @@ KernelPlan hopper_plan(const ConvCall& call) {
   if (status != kOk) return failed_plan(status, nullptr);
   const hopper::Plan hopper = hopper::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
-  if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
-    return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   KernelPlan plan{};
   plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
-  if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
+  if (!call.depth.walks()) {  // its fallback has no plan
+    if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
+      return failed_plan(kUnsupportedKernel, reason::kLongIndices);
+    if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
+  }
   plan.kernel = kHopper;
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
@@ -160,7 +163,8 @@ inline const char* wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
-  if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
+  if (p.groups > 1 && p.in_channels / p.groups / call.depth.tap_count() <= kFewGroupChannels)
+    return reason::kFewGroupChannels;
   return num_products(p) <= kFewProducts ? reason::kFewProducts : nullptr;
 }
 
@@ -227,10 +231,24 @@ KernelPlan plan_by_rule(const ConvCall& call) {
   return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
 }
 
+// The plan of slices of volumes: the Hopper kernel's, or why others are to take the call in another form.
+template <Outputs kOutputs>
+KernelPlan depth_plan(const ConvCall& call) {
+  const bool forced = call.kernel_choice == kHopper;
+  if (call.kernel_choice != kAuto && !forced) return failed_plan(kUnsupportedKernel, reason::kForced);
+  if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
+  if (forced) return hopper_plan<kOutputs>(call);
+  const char* why = wants_one_launch(call);
+  if (why == nullptr) why = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
+  if (why == nullptr) why = hopper_is_slower(call.layer);
+  return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
+}
+
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, nullptr);
   if (has_no_outputs(call.layer)) return plain_plan(call);
+  if (call.depth.walks()) return depth_plan<kOutputs>(call);
   if (call.kernel_choice == kAuto) return plan_by_rule<kOutputs>(call);
   KernelPlan plan = forced_plan<kOutputs>(call);
   if (plan.kernel != kHopper) plan.why_not.hopper = reason::kForced;
@@ -267,7 +285,8 @@ int64_t conv_num_partials(const ConvCall& call) {
 
 template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  return choose_kernel<kOutputs>(call).workspace_bytes;
+  const KernelPlan& plan = choose_kernel<kOutputs>(call);
+  return call.depth.walks() && plan.status != kOk ? plan.status : plan.workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -289,7 +308,10 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(hopper::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
-  return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
+  GuardState* const guard = hopper::HopperWorkspace(plan.hopper).guard(workspace);
+  if (call.depth.walks())  // nothing raises the guard over 16-bit inputs
+    return call.dtype == kFloat32 ? launch_depth_plain(call, outputs.out, &guard->out_of_range) : kOk;
+  return launch_fallback(plan, call, outputs, workspace, guard);
 }
 
 inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
@@ -318,6 +340,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
   if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
+  if (call.depth.walks()) return launch_depth_plain(call, outputs.out, nullptr);
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);

@@ -5,6 +5,7 @@
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
 #include "gradient_scales.cuh"
+#include "generated_depth_scales.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -30,11 +31,13 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
   if (plan.status != kOk) return plan.status;
   const ConvTransposeLayer& p = call.layer;
   const int64_t guard = hopper_guard_offset(plan, call.dtype);
-  if (guard >= 0)
-    TCONV_RETURN_IF_ERROR(launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w,
-                                                            p.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
-                                             reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard),
-                                             call.stream));
+  if (guard >= 0) {
+    SampledTensor x = sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
+                                     p.x_stride_h, p.x_stride_w);
+    if (call.depth.walks()) x = sampled_volumes(call);
+    TCONV_RETURN_IF_ERROR(
+        launch_input_scale(x, reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+  }
   return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
 }
 

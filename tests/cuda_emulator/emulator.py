@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 import torch.utils.cpp_extension as cpp_extension
 
+from generator.kernels import DEPTH_HEADERS
 from generator.sources import KERNELS, gradient_call_header, gradient_operator, resolve
 from tests.cuda_emulator.translate import HERE, translate
 
@@ -75,7 +76,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     call: the header of its argument block, which the CPU half would have brought.
     """
     source = kernels.with_name("operator.cpp")
-    header = resolve(KERNELS / call).replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
+    given = DEPTH_HEADERS if "run_depth" in operator else {}
+    header = resolve(KERNELS / call, given).replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     source.write_text(header + _HALF + operator)
     include = [f"-I{path}" for path in cpp_extension.include_paths()]
     places = [part for p in cpp_extension.library_paths() for part in (f"-L{p}", f"-Wl,-rpath,{p}")]
@@ -126,18 +128,21 @@ class EmulatedLibrary:
 class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
     `backward` and `convolve`, or GroupNorm's ("group_norm_gradient"), which has the first.
+    volumes: of a solution with layers of three dimensions.
     """
 
-    def __init__(self, kernels: Path, entry: str = "gradients"):
-        name = f"tconv_emulated_{entry}"
+    def __init__(self, kernels: Path, entry: str = "gradients", volumes: bool = False):
+        name = f"tconv_emulated_{'volume_' * volumes}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        path = _link(kernels, gradient_operator(entry), flags, header)
+        operator = gradient_operator(entry, DEPTH_HEADERS if volumes else None)
+        path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
-        self.backward = getattr(torch.ops, name).backward.default
+        self.namespace = getattr(torch.ops, name)
+        self.backward = self.namespace.backward.default
         if entry == "gradients":
-            self.convolve = getattr(torch.ops, name).convolve.default
+            self.convolve = self.namespace.convolve.default
 
 
 class Emulated(EmulatedLibrary):

@@ -1,0 +1,119 @@
+"""Gradients of transposed convolutions of three dimensions whose forward works in place."""
+
+import torch
+
+from generator.runtime.arguments import _Conv
+from generator.runtime.dispatch import _outside_autocast
+from generator.runtime.gradient_kernels import _gradient_library, _kernel_gradients
+from generator.runtime.gradients import _chain_backward, _chain_forward, _chain_needs_values
+from generator.runtime.slices import _residues, _stacked_input, _stacked_weight
+from generator.runtime.volume_operator import _run_volumes, _volume_operator
+
+
+def _volumes_with_gradient(kernels, other, chain, axes, groups: int, x, weight, bias, vectors):
+    """The operator's result with a gradient, or None where it declines; arguments as
+    _whole_volumes has them.
+    """
+    return _Volumes.apply(kernels, other, chain, axes, groups, x, weight, bias, *vectors)
+
+
+class _Volumes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kernels, other, chain, axes, groups, x, weight, bias, *vectors):
+        ctx.call = other, chain, axes, groups
+        ctx.save_for_backward(x, weight, bias, *vectors)
+        return _run_volumes(kernels, x, weight, bias, axes, groups, vectors)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, None, None, None, *_outside_autocast(_gradients_of_volumes, ctx, grad)
+
+
+def _gradients_of_volumes(ctx, grad) -> list:
+    """Of x, weight, bias and the vectors, those that are wanted."""
+    other, chain, axes, groups = ctx.call
+    needs = ctx.needs_input_grad[5:]
+    if torch.is_grad_enabled():  # create_graph=True
+        return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, True)
+    x, weight, bias, *vectors = ctx.saved_tensors
+    values = None
+    if _chain_needs_values(chain):
+        value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+        if value is None:
+            return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, False)
+        values = _chain_forward(chain, value.flatten(2, 3), vectors)
+    # To the steps a volume is an image, its slices below each other.
+    plane = grad.contiguous().flatten(2, 3)
+    plane, vector_grads = _chain_backward(chain, plane, values, vectors)
+    grad = plane.contiguous().view(grad.shape)
+    grad_x = _grad_x_in_place(grad, weight, axes, groups) if needs[0] else None
+    missing = needs[0] and grad_x is None
+    by_slices = _gradients_by_slices(grad, x, weight, axes, groups, (missing, needs[1]))
+    grad_bias = grad.sum((0, 2, 3, 4)) if needs[2] else None
+    return [by_slices[0] if missing else grad_x, by_slices[1], grad_bias, *vector_grads]
+
+
+def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:
+    """The gradients by autograd, of the other way to the same result."""
+    x, weight, bias, *vectors = tensors
+    with torch.enable_grad():
+        out = other(x, weight, bias, axes, groups, vectors)
+        wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))
+    return [next(found) if need else None for need in needs]
+
+
+def _library_volumes(x, weight, bias, axes, groups: int) -> torch.Tensor | None:
+    """The convolution alone by the gradients' library, with scales for any magnitude."""
+    return _run_volumes(_volume_operator(_gradient_library()), x, weight, bias, axes, groups)
+
+
+def _grad_x_in_place(grad, weight, axes, groups: int) -> torch.Tensor | None:
+    """Where all strides are one: a transposed convolution of grad with in and out channels swapped
+    and taps flipped.
+    """
+    stride, padding, output_padding, dilation = axes
+    sizes = zip(dilation, weight.shape[2:], padding, strict=True)
+    cropped = [step * (taps - 1) - pad for step, taps, pad in sizes]
+    if max(stride) > 1 or max(output_padding) > 0 or min(cropped) < 0:
+        return None
+    swapped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3, 4)
+    return _library_volumes(
+        grad, swapped, None, (stride, cropped, output_padding, dilation), groups
+    )
+
+
+def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:
+    """Gradients of x and weight (None where not in `needs`) of contiguous grad, by the kernels of
+    two dimensions, residue by residue as dimensions.py computes the output.
+    """
+    pairs = zip((x, weight), needs, strict=True)
+    found = [torch.zeros_like(tensor) if need else None for tensor, need in pairs]
+    if True not in needs:
+        return found
+    depth = tuple(axis[0] for axis in axes)
+    conv = _Conv(*[axis[1:] for axis in axes], groups)
+    batch, size, stride = x.shape[0], x.shape[2], depth[0]
+    residues = _residues(size, grad.shape[2], weight.shape[2], *depth)
+    for residue, (count, reached) in enumerate(residues):
+        if not reached:
+            continue
+        taps, bases = zip(*reached, strict=True)
+        images = grad[:, :, residue::stride].transpose(1, 2).flatten(0, 1)
+        stacked = _stacked_input(x, groups, count, bases)
+        kernel = _stacked_weight(weight, groups, taps)
+        wanted = (*needs, False)
+        grad_x, grad_kernel, _ = _kernel_gradients(images, stacked, kernel, conv, wanted)
+        if needs[1]:
+            # group, tap, channel, out_channel of the group, height taps, width taps
+            parts = grad_kernel.view(groups, len(taps), -1, *grad_kernel.shape[1:])
+            parts = parts.permute(0, 2, 3, 1, 4, 5).flatten(0, 1)
+            spacing = taps[0] - taps[1] if len(taps) > 1 else 1
+            found[1][:, :, taps[-1] : taps[0] + 1 : spacing] = parts.flip(2)
+        if needs[0]:
+            parts = grad_x.view(batch, count, groups, len(taps), -1, *x.shape[3:])
+            for tap, base in enumerate(bases):
+                first, end = max(0, -base), min(count, size - base)
+                part = parts[:, first:end, :, tap].flatten(2, 3).transpose(1, 2)
+                found[0][:, :, first + base : end + base] += part
+    return found

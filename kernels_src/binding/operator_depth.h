@@ -1,0 +1,181 @@
+// The operator of three dimensions, for what the Hopper kernel takes without a copy of the input: slices of volumes as
+// images (depth_walk.h). It declines everything else, and all that may be wrong, with an empty result: the caller then
+// asks in another form (generator/runtime/dimensions.py), which also says what is wrong.
+#pragma once
+
+#include <climits>
+
+#include "conv_inputs.h"
+
+namespace tconv {
+namespace binding {
+
+constexpr int64_t kDepthChannels = 8;  // of a tap, which producers load together
+
+// Parameters of nn.ConvTranspose3d: depth, then height and width.
+struct DepthGeometry {
+  int64_t stride, padding, output_padding, dilation;
+  Geometry plane;
+};
+
+struct DepthInputs {
+  Tensor x, weight;
+  OptionalTensor bias;
+  DepthGeometry g{};
+  bool tf32;
+  OptionalTensor vectors[kMaxChannelVectors];
+
+  explicit DepthInputs(Stack& stack) : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()) {
+    g.stride = stack.integer(), g.plane.stride = stack.pair();
+    g.padding = stack.integer(), g.plane.padding = stack.pair();
+    g.output_padding = stack.integer(), g.plane.output_padding = stack.pair();
+    g.dilation = stack.integer(), g.plane.dilation = stack.pair();
+    g.plane.groups = stack.integer(), tf32 = stack.boolean();
+    for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+  }
+
+  bool is_of_kind(const Tensor& tensor) const {
+    return torch_dtype_of(tensor) == torch_dtype_of(x) && device_of(tensor) == device_of(x);
+  }
+
+  bool is_vector(const OptionalTensor& value, int64_t channels) const {
+    return !value || (value->dim() == 1 && value->size(0) == channels && is_of_kind(*value));
+  }
+
+  bool fits() const {
+    if (x.dim() != 5 || weight.dim() != 5 || !is_of_kind(weight)) return false;
+    const int64_t dtype = kernel_dtype(torch_dtype_of(x));
+    if (dtype != kFloat16 && dtype != kBFloat16 && (dtype != kFloat32 || !tf32)) return false;
+    const int64_t least_of_plane[] = {g.plane.stride.smallest() - 1, g.plane.dilation.smallest() - 1,
+                                      g.plane.padding.smallest(), g.plane.output_padding.smallest()};
+    for (const int64_t value : least_of_plane)
+      if (value < 0) return false;
+    if (g.stride < 1 || g.dilation < 1 || g.padding < 0 || g.output_padding < 0 || g.plane.groups < 1) return false;
+    if (g.output_padding >= std::max(g.stride, g.dilation)) return false;
+    for (int axis = 0; axis < 2; ++axis)
+      if (g.plane.output_padding[axis] >= std::max(g.plane.stride[axis], g.plane.dilation[axis])) return false;
+    const auto sizes = x.sizes(), kernel = weight.sizes();
+    for (size_t axis = 0; axis < 5; ++axis)
+      if (sizes[axis] < 1 || kernel[axis] < 1 || sizes[axis] > INT_MAX / 4 || kernel[axis] > INT_MAX / 4) return false;
+    if (kernel[0] != sizes[1] || sizes[1] % (g.plane.groups * kDepthChannels) != 0) return false;
+    const int64_t channels = kernel[1] * g.plane.groups;
+    if (!is_vector(bias, channels)) return false;
+    for (const OptionalTensor& vector : vectors)
+      if (!is_vector(vector, channels)) return false;
+    return true;
+  }
+
+  // The layer of one image, without what a residue says.
+  ConvTransposeLayer image() const {
+    const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
+    ConvTransposeLayer p{};
+    p.groups = g.plane.groups, p.out_channels = kernel[1] * p.groups;
+    p.in_h = sizes[3], p.in_w = sizes[4], p.kernel_h = kernel[3], p.kernel_w = kernel[4];
+    p.out_h = output_size(sizes[3], kernel[3], 0, g.plane), p.out_w = output_size(sizes[4], kernel[4], 1, g.plane);
+    p.stride_h = g.plane.stride.h, p.stride_w = g.plane.stride.w;
+    p.padding_h = g.plane.padding.h, p.padding_w = g.plane.padding.w;
+    p.dilation_h = g.plane.dilation.h, p.dilation_w = g.plane.dilation.w;
+    // Both lead from image to image; plans ask of it only whether it is a multiple of something.
+    p.x_stride_n = strides[0] | strides[2];
+    p.x_stride_c = strides[1], p.x_stride_h = strides[3], p.x_stride_w = strides[4];
+    return p;
+  }
+
+  int64_t out_depth() const {
+    return (x.size(2) - 1) * g.stride - 2 * g.padding + g.dilation * (weight.size(2) - 1) + g.output_padding + 1;
+  }
+};
+
+// Output slices `residue`, residue + stride, ... of every volume.
+inline ConvCall residue_call(const DepthInputs& in, ConvTransposeLayer p, int64_t depth, int64_t residue) {
+  const AxisPhase phase = make_axis_phase(depth, in.weight.size(2), in.g.stride, in.g.padding, in.g.dilation, residue);
+  DepthWalk walk{};
+  walk.slices = phase.out_count, walk.taps = phase.tap_count;
+  walk.in_depth = in.x.size(2), walk.kernel_depth = in.weight.size(2);
+  walk.first = phase.offset_first - (phase.tap_count - 1) * phase.offset_step, walk.step = phase.offset_step;
+  walk.kernel_first = phase.tap_first + (phase.tap_count - 1) * phase.tap_step, walk.kernel_step = phase.tap_step;
+  // Taps that no slice reads through.
+  while (walk.taps > 0 && walk.first + walk.slices <= 0)
+    --walk.taps, walk.first += walk.step, walk.kernel_first -= walk.kernel_step;
+  while (walk.taps > 0 && walk.first + (walk.taps - 1) * walk.step >= walk.in_depth) --walk.taps;
+  const auto strides = in.x.strides();
+  walk.x_stride_n = strides[0], walk.x_stride_d = strides[2];
+  const int64_t plane = p.out_h * p.out_w;
+  walk.out_stride_c = depth * plane, walk.out_stride_n = p.out_channels * walk.out_stride_c;
+  walk.out_stride_d = in.g.stride * plane;
+  p.batch = in.x.size(0) * walk.slices;
+  p.in_channels = in.x.size(1) * walk.taps;
+  ConvCall call = make_call(p, kernel_dtype(torch_dtype_of(in.x)), in.tf32);
+  call.depth = walk;
+  return call;
+}
+
+// The result [batch * out_channels, depth, height, width], or an empty tensor. Call: the argument block of the library
+// that this is part of; of the gradients' it asks for the convolution (gradient_call.h).
+template <typename Call>
+Tensor convolve_volumes(DepthInputs& in) {
+  const Device device = device_of(in.x);
+  const int32_t dtype = torch_dtype_of(in.x);
+  const int64_t nothing[] = {0};
+  const auto declined = [&] { return allocate(nothing, 1, dtype, device); };
+  if (!in.fits()) return declined();
+  const ConvTransposeLayer image = in.image();
+  const int64_t depth = in.out_depth();
+  if (depth < 1 || image.out_h < 1 || image.out_w < 1 || depth > INT_MAX / 4) return declined();
+  in.weight = dense(in.weight), in.bias = dense(in.bias);
+  for (OptionalTensor& vector : in.vectors) vector = dense(vector);
+#if defined(TCONV_WITH_CUDA)
+  std::optional<CurrentDevice> current;
+  if (!device.is_cpu()) current.emplace(device);
+  const auto workspace_bytes = device.is_cpu() ? tconv_cpu_workspace_bytes : tconv_cuda_workspace_bytes;
+#else
+  const auto workspace_bytes = tconv_cpu_workspace_bytes;
+#endif
+  const int64_t residues = std::min(in.g.stride, depth);
+  for (int64_t residue = 0; residue < residues; ++residue) {
+    Call call{residue_call(in, image, depth, residue)};
+    call.conv.x = call.conv.out = pointer_of(in.x);  // is there, no more is asked
+    if (call.conv.layer.batch > INT_MAX / 4 || workspace_bytes(&call) < 0) return declined();
+  }
+  const int64_t sizes[] = {in.x.size(0) * image.out_channels, depth, image.out_h, image.out_w};
+  const Tensor out = allocate(sizes, 4, dtype, device);
+  const int64_t slice_bytes = image.out_h * image.out_w * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
+  for (int64_t residue = 0; residue < residues; ++residue) {
+    Call call{residue_call(in, image, depth, residue)};
+    call.conv.x = pointer_of(in.x), call.conv.weight = pointer_of(in.weight), call.conv.bias = pointer_of(in.bias);
+    for (int i = 0; i < kMaxChannelVectors; ++i) call.conv.channel_vectors[i] = pointer_of(in.vectors[i]);
+    call.conv.out = static_cast<char*>(pointer_of(out)) + residue * slice_bytes;
+    launch(call, device);
+  }
+  return out;
+}
+
+template <typename Call>
+void run_depth(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  DepthInputs inputs(stack);
+  stack.give(convolve_volumes<Call>(inputs));
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+#if defined(TCONV_CALL)  // one of several operators of a library
+#define TCONV_RUN_DEPTH "run_depth_" TCONV_TEXT(TCONV_CALL)
+#else
+#define TCONV_RUN_DEPTH "run_depth"
+#endif
+#define TCONV_DEPTH_SCHEMA                                                                           \
+  "Tensor x, Tensor weight, Tensor? bias, int stride_d, int stride_h, int stride_w, int padding_d, " \
+  "int padding_h, int padding_w, int output_padding_d, int output_padding_h, int output_padding_w, " \
+  "int dilation_d, int dilation_h, int dilation_w, int groups, bool tf32, " TCONV_VECTORS_SCHEMA
+// STABLE_TORCH_LIBRARY_FRAGMENT pastes its argument: this expands it first.
+#define TCONV_DEPTH_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
+#define TCONV_IMPLEMENT_DEPTH(DEVICE, CALL)                          \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, DEVICE, library) {             \
+    library.impl(TCONV_RUN_DEPTH, &tconv::binding::run_depth<CALL>); \
+  }
+#define TCONV_REGISTER_DEPTH(CALL)                                                                                     \
+  TCONV_DEPTH_LIBRARY(TCONV_NAMESPACE, library) { library.def(TCONV_RUN_DEPTH "(" TCONV_DEPTH_SCHEMA ") -> Tensor"); } \
+  TCONV_IMPLEMENT_DEPTH(CPU, CALL)                                                                                     \
+  TCONV_IMPLEMENT_DEPTH(CUDA, CALL)

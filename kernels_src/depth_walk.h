@@ -1,0 +1,28 @@
+// Three dimensions as a call of two: every output slice of one residue modulo the stride in depth is an image, and what
+// its depth taps read, each from an input slice of its own, are its channels, tap after tap within a group:
+//   channel t * (channels of a group of x) + c of image n * slices + j  is  x[n, c, first + j + t * step, :, :]
+//   and its weight                                                    w[c, co, kernel_first - t * kernel_step, :, :]
+// Slices outside x are zeros. Strides are in elements.
+#pragma once
+
+#include <cstdint>
+
+namespace tconv {
+
+constexpr bool kWalksDepth = true;
+
+struct DepthWalk {
+  int64_t slices;       // images of a volume; 0: a call of two dimensions
+  int64_t taps;         // in depth, of this residue; 0: every output is bias alone
+  int64_t in_depth;     // slices of x
+  int64_t first, step;  // above
+  int64_t kernel_depth, kernel_first, kernel_step;
+  int64_t x_stride_n, x_stride_d;
+  int64_t out_stride_n, out_stride_c, out_stride_d;  // from the residue's first slice on
+
+  bool walks() const { return slices > 0; }
+  int64_t tap_count() const { return taps > 1 ? taps : 1; }  // in a group's channels
+  int64_t key() const { return walks() ? taps + 1 : 0; }     // what plans depend on beside the call's layer
+};
+
+}  // namespace tconv
