@@ -86,7 +86,9 @@ def test_the_kernel_in_place_is_right(shelf, shape, stride, size):
     weight, bias = torch.randn(shape[1], 40, 3, 3, 5, generator=made), torch.zeros(40)
     axes = [(stride,) * 3, (1, 0, 1), (stride - 1,) * 3, (1, 1, 1)]
     with tf32(True), torch.no_grad():
-        out = solution["_whole_volumes"]("", x.cuda(), weight.cuda(), bias.cuda(), axes, 1, ())
+        out = solution["_whole_volumes"](
+            None, "", (), x.cuda(), weight.cuda(), bias.cuda(), axes, 1, ()
+        )
     conv = torch.nn.functional.conv_transpose3d
     exact = x.double(), weight.double(), bias.double()
     numbers = axes[0], axes[1], axes[2], 1, axes[3]
