@@ -18,13 +18,6 @@ from generator.sources import (
 from generator.step_table import Step, activation_header, epilogue_header
 
 HEADERS = ("generated_epilogue.h", "generated_activation.h")
-# With a convolution of three dimensions, in place of these headers:
-DEPTH_HEADERS = {
-    "generated_depth.h": '#include "depth_walk.h"',
-    "generated_depth_launch.cuh": '#include "depth_launch.cuh"',
-    "generated_depth_operator.h": '#include "operator_depth.h"',
-    "generated_depth_scales.cuh": '#include "depth_scales.cuh"',
-}
 _NO_ACTIVATION = Step("identity", "", "")
 
 
@@ -53,9 +46,9 @@ class Kernels:
         return _repeated(text, kinds) if len(kinds) > 1 else text
 
     @property
-    def depth_headers(self) -> dict[str, str]:
-        walks = any(kernel.fused.dimensions == 3 for kernel in self.all)
-        return DEPTH_HEADERS if walks else {}
+    def volumes(self) -> bool:
+        """Is one of them of three dimensions?"""
+        return any(kernel.fused.dimensions == 3 for kernel in self.all)
 
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
@@ -67,10 +60,10 @@ class Kernels:
             libraries["NORM_"] = "group_norm_gradient"
         made = {}
         for prefix, entry in libraries.items():
-            cuda = gradient_cuda_source(entry, self.depth_headers)
+            cuda = gradient_cuda_source(entry, self.volumes)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
-            source = gradient_operator_source(entry, self.depth_headers)
+            source = gradient_operator_source(entry, self.volumes)
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
 
@@ -109,13 +102,12 @@ def sources(program: Program, own_gradients: bool = True) -> Kernels:
         for header in headers:
             header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
-    given |= made.depth_headers
     for name, resolve in (
         ("CUDA_SOURCE", cuda_source),
         ("CPU_SOURCE", cpu_source),
         ("OPERATOR_SOURCE", operator_source),
     ):
-        made.sources[name] = resolve(made.entries, given)
+        made.sources[name] = resolve(made.entries, given, made.volumes)
     return made
 
 

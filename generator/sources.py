@@ -1,6 +1,7 @@
 """Resolves a kernel entry file and all it includes into one string."""
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from generator.errors import Refusal
@@ -16,15 +17,21 @@ MAX_CHANNEL_VECTORS = int(
 SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, without the last
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+_CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
+_VOLUMES = "TCONV_WALKS_DEPTH"  # kernels_src/depth_walk.h
 
 
 def resolve(
-    entry: Path, replacements: dict[str, str] | None = None, given: tuple[Path, ...] = ()
+    entry: Path,
+    replacements: dict[str, str] | None = None,
+    given: tuple[Path, ...] = (),
+    volumes: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
-    headers stand before this text already. Raises Refusal where a file is missing.
+    headers stand before this text already; `volumes`: with what three dimensions need. Raises
+    Refusal where a file is missing.
     """
     replacements = replacements or {}
     seen: set[Path] = set(given)
@@ -40,7 +47,7 @@ def resolve(
                 raise Refusal(f"kernel source {path.relative_to(ROOT)} does not exist{where}")
             text = path.read_text(encoding="utf-8")
         lines = [f"// ---- {path.relative_to(ROOT).as_posix()}"]
-        for line in text.splitlines():
+        for line in _selected(text, volumes):
             include = _INCLUDE.match(line)
             if include:
                 lines += expand(_find(include[1], path), path)
@@ -51,6 +58,26 @@ def resolve(
     return "\n".join(expand(entry.resolve(), None)) + "\n"
 
 
+def _selected(text: str, volumes: bool) -> Iterator[str]:
+    """The lines that are compiled with or without _VOLUMES, and none that ask for it."""
+    kept = [True]  # by depth of conditions
+    asks = []  # does the condition ask for it?
+    for line in text.splitlines():
+        condition = _CONDITION.match(line)
+        word, name = condition.groups() if condition else ("", "")
+        if word.startswith("if"):
+            asks.append(name == _VOLUMES)
+            chosen = not asks[-1] or (word == "ifdef") == volumes
+            kept.append(kept[-1] and chosen)
+        if word == "else" and asks[-1]:
+            kept[-1] = kept[-2] and not kept[-1]
+        if kept[-1] and not (word and asks[-1]):
+            yield line
+        if word == "endif":
+            asks.pop()
+            kept.pop()
+
+
 def _find(name: str, includer: Path) -> Path:
     """Beside the including file first, then in kernels_src, as a compiler with -I kernels_src
     would.
@@ -59,30 +86,32 @@ def _find(name: str, includer: Path) -> Path:
     return beside if beside.is_file() else (KERNELS / name).resolve()
 
 
-def cuda_source(entries: list[str], replacements: dict[str, str]) -> str:
+def cuda_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif."""
-    return _resolved([KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries], replacements)
+    paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
+    return _resolved(paths, replacements, (), volumes)
 
 
-def cpu_source(entries: list[str], replacements: dict[str, str]) -> str:
+def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
     """The C++ half, likewise."""
-    return _resolved([KERNELS / "cpu" / f"entry_{entry}.cpp" for entry in entries], replacements)
+    paths = [KERNELS / "cpu" / f"entry_{entry}.cpp" for entry in entries]
+    return _resolved(paths, replacements, (), volumes)
 
 
-def operator_source(entries: list[str], replacements: dict[str, str]) -> str:
+def operator_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
     """What stands behind cpu_source(entries) in one file, whose headers it shares."""
-    shared = tuple(
-        KERNELS / name for name in ("common.h", "layer.h", "call.h", "generated_depth.h")
-    )
+    shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
     paths = [KERNELS / "binding" / f"operator_{entry}.cpp" for entry in entries]
-    return _resolved(paths, replacements, shared)
+    return _resolved(paths, {}, shared, volumes)
 
 
-def _resolved(paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...] = ()) -> str:
+def _resolved(
+    paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...], volumes: bool
+) -> str:
     if len(paths) == 1:
-        return resolve(paths[0], replacements, given)
+        return resolve(paths[0], replacements, given, volumes)
     # Headers first: each is there once, whichever of the entries is built.
-    split = [_segments(path.read_text(encoding="utf-8")) for path in paths]
+    split = [_segments(_selected(path.read_text(encoding="utf-8"), volumes)) for path in paths]
     lines = ["#pragma once"]
     for depth in range(max(map(len, split)) - 1):
         given_here = [s[depth] if depth + 1 < len(s) else ([], []) for s in split]
@@ -92,13 +121,13 @@ def _resolved(paths: list[Path], replacements: dict[str, str], given: tuple[Path
     for kind, segments in enumerate(split):
         lines += _only(kind, segments[-1][0])
     together = paths[0].with_name("several" + paths[0].suffix)
-    return resolve(together, replacements | {together.name: "\n".join(lines)}, given)
+    return resolve(together, replacements | {together.name: "\n".join(lines)}, given, volumes)
 
 
-def _segments(text: str) -> list[tuple[list[str], list[str]]]:
+def _segments(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:
     """(lines, the #includes behind them), in order; the last has none."""
     found: list[tuple[list[str], list[str]]] = [([], [])]
-    for line in text.splitlines():
+    for line in lines:
         if _INCLUDE.match(line):
             found[-1][1].append(line)
         elif line.strip():
@@ -112,21 +141,17 @@ def _only(kind: int, lines: list[str]) -> list[str]:
     return [f"#if TCONV_KIND == {kind}", *lines, "#endif"] if lines else []
 
 
-def gradient_cuda_source(
-    entry: str = "gradients", replacements: dict[str, str] | None = None
-) -> str:
+def gradient_cuda_source(entry: str = "gradients", volumes: bool = False) -> str:
     """Of a library of gradients, of the convolution's ("gradients") or of GroupNorm's
     ("group_norm_gradient"), the same for every pattern: its convolutions have no epilogue.
     """
-    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements)
+    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", volumes=volumes)
 
 
-def gradient_operator_source(
-    entry: str = "gradients", replacements: dict[str, str] | None = None
-) -> str:
+def gradient_operator_source(entry: str = "gradients", volumes: bool = False) -> str:
     """The library's C++: what there is for a CPU, then the operator."""
-    ahead = resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", replacements)
-    return ahead + gradient_operator(entry, replacements)
+    ahead = resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", volumes=volumes)
+    return ahead + gradient_operator(entry, volumes)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -134,11 +159,11 @@ def gradient_call_header(entry: str) -> str:
     return "gradient_call.h" if entry == "gradients" else f"{entry}_call.h"
 
 
-def gradient_operator(entry: str, replacements: dict[str, str] | None = None) -> str:
+def gradient_operator(entry: str, volumes: bool = False) -> str:
     """The operator alone, as it stands behind the library's other half."""
-    headers = ("common.h", "layer.h", "call.h", "generated_depth.h", gradient_call_header(entry))
+    headers = ("common.h", "layer.h", "call.h", gradient_call_header(entry))
     shared = tuple(KERNELS / name for name in headers)
-    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", replacements, shared)
+    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", None, shared, volumes)
 
 
 def without_shared_lines(text: str, given: str, least: int = 12) -> str:

@@ -4,7 +4,9 @@
 #pragma once
 
 #include "explanation.h"
-#include "generated_depth.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "depth_walk.h"
+#endif
 #include "layer.h"
 
 namespace tconv {
@@ -26,7 +28,9 @@ struct ConvCall {
   int64_t workspace_bytes;
   void* stream;              // CUDA only
   Explanation* explanation;  // to be filled, or null
+#ifdef TCONV_WALKS_DEPTH
   DepthWalk depth;
+#endif
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)

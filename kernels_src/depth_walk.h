@@ -2,14 +2,13 @@
 // its depth taps read, each from an input slice of its own, are its channels, tap after tap within a group:
 //   channel t * (channels of a group of x) + c of image n * slices + j  is  x[n, c, first + j + t * step, :, :]
 //   and its weight                                                    w[c, co, kernel_first - t * kernel_step, :, :]
-// Slices outside x are zeros. Strides are in elements.
+// Slices outside x are zeros. Strides are in elements. All of it, and every block between #ifdef TCONV_WALKS_DEPTH and
+// #endif, is only in solutions with a transposed convolution of three dimensions (generator/sources.py).
 #pragma once
 
 #include <cstdint>
 
 namespace tconv {
-
-constexpr bool kWalksDepth = true;
 
 struct DepthWalk {
   int64_t slices;       // images of a volume; 0: a call of two dimensions

@@ -5,7 +5,6 @@ the CPU, thread by thread: random layers, right and without races; what is decli
 import pytest
 import torch
 
-from generator.kernels import DEPTH_HEADERS
 from generator.sources import gradient_cuda_source
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, needs_cuda_headers
@@ -30,7 +29,7 @@ def emulated(shelf, tmp_path_factory):
 @pytest.fixture(scope="module")
 def with_gradients(emulated, tmp_path_factory):
     """The library of the gradients, and the solution, which calls it."""
-    source = gradient_cuda_source(replacements=DEPTH_HEADERS)
+    source = gradient_cuda_source(volumes=True)
     place = tmp_path_factory.mktemp("volume_gradients")
     library = emulator.EmulatedGradients(emulator.build_source(source, place, "-O1"), volumes=True)
     emulated.solution["_gradient_library"] = lambda: library.namespace

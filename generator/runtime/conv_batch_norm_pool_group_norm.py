@@ -101,9 +101,7 @@ def _fake(x, weight, bias, *args):
     pooled = _pooled_shape(shape, _make_pool(*pool_args))
     channels = shape[1] if norm[4] else 0
     dtype = _statistics_dtype(x.dtype)
-    # GroupNorm's output PyTorch has contiguous on CUDA, whatever its input.
-    out = _new_output(pooled, x, weight) if x.device.type == "cpu" else x.new_empty(pooled)
-    return out, *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+    return _new_output(pooled, x, weight), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
 def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:

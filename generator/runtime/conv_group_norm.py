@@ -13,12 +13,7 @@ from generator.runtime.gradients import (
     _recompute_conv,
 )
 from generator.runtime.low_precision import _narrowed, _widened
-from generator.runtime.operator_forms import (
-    _fake_normalised,
-    _make_fake_run,
-    _make_run,
-    _make_traced,
-)
+from generator.runtime.operator_forms import _fake, _make_fake_run, _make_run, _make_traced
 from generator.runtime.registration import _register, _vector_arguments
 
 # `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
@@ -95,13 +90,6 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
 
 
 _run, _traced = _register(
-    _CALL,
-    _SCHEMA,
-    _make_run,
-    _make_fake_run,
-    _make_traced,
-    _fake_normalised,
-    _setup_traced,
-    _backward_traced,
+    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)

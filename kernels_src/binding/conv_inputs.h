@@ -74,12 +74,6 @@ struct ConvInputs {
     return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
   }
 
-  // The same behind GroupNorm, whose output PyTorch has in NCHW on CUDA, whatever its input.
-  Tensor normalised(const Tensor& out) {
-    channels_last = channels_last && device.is_cpu();
-    return finished(out);
-  }
-
   // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
   void check_norm_vector(const char* name, const OptionalTensor& value) {
     const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);

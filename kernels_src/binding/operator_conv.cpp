@@ -4,7 +4,9 @@
 TCONV_DECLARE_CUDA_HALF(ConvOnlyCall)
 
 #include "conv_inputs.h"
-#include "generated_depth_operator.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "operator_depth.h"
+#endif
 
 namespace tconv {
 namespace binding {
@@ -26,5 +28,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
+#ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::ConvOnlyCall)
+#endif
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_VECTORS_SCHEMA ") -> Tensor")

@@ -28,7 +28,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
     set_pool(call.batch_norm_pool, pool, pooled);
     launch(call, inputs.device);
   }
-  stack.give(inputs.normalised(out));
+  stack.give(inputs.finished(out));
 }
 
 }  // namespace binding

@@ -24,7 +24,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
     ConvGroupNormCall call{inputs.prepare(out), group_norm.prepare(inputs)};
     launch(call, inputs.device);
   }
-  stack.give(inputs.normalised(out));
+  stack.give(inputs.finished(out));
 }
 
 }  // namespace binding

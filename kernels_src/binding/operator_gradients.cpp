@@ -6,7 +6,9 @@
 TCONV_DECLARE_CUDA_HALF(GradientCall)
 
 #include "conv_inputs.h"
-#include "generated_depth_operator.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "operator_depth.h"
+#endif
 
 namespace tconv {
 namespace binding {
@@ -98,7 +100,9 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
+#ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::GradientCall)
+#endif
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "

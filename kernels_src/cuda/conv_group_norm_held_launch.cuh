@@ -81,7 +81,9 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
   weights.plan.num_sweeps = weights.plan.blocks_per_sweep = 1;
   weights.plan.sweep_tiles = plan.taps_h * plan.taps_w;
   weights.kernel_h = static_cast<int>(call.layer.kernel_h), weights.kernel_w = static_cast<int>(call.layer.kernel_w);
-  hopper::describe_depth(weights, call, weights.plan);
+#ifdef TCONV_WALKS_DEPTH
+  hopper::describe_depth(weights, call);
+#endif
   weights.narrow_rows = true;
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
@@ -116,8 +118,12 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
   args.batch = static_cast<int>(p.batch), args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
+#ifdef TCONV_WALKS_DEPTH
   args.whole_quads = hopper::loads_vectors(p) && p.in_channels % hopper::kHalfChannels == 0 &&
                      (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+#else
+  args.whole_quads = hopper::loads_vectors(p) && (p.in_h - 1) * p.x_stride_h + p.in_w < INT32_MAX &&
+#endif
                      reinterpret_cast<uintptr_t>(conv.x) % (kVectorPixels * sizeof(Storage)) == 0;
   const bool one_piece =
       p.x_stride_h == p.in_w && p.x_stride_c == p.in_h * p.in_w && p.x_stride_n >= p.in_channels * p.x_stride_c;

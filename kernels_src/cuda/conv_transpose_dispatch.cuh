@@ -6,7 +6,9 @@
 #include "conv_transpose_portable_launch.cuh"
 #include "conv_transpose_plain.cuh"
 #include "conv_transpose_hopper_launch.cuh"
-#include "generated_depth_launch.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "depth_launch.cuh"
+#endif
 #include "moments_merge.cuh"
 #include "plan_cache.h"
 
@@ -129,13 +131,20 @@ KernelPlan hopper_plan(const ConvCall& call) {
   if (status != kOk) return failed_plan(status, nullptr);
   const hopper::Plan hopper = hopper::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
+#ifdef TCONV_WALKS_DEPTH
+  if (call.depth.walks()) {  // the kernel behind it needs no plan
+    KernelPlan plan{};
+    plan.kernel = kHopper;
+    plan.hopper = hopper;
+    plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
+    return plan;
+  }
+#endif
+  if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
+    return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   KernelPlan plan{};
   plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
-  if (!call.depth.walks()) {  // its fallback has no plan
-    if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
-      return failed_plan(kUnsupportedKernel, reason::kLongIndices);
-    if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
-  }
+  if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
   plan.kernel = kHopper;
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
@@ -163,8 +172,12 @@ inline const char* wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
+#ifdef TCONV_WALKS_DEPTH
   if (p.groups > 1 && p.in_channels / p.groups / call.depth.tap_count() <= kFewGroupChannels)
     return reason::kFewGroupChannels;
+#else
+  if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
+#endif
   return num_products(p) <= kFewProducts ? reason::kFewProducts : nullptr;
 }
 
@@ -231,6 +244,7 @@ KernelPlan plan_by_rule(const ConvCall& call) {
   return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
 }
 
+#ifdef TCONV_WALKS_DEPTH
 // The plan of slices of volumes: the Hopper kernel's, or why others are to take the call in another form.
 template <Outputs kOutputs>
 KernelPlan depth_plan(const ConvCall& call) {
@@ -244,11 +258,14 @@ KernelPlan depth_plan(const ConvCall& call) {
   return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
 }
 
+#endif
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, nullptr);
   if (has_no_outputs(call.layer)) return plain_plan(call);
+#ifdef TCONV_WALKS_DEPTH
   if (call.depth.walks()) return depth_plan<kOutputs>(call);
+#endif
   if (call.kernel_choice == kAuto) return plan_by_rule<kOutputs>(call);
   KernelPlan plan = forced_plan<kOutputs>(call);
   if (plan.kernel != kHopper) plan.why_not.hopper = reason::kForced;
@@ -285,8 +302,11 @@ int64_t conv_num_partials(const ConvCall& call) {
 
 template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  const KernelPlan& plan = choose_kernel<kOutputs>(call);
-  return call.depth.walks() && plan.status != kOk ? plan.status : plan.workspace_bytes;
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t status = choose_kernel<kOutputs>(call).status;
+  if (call.depth.walks() && status != kOk) return status;
+#endif
+  return choose_kernel<kOutputs>(call).workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -308,10 +328,13 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(hopper::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
-  GuardState* const guard = hopper::HopperWorkspace(plan.hopper).guard(workspace);
-  if (call.depth.walks())  // nothing raises the guard over 16-bit inputs
+#ifdef TCONV_WALKS_DEPTH
+  if (call.depth.walks()) {  // nothing raises the guard over 16-bit inputs
+    const GuardState* const guard = hopper::HopperWorkspace(plan.hopper).guard(workspace);
     return call.dtype == kFloat32 ? launch_depth_plain(call, outputs.out, &guard->out_of_range) : kOk;
-  return launch_fallback(plan, call, outputs, workspace, guard);
+  }
+#endif
+  return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
 
 inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
@@ -340,7 +363,9 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
   if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
+#ifdef TCONV_WALKS_DEPTH
   if (call.depth.walks()) return launch_depth_plain(call, outputs.out, nullptr);
+#endif
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../epilogue.h"
-#include "../generated_depth.h"
 #include "../moments.h"
 #include "conv_transpose_hopper_weights.cuh"
 #include "fast_divisor.h"
@@ -42,25 +41,8 @@ constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
 constexpr int kStorePitch = kStoreColumns + 8;
 static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
-// What images that are slices of volumes add to the arguments: depth_walk.h. A call of two dimensions, where there are
-// both kinds, has volumes of one slice.
-template <bool kWalks>
-struct HopperDepth {};
-template <>
-struct HopperDepth<true> {
-  FastDivisor by_slices, by_tap_channels;
-  int in_depth, first, step;
-  int64_t x_stride_d, out_stride_n, out_stride_c, out_stride_d;
-
-  // Elements from the outputs of image 0 to those of `image`.
-  __device__ __forceinline__ int64_t out_offset(int image) const {
-    const int volume = static_cast<int>(by_slices.quotient(image));
-    return volume * out_stride_n + (image - volume * static_cast<int>(by_slices.divisor)) * out_stride_d;
-  }
-};
-
 template <typename Storage>
-struct HopperArgs : HopperDepth<kWalksDepth> {
+struct HopperArgs {
   Plan plan;
   FastDivisor by_pitch, by_pooled_w, by_image_rows;
   FastDivisor by_ring_ic_blocks;
@@ -80,6 +62,18 @@ struct HopperArgs : HopperDepth<kWalksDepth> {
   // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
   const Storage* pool_weight;
   Moments* partials;  // or null
+#ifdef TCONV_WALKS_DEPTH
+  // Images that are slices of volumes (depth_walk.h); a call of two dimensions has volumes of one slice.
+  FastDivisor by_slices, by_tap_channels;
+  int in_depth, first_slice, tap_slices;
+  int64_t x_stride_d, out_stride_n, out_stride_c, out_stride_d;
+
+  // Elements from the outputs of image 0 to those of `image`.
+  __device__ __forceinline__ int64_t out_offset(int image) const {
+    const int volume = static_cast<int>(by_slices.quotient(image));
+    return volume * out_stride_n + (image - volume * static_cast<int>(by_slices.divisor)) * out_stride_d;
+  }
+#endif
 };
 
 // The tiles of a block, in order. Those of all lines of a strip, one after the other, are cut into ranges; a block

@@ -243,13 +243,22 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
-  int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;  // from one channel to the next
-  if constexpr (kWalksDepth) plane = args.out_stride_c;
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t plane = args.out_stride_c;
   const int first_channel = channel0 + warp * 16;
-  const int64_t sample_channels = kWalksDepth ? 0 : at.sample * static_cast<int64_t>(num_channels);
-  Storage* tile_out = args.out + (sample_channels + at.group * plan.out_channels_per_group + first_channel) * plane +
+  Storage* tile_out = args.out + (at.group * plan.out_channels_per_group + first_channel) * plane +
                       static_cast<int64_t>(phase.out_first_h) * args.out_w +
                       static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+#else
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  const int first_channel = channel0 + warp * 16;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+#endif
   const int channels_left = plan.out_channels_per_group - first_channel;
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
@@ -278,20 +287,23 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
       int other_image, other_row, other_col;
       second =
           extent.pair_at(position + apart, &other_image, &other_row, &other_col) != 0 && lane_column + apart < columns;
+#ifdef TCONV_WALKS_DEPTH
+      to_second = args.out_offset(at.sample + other_image) - args.out_offset(at.sample + image) +
+                  static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
+                  static_cast<int64_t>(other_col - col) * args.stride_w;
+#else
       to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
                   static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(other_col - col) * args.stride_w;
-      if constexpr (kWalksDepth)
-        to_second += args.out_offset(at.sample + other_image) - args.out_offset(at.sample + image) -
-                     static_cast<int64_t>(other_image - image) * num_channels * plane;
+#endif
     }
     Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(col) * args.stride_w;
-    if constexpr (kWalksDepth) {
-      to += args.out_offset(at.sample + image);
-    } else if constexpr (stacks(N)) {
-      to += static_cast<int64_t>(image) * num_channels * plane;
-    }
+#ifdef TCONV_WALKS_DEPTH
+    to += args.out_offset(at.sample + image);
+#else
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
+#endif
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
       __syncwarp();

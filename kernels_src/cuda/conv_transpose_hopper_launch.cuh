@@ -49,25 +49,25 @@ struct HopperWorkspace {
   }
 };
 
-// Fills in what depends on the call's depth. `call` is a ConvCall: its fields differ with kWalksDepth.
-template <typename Storage, typename Call>
-void describe_depth(HopperArgs<Storage>& args, const Call& call) {
-  if constexpr (kWalksDepth) {
-    const ConvTransposeLayer& p = call.layer;
-    const bool walks = call.depth.walks();
-    const int64_t taps = walks ? call.depth.taps : 1, plane = p.out_h * p.out_w;
-    args.by_slices = FastDivisor::make(static_cast<uint32_t>(walks ? call.depth.slices : 1));
-    args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(p.in_channels / p.groups / taps));
-    args.in_depth = walks ? static_cast<int>(call.depth.in_depth) : 1;
-    args.first = static_cast<int>(call.depth.first), args.step = static_cast<int>(call.depth.step);
-    args.x_stride_n = walks ? call.depth.x_stride_n : p.x_stride_n;
-    args.x_stride_d = call.depth.x_stride_d;
-    args.out_stride_n = walks ? call.depth.out_stride_n : p.out_channels * plane;
-    args.out_stride_c = walks ? call.depth.out_stride_c : plane;
-    args.out_stride_d = call.depth.out_stride_d;
-  }
+#ifdef TCONV_WALKS_DEPTH
+// Fills in what depends on the call's depth.
+template <typename Storage>
+void describe_depth(HopperArgs<Storage>& args, const ConvCall& call) {
+  const ConvTransposeLayer& p = call.layer;
+  const bool walks = call.depth.walks();
+  const int64_t taps = walks ? call.depth.taps : 1, plane = p.out_h * p.out_w;
+  args.by_slices = FastDivisor::make(static_cast<uint32_t>(walks ? call.depth.slices : 1));
+  args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(p.in_channels / p.groups / taps));
+  args.in_depth = walks ? static_cast<int>(call.depth.in_depth) : 1;
+  args.first_slice = static_cast<int>(call.depth.first), args.tap_slices = static_cast<int>(call.depth.step);
+  args.x_stride_n = walks ? call.depth.x_stride_n : p.x_stride_n;
+  args.x_stride_d = call.depth.x_stride_d;
+  args.out_stride_n = walks ? call.depth.out_stride_n : p.out_channels * plane;
+  args.out_stride_c = walks ? call.depth.out_stride_c : plane;
+  args.out_stride_d = call.depth.out_stride_d;
 }
 
+#endif
 template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
@@ -108,7 +108,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;
   weights.kernel_h = static_cast<int>(p.kernel_h), weights.kernel_w = static_cast<int>(p.kernel_w);
-  describe_depth(weights, call, plan);
+#ifdef TCONV_WALKS_DEPTH
+  describe_depth(weights, call);
+#endif
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -122,7 +124,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x = static_cast<const Storage*>(call.x);
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
+#ifdef TCONV_WALKS_DEPTH
   describe_depth(args, call);
+#endif
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
   args.by_ring_ic_blocks = FastDivisor::make(static_cast<uint32_t>(plan.ring_ic_blocks));

@@ -22,10 +22,14 @@
 namespace tconv {
 namespace hopper {
 
-// Do quads of pixels come as aligned vectors, and channels in whole chunks of kChunkIC? (If the tensor starts at one.)
+// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
+#ifdef TCONV_WALKS_DEPTH
   return p.in_channels / p.groups % kChunkIC == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+#else
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+#endif
          p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 

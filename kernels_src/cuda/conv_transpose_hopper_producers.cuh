@@ -41,11 +41,11 @@ struct BatchWalk {
               plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
-    if constexpr (kWalksDepth) {
-      channels = args.x;  // which volume, slice and channel, a batch says
-    } else {
-      channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
-    }
+#ifdef TCONV_WALKS_DEPTH
+    channels = args.x;  // which volume, slice and channel, a batch says
+#else
+    channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
+#endif
   }
 
   __device__ __forceinline__ void step(int count) {
@@ -74,7 +74,9 @@ struct BatchSource {
   int column;           // of the input
   int channels_left;    // from the lane's first one on
   bool inside;
-  int slice, channel;  // kWalksDepth: of the first tap's; the lane's first one, of the group's
+#ifdef TCONV_WALKS_DEPTH
+  int slice, channel;  // of x, that the first tap reads; the lane's first one, of the group's
+#endif
 
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
     const HopperArgs<Storage>& args = walk.args;
@@ -91,21 +93,22 @@ struct BatchSource {
     if (plan.line_samples > 1) {
       image = static_cast<int>(args.by_image_rows.quotient(line_row));
       row -= image * plan.image_rows;
-      if constexpr (!kWalksDepth) from += image * args.x_stride_n;
+#ifndef TCONV_WALKS_DEPTH
+      from += image * args.x_stride_n;
+#endif
     }
     column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
     channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
     inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels &&
              column < args.in_w;
-    if constexpr (kWalksDepth) {
-      const int of_all = walk.at.sample + image, volume = static_cast<int>(args.by_slices.quotient(of_all));
-      slice = of_all - volume * static_cast<int>(args.by_slices.divisor) + args.first;
-      channel = ic_block * kBlockIC + lane_chunk(lane) * 8;
-      from +=
-          volume * args.x_stride_n + walk.at.group * static_cast<int>(args.by_tap_channels.divisor) * args.x_stride_c;
-    } else {
-      if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
-    }
+#ifdef TCONV_WALKS_DEPTH
+    const int of_all = walk.at.sample + image, volume = static_cast<int>(args.by_slices.quotient(of_all));
+    slice = of_all - volume * static_cast<int>(args.by_slices.divisor) + args.first_slice;
+    channel = ic_block * kBlockIC + lane_chunk(lane) * 8;
+    from += volume * args.x_stride_n + walk.at.group * static_cast<int>(args.by_tap_channels.divisor) * args.x_stride_c;
+#else
+    if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
+#endif
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
     } else {
@@ -121,20 +124,27 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
                                           Storage (&values)[8][kVectorPixels]) {
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
+#ifdef TCONV_WALKS_DEPTH
+  const int channel = source.channel + half * kHalfChannels,
+            channels_left = source.channels_left - half * kHalfChannels;
+  const int tap = static_cast<int>(args.by_tap_channels.quotient(channel));  // of 8 channels
+  const int slice = source.slice + tap * args.tap_slices;
+  const bool in_volume = slice >= 0 && slice < args.in_depth;
+  const Storage* from = source.from +
+                        (channel - tap * static_cast<int>(args.by_tap_channels.divisor)) * args.x_stride_c +
+                        slice * args.x_stride_d;
+#else
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
   const int channels_left = source.channels_left - half * kHalfChannels;
-  bool in_volume = true;
-  if constexpr (kWalksDepth) {  // 8 channels are of one tap
-    const int channel = source.channel + half * kHalfChannels;
-    const int tap = static_cast<int>(args.by_tap_channels.quotient(channel));
-    const int slice = source.slice + tap * args.step;
-    in_volume = slice >= 0 && slice < args.in_depth;
-    from = source.from + (channel - tap * static_cast<int>(args.by_tap_channels.divisor)) * args.x_stride_c +
-           slice * args.x_stride_d;
-  }
+#endif
   if constexpr (kWhole) {
+#ifdef TCONV_WALKS_DEPTH
     // A channel block may end within: what follows is zeros, not what lies behind the last channel.
     const bool inside = source.inside && channels_left > 0 && in_volume;
+#else
+    // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+    const bool inside = source.inside && channels_left > 0;
+#endif
     if (__all_sync(0xFFFFFFFFu, inside)) {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c)
@@ -153,7 +163,11 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
         const bool valid =
+#ifdef TCONV_WALKS_DEPTH
             source.inside && in_volume && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+#else
+            source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+#endif
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }

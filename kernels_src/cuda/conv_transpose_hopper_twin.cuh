@@ -35,11 +35,18 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
                                      args.by_image_rows};
   const int odd_cols = plan.phases[phase_index + 1].out_count_w - strip_col;  // as many as even ones, or one less
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
-  int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;  // from one channel to the next
-  if constexpr (kWalksDepth) plane = args.out_stride_c;
-  const int64_t sample_channels = kWalksDepth ? 0 : at.sample * static_cast<int64_t>(num_channels);
-  Storage* tile_out = args.out + (sample_channels + at.group * plan.out_channels_per_group + first_channel) * plane +
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t plane = args.out_stride_c;
+  Storage* tile_out = args.out + (at.group * plan.out_channels_per_group + first_channel) * plane +
                       static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+#else
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+#endif
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
@@ -59,15 +66,14 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     int position = at.tile * plan.tile_pixels + segment * plan.segment_pixels + block * kPixels + lane_pixel;
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
     const bool first = extent.pair_at(position, &image, &row, &col) != 0, second = first && col < odd_cols;
-    Storage* to = tile_out;
-    if constexpr (kWalksDepth) {
-      to += args.out_offset(at.sample + image);
-      asm volatile("" : "+l"(to));  // before the rest: all at once would not fit the registers
-    }
+#ifdef TCONV_WALKS_DEPTH
+    Storage* to = tile_out + args.out_offset(at.sample + image);
+    asm volatile("" : "+l"(to));  // before the rest: all at once would not fit the registers
     to += lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col;
-    if constexpr (!kWalksDepth && stacks(N)) {
-      to += static_cast<int64_t>(image) * num_channels * plane;
-    }
+#else
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col;
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
+#endif
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
       __syncwarp();

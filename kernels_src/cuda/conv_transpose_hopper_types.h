@@ -9,7 +9,9 @@ namespace hopper {
 
 constexpr int kBlockOC = 64;  // output channels of a warpgroup: wgmma's M
 constexpr int kBlockIC = 64;  // channels of a window: 128 bytes of 16-bit values per pixel
-constexpr int kChunkIC = 8;   // channels that a producer thread takes
+#ifdef TCONV_WALKS_DEPTH
+constexpr int kChunkIC = 8;  // channels that a producer thread takes
+#endif
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;

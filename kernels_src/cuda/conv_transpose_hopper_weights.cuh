@@ -10,9 +10,11 @@
 // One block per (padded) output channel of a group.
 #pragma once
 
-#include "../generated_depth.h"
 #include "conv_transpose_hopper_types.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "../call.h"
 #include "fast_divisor.h"
+#endif
 #include "fp16_containers.cuh"
 #include "overlapped_launch.cuh"
 
@@ -22,17 +24,8 @@ namespace hopper {
 
 using namespace tconv::hopper;
 
-// What depth taps add: depth_walk.h. Of a call of two dimensions there is one, of all channels.
-template <bool kWalks>
-struct WeightsDepth {};
-template <>
-struct WeightsDepth<true> {
-  FastDivisor by_tap_channels;
-  int kernel_depth, kernel_first, kernel_step;
-};
-
 template <typename Storage>
-struct WeightsArgs : WeightsDepth<kWalksDepth> {
+struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
   bool narrow_rows;
@@ -40,20 +33,24 @@ struct WeightsArgs : WeightsDepth<kWalksDepth> {
   uint4* tiles;
   float* inv_scale;  // [groups * padded output channels]
   GuardState* guard;
+#ifdef TCONV_WALKS_DEPTH  // a call of two dimensions has one tap in depth
+  FastDivisor by_tap_channels;
+  int kernel_depth, kernel_first, kernel_step;
+#endif
 };
+#ifdef TCONV_WALKS_DEPTH
 
-// Fills in what depends on the call's depth. `call` is a ConvCall: its fields differ with kWalksDepth.
-template <typename Storage, typename Call>
-void describe_depth(WeightsArgs<Storage>& args, const Call& call, const Plan& plan) {
-  if constexpr (kWalksDepth) {
-    const bool walks = call.depth.walks();
-    const int64_t taps = walks ? call.depth.taps : 1;
-    args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(plan.in_channels_per_group / taps));
-    args.kernel_depth = walks ? static_cast<int>(call.depth.kernel_depth) : 1;
-    args.kernel_first = static_cast<int>(call.depth.kernel_first);
-    args.kernel_step = static_cast<int>(call.depth.kernel_step);
-  }
+// Fills in what depends on the call's depth; args.plan is there.
+template <typename Storage>
+void describe_depth(WeightsArgs<Storage>& args, const ConvCall& call) {
+  const bool walks = call.depth.walks();
+  const int64_t taps = walks ? call.depth.taps : 1;
+  args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(args.plan.in_channels_per_group / taps));
+  args.kernel_depth = walks ? static_cast<int>(call.depth.kernel_depth) : 1;
+  args.kernel_first = static_cast<int>(call.depth.kernel_first);
+  args.kernel_step = static_cast<int>(call.depth.kernel_step);
 }
+#endif
 
 struct WeightsConfig {
   static constexpr int kThreads = 256;
@@ -69,15 +66,24 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
   const bool real = channel < num_oc;
   const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
-  int64_t run = taps;  // weights of a pair of channels
-  int runs = num_ic;   // of an output channel
-  if constexpr (kWalksDepth) run *= args.kernel_depth, runs = static_cast<int>(args.by_tap_channels.divisor);
-  const Storage* source = args.weight + (static_cast<int64_t>(group) * runs * num_oc + channel) * run;
+#ifdef TCONV_WALKS_DEPTH
+  // Weights of a pair of channels lie side by side, those of all depth taps.
+  const int tap_channels = static_cast<int>(args.by_tap_channels.divisor);
+  const int64_t run = args.kernel_depth * taps;
+  const Storage* source = args.weight + (static_cast<int64_t>(group) * tap_channels * num_oc + channel) * run;
+#else
+  const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
+#endif
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? runs : 0, run, num_oc * run,
+#ifdef TCONV_WALKS_DEPTH
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(
+        source, real ? tap_channels : 0, run, num_oc * run, args.guard, InputScale(args.guard).value);
+#else
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps,
                                                                          args.guard, InputScale(args.guard).value);
+#endif
 #ifdef TCONV_INPUT_SCALE_FROM_DEVICE
     // Both scales together are no normal number.
     if (threadIdx.x == 0 && !(found.inverse >= 0x1p-126f && found.inverse <= 0x1p127f)) args.guard->out_of_range = 1;
@@ -108,16 +114,19 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
       for (int k = 0; k < 4; ++k) {
         const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
         Storage a = static_cast<Storage>(0.0f), b = a;
-        const Storage* at = source + kernel_row * args.kernel_w + kernel_col;
-        if constexpr (kWalksDepth) {
-          const int tap_d = static_cast<int>(args.by_tap_channels.quotient(ic));
-          at += static_cast<int64_t>(ic - tap_d * runs) * num_oc * run +
-                (args.kernel_first - tap_d * args.kernel_step) * taps;
-        } else {
-          at += static_cast<int64_t>(ic) * num_oc * run;
-        }
+#ifdef TCONV_WALKS_DEPTH
+        const int depth_tap = static_cast<int>(args.by_tap_channels.quotient(ic));
+        const int64_t ic_of_tap = ic - depth_tap * tap_channels,
+                      kernel_slice = args.kernel_first - depth_tap * args.kernel_step;
+        const Storage* at =
+            source + ic_of_tap * num_oc * run + kernel_slice * taps + kernel_row * args.kernel_w + kernel_col;
         if (ic < num_ic) a = at[0];
         if (ic + 1 < num_ic) b = at[num_oc * run];
+#else
+        const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
+        if (ic < num_ic) a = at[0];
+        if (ic + 1 < num_ic) b = at[num_oc * taps];
+#endif
         if constexpr (sizeof(Storage) == 4) {
           packed[k] = pack_pair(a * scale, b * scale);
         } else {

@@ -38,7 +38,11 @@ const Plan& remembered_plan(const ConvCall& call) {
   thread_local Plan unknown;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
+#ifdef TCONV_WALKS_DEPTH
   const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, call.depth.key() << 32 | device};
+#else
+  const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, device};
+#endif
   const auto found = known.find(key);
   if (error == cudaSuccess && found != known.end()) return found->second;
   unknown = plan_anew(call);

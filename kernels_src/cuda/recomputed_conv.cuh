@@ -5,7 +5,9 @@
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
 #include "gradient_scales.cuh"
-#include "generated_depth_scales.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "depth_scales.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -31,13 +33,18 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
   if (plan.status != kOk) return plan.status;
   const ConvTransposeLayer& p = call.layer;
   const int64_t guard = hopper_guard_offset(plan, call.dtype);
-  if (guard >= 0) {
-    SampledTensor x = sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
-                                     p.x_stride_h, p.x_stride_w);
-    if (call.depth.walks()) x = sampled_volumes(call);
-    TCONV_RETURN_IF_ERROR(
-        launch_input_scale(x, reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+#ifdef TCONV_WALKS_DEPTH
+  if (guard >= 0 && call.depth.walks()) {
+    TCONV_RETURN_IF_ERROR(launch_input_scale(
+        sampled_volumes(call), reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+    return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
   }
+#endif
+  if (guard >= 0)
+    TCONV_RETURN_IF_ERROR(launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w,
+                                                            p.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
+                                             reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard),
+                                             call.stream));
   return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
 }
 

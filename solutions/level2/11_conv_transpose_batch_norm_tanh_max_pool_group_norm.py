@@ -28,13 +28,13 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     7c3fbbb22be19e7a9c2f031455420282e059b80f3aa2a1314175e4b0544a1e84
-sha256 of CPU_SOURCE:      b932e7c2de4e0e0d76ef8198a6df95cb58a4c5edff2f2280aaf890d75d3f7960
-sha256 of OPERATOR_SOURCE: 804cb336c562eb56c3e07fe806ecf91120aef21a588d1433b07ab8d3488fcf42
-sha256 of GRADIENT_CUDA_SOURCE: 310d6e6dee4f0006601a0fb034e89127e1017b7ad3c73b9149ad1bb1dcd1601f
-sha256 of GRADIENT_OPERATOR_SOURCE: 4382b1699aca721effefdd09e780deebc38b49f8e93ed6016012e00212da8ec4
-sha256 of NORM_GRADIENT_CUDA_SOURCE: f42a0ec32577e5d8441566a66cf692e33bad61c2ba861aa8da063e31a4b9c62e
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: c5a74e9ae558f0828b5bde26e6a8938755d62b37c7595c242a7c01b70144101c
+sha256 of CUDA_SOURCE:     54e99480148b44f2742a99acc10f725cceb4ae30b643cbcefb5137282ec6ffb4
+sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
+sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
+sha256 of GRADIENT_CUDA_SOURCE: 60cab0935baa817277d5c6851c563c2949fc2edfb83e86a0c9048e4cb91a948a
+sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
+sha256 of NORM_GRADIENT_CUDA_SOURCE: a701e84de5937ef716e47b5c91dd660859fab6bb168e163ea6c1b816cf6dd37f
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 99dd7e6436ae43e40074837cf9ee5bc12e3b9094949e776a9bd6ee25efe20112
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -179,22 +179,6 @@ struct Explanation {
 };
 
 }  // namespace tconv
-// ---- kernels_src/generated_depth.h
-// Whether calls may be slices of volumes: not here. The generator puts depth_walk.h in this file's place where a
-// solution has a transposed convolution of three dimensions.
-
-#include <cstdint>
-
-namespace tconv {
-
-constexpr bool kWalksDepth = false;
-struct DepthWalk {
-  bool walks() const { return false; }
-  int64_t key() const { return 0; }
-  int64_t tap_count() const { return 1; }
-};
-
-}  // namespace tconv
 // ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
@@ -336,7 +320,6 @@ struct ConvCall {
   int64_t workspace_bytes;
   void* stream;              // CUDA only
   Explanation* explanation;  // to be filled, or null
-  DepthWalk depth;
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
@@ -1791,7 +1774,6 @@ namespace hopper {
 
 constexpr int kBlockOC = 64;  // output channels of a warpgroup: wgmma's M
 constexpr int kBlockIC = 64;  // channels of a window: 128 bytes of 16-bit values per pixel
-constexpr int kChunkIC = 8;   // channels that a producer thread takes
 constexpr int kPixelBytes = 128;
 constexpr int kTapBytes = kBlockOC * kPixelBytes;  // one tap's weights for 64 output channels
 constexpr int kMaxPhases = 16;
@@ -3982,17 +3964,8 @@ namespace hopper {
 
 using namespace tconv::hopper;
 
-// What depth taps add: depth_walk.h. Of a call of two dimensions there is one, of all channels.
-template <bool kWalks>
-struct WeightsDepth {};
-template <>
-struct WeightsDepth<true> {
-  FastDivisor by_tap_channels;
-  int kernel_depth, kernel_first, kernel_step;
-};
-
 template <typename Storage>
-struct WeightsArgs : WeightsDepth<kWalksDepth> {
+struct WeightsArgs {
   Plan plan;
   int kernel_h, kernel_w;
   bool narrow_rows;
@@ -4001,19 +3974,6 @@ struct WeightsArgs : WeightsDepth<kWalksDepth> {
   float* inv_scale;  // [groups * padded output channels]
   GuardState* guard;
 };
-
-// Fills in what depends on the call's depth. `call` is a ConvCall: its fields differ with kWalksDepth.
-template <typename Storage, typename Call>
-void describe_depth(WeightsArgs<Storage>& args, const Call& call, const Plan& plan) {
-  if constexpr (kWalksDepth) {
-    const bool walks = call.depth.walks();
-    const int64_t taps = walks ? call.depth.taps : 1;
-    args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(plan.in_channels_per_group / taps));
-    args.kernel_depth = walks ? static_cast<int>(call.depth.kernel_depth) : 1;
-    args.kernel_first = static_cast<int>(call.depth.kernel_first);
-    args.kernel_step = static_cast<int>(call.depth.kernel_step);
-  }
-}
 
 struct WeightsConfig {
   static constexpr int kThreads = 256;
@@ -4029,14 +3989,11 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
   const bool real = channel < num_oc;
   const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
-  int64_t run = taps;  // weights of a pair of channels
-  int runs = num_ic;   // of an output channel
-  if constexpr (kWalksDepth) run *= args.kernel_depth, runs = static_cast<int>(args.by_tap_channels.divisor);
-  const Storage* source = args.weight + (static_cast<int64_t>(group) * runs * num_oc + channel) * run;
+  const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
 
   float scale = 1.0f;
   if constexpr (sizeof(Storage) == 4) {
-    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? runs : 0, run, num_oc * run,
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps,
                                                                          args.guard, InputScale(args.guard).value);
 #ifdef TCONV_INPUT_SCALE_FROM_DEVICE
     // Both scales together are no normal number.
@@ -4068,16 +4025,9 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
       for (int k = 0; k < 4; ++k) {
         const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
         Storage a = static_cast<Storage>(0.0f), b = a;
-        const Storage* at = source + kernel_row * args.kernel_w + kernel_col;
-        if constexpr (kWalksDepth) {
-          const int tap_d = static_cast<int>(args.by_tap_channels.quotient(ic));
-          at += static_cast<int64_t>(ic - tap_d * runs) * num_oc * run +
-                (args.kernel_first - tap_d * args.kernel_step) * taps;
-        } else {
-          at += static_cast<int64_t>(ic) * num_oc * run;
-        }
+        const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
         if (ic < num_ic) a = at[0];
-        if (ic + 1 < num_ic) b = at[num_oc * run];
+        if (ic + 1 < num_ic) b = at[num_oc * taps];
         if constexpr (sizeof(Storage) == 4) {
           packed[k] = pack_pair(a * scale, b * scale);
         } else {
@@ -4274,25 +4224,8 @@ constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
 constexpr int kStorePitch = kStoreColumns + 8;
 static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
-// What images that are slices of volumes add to the arguments: depth_walk.h. A call of two dimensions, where there are
-// both kinds, has volumes of one slice.
-template <bool kWalks>
-struct HopperDepth {};
-template <>
-struct HopperDepth<true> {
-  FastDivisor by_slices, by_tap_channels;
-  int in_depth, first, step;
-  int64_t x_stride_d, out_stride_n, out_stride_c, out_stride_d;
-
-  // Elements from the outputs of image 0 to those of `image`.
-  __device__ __forceinline__ int64_t out_offset(int image) const {
-    const int volume = static_cast<int>(by_slices.quotient(image));
-    return volume * out_stride_n + (image - volume * static_cast<int>(by_slices.divisor)) * out_stride_d;
-  }
-};
-
 template <typename Storage>
-struct HopperArgs : HopperDepth<kWalksDepth> {
+struct HopperArgs {
   Plan plan;
   FastDivisor by_pitch, by_pooled_w, by_image_rows;
   FastDivisor by_ring_ic_blocks;
@@ -4778,13 +4711,14 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
-  int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;  // from one channel to the next
-  if constexpr (kWalksDepth) plane = args.out_stride_c;
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
   const int first_channel = channel0 + warp * 16;
-  const int64_t sample_channels = kWalksDepth ? 0 : at.sample * static_cast<int64_t>(num_channels);
-  Storage* tile_out = args.out + (sample_channels + at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w +
-                      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w +
+      static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
   const int channels_left = plan.out_channels_per_group - first_channel;
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
@@ -4816,17 +4750,10 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
       to_second = static_cast<int64_t>(other_image - image) * num_channels * plane +
                   static_cast<int64_t>(other_row - row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(other_col - col) * args.stride_w;
-      if constexpr (kWalksDepth)
-        to_second += args.out_offset(at.sample + other_image) - args.out_offset(at.sample + image) -
-                     static_cast<int64_t>(other_image - image) * num_channels * plane;
     }
     Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w +
                   static_cast<int64_t>(col) * args.stride_w;
-    if constexpr (kWalksDepth) {
-      to += args.out_offset(at.sample + image);
-    } else if constexpr (stacks(N)) {
-      to += static_cast<int64_t>(image) * num_channels * plane;
-    }
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
       __syncwarp();
@@ -4933,11 +4860,7 @@ struct BatchWalk {
               plan.ring_ic_blocks;
     load = 0;
     const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
-    if constexpr (kWalksDepth) {
-      channels = args.x;  // which volume, slice and channel, a batch says
-    } else {
-      channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
-    }
+    channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
   }
 
   __device__ __forceinline__ void step(int count) {
@@ -4966,7 +4889,6 @@ struct BatchSource {
   int column;           // of the input
   int channels_left;    // from the lane's first one on
   bool inside;
-  int slice, channel;  // kWalksDepth: of the first tap's; the lane's first one, of the group's
 
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
     const HopperArgs<Storage>& args = walk.args;
@@ -4983,21 +4905,13 @@ struct BatchSource {
     if (plan.line_samples > 1) {
       image = static_cast<int>(args.by_image_rows.quotient(line_row));
       row -= image * plan.image_rows;
-      if constexpr (!kWalksDepth) from += image * args.x_stride_n;
+      from += image * args.x_stride_n;
     }
     column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
     channels_left = plan.in_channels_per_group - ic_block * kBlockIC - lane_chunk(lane) * 8;
     inside = walk.at.sample + image < args.batch && row >= 0 && row < args.in_h && column > -kVectorPixels &&
              column < args.in_w;
-    if constexpr (kWalksDepth) {
-      const int of_all = walk.at.sample + image, volume = static_cast<int>(args.by_slices.quotient(of_all));
-      slice = of_all - volume * static_cast<int>(args.by_slices.divisor) + args.first;
-      channel = ic_block * kBlockIC + lane_chunk(lane) * 8;
-      from +=
-          volume * args.x_stride_n + walk.at.group * static_cast<int>(args.by_tap_channels.divisor) * args.x_stride_c;
-    } else {
-      if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
-    }
+    if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
     if (args.whole_batches) {
       from += row * static_cast<int>(args.x_stride_h) + column;
     } else {
@@ -5015,18 +4929,9 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
   const Storage* from = source.from + half * (kHalfChannels * args.x_stride_c);
   const int channels_left = source.channels_left - half * kHalfChannels;
-  bool in_volume = true;
-  if constexpr (kWalksDepth) {  // 8 channels are of one tap
-    const int channel = source.channel + half * kHalfChannels;
-    const int tap = static_cast<int>(args.by_tap_channels.quotient(channel));
-    const int slice = source.slice + tap * args.step;
-    in_volume = slice >= 0 && slice < args.in_depth;
-    from = source.from + (channel - tap * static_cast<int>(args.by_tap_channels.divisor)) * args.x_stride_c +
-           slice * args.x_stride_d;
-  }
   if constexpr (kWhole) {
-    // A channel block may end within: what follows is zeros, not what lies behind the last channel.
-    const bool inside = source.inside && channels_left > 0 && in_volume;
+    // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
+    const bool inside = source.inside && channels_left > 0;
     if (__all_sync(0xFFFFFFFFu, inside)) {
 #pragma unroll
       for (int k = 0; k < 8; ++k, from += args.x_stride_c)
@@ -5045,7 +4950,7 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
 #pragma unroll
       for (int j = 0; j < kVectorPixels; ++j) {
         const bool valid =
-            source.inside && in_volume && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
+            source.inside && k < channels_left && source.column + j >= 0 && source.column + j < args.in_w;
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
     }
@@ -5275,11 +5180,12 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
                                      args.by_image_rows};
   const int odd_cols = plan.phases[phase_index + 1].out_count_w - strip_col;  // as many as even ones, or one less
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
-  int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;  // from one channel to the next
-  if constexpr (kWalksDepth) plane = args.out_stride_c;
-  const int64_t sample_channels = kWalksDepth ? 0 : at.sample * static_cast<int64_t>(num_channels);
-  Storage* tile_out = args.out + (sample_channels + at.group * plan.out_channels_per_group + first_channel) * plane +
-                      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+  Storage* tile_out =
+      args.out +
+      (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
+          plane +
+      static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
@@ -5299,15 +5205,8 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     int position = at.tile * plan.tile_pixels + segment * plan.segment_pixels + block * kPixels + lane_pixel;
     asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
     const bool first = extent.pair_at(position, &image, &row, &col) != 0, second = first && col < odd_cols;
-    Storage* to = tile_out;
-    if constexpr (kWalksDepth) {
-      to += args.out_offset(at.sample + image);
-      asm volatile("" : "+l"(to));  // before the rest: all at once would not fit the registers
-    }
-    to += lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col;
-    if constexpr (!kWalksDepth && stacks(N)) {
-      to += static_cast<int64_t>(image) * num_channels * plane;
-    }
+    Storage* to = tile_out + lane_channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col;
+    if constexpr (stacks(N)) to += static_cast<int64_t>(image) * num_channels * plane;
 #pragma unroll
     for (int half = 0; half < 2; ++half, to += kStoreChannels * plane) {
       __syncwarp();
@@ -5791,10 +5690,10 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
 namespace tconv {
 namespace hopper {
 
-// Do quads of pixels come as aligned vectors, and channels in whole chunks of kChunkIC? (If the tensor starts at one.)
+// Do quads of pixels come as aligned vectors, and channels in whole halves of a block? (If the tensor starts at one.)
 inline bool loads_vectors(const ConvTransposeLayer& p) {
   const int64_t quad = kVectorPixels;
-  return p.in_channels / p.groups % kChunkIC == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
+  return p.in_channels / p.groups % (kBlockIC / 2) == 0 && p.x_stride_w == 1 && p.in_w % quad == 0 &&
          p.x_stride_n % quad == 0 && p.x_stride_c % quad == 0 && p.x_stride_h % quad == 0;
 }
 
@@ -6057,25 +5956,6 @@ struct HopperWorkspace {
   }
 };
 
-// Fills in what depends on the call's depth. `call` is a ConvCall: its fields differ with kWalksDepth.
-template <typename Storage, typename Call>
-void describe_depth(HopperArgs<Storage>& args, const Call& call) {
-  if constexpr (kWalksDepth) {
-    const ConvTransposeLayer& p = call.layer;
-    const bool walks = call.depth.walks();
-    const int64_t taps = walks ? call.depth.taps : 1, plane = p.out_h * p.out_w;
-    args.by_slices = FastDivisor::make(static_cast<uint32_t>(walks ? call.depth.slices : 1));
-    args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(p.in_channels / p.groups / taps));
-    args.in_depth = walks ? static_cast<int>(call.depth.in_depth) : 1;
-    args.first = static_cast<int>(call.depth.first), args.step = static_cast<int>(call.depth.step);
-    args.x_stride_n = walks ? call.depth.x_stride_n : p.x_stride_n;
-    args.x_stride_d = call.depth.x_stride_d;
-    args.out_stride_n = walks ? call.depth.out_stride_n : p.out_channels * plane;
-    args.out_stride_c = walks ? call.depth.out_stride_c : plane;
-    args.out_stride_d = call.depth.out_stride_d;
-  }
-}
-
 template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
@@ -6116,7 +5996,6 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;
   weights.kernel_h = static_cast<int>(p.kernel_h), weights.kernel_w = static_cast<int>(p.kernel_w);
-  describe_depth(weights, call, plan);
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
@@ -6130,7 +6009,6 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.x = static_cast<const Storage*>(call.x);
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
-  describe_depth(args, call);
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w);
   args.by_pitch = FastDivisor::make(static_cast<uint32_t>(plan.pitch));
   args.by_ring_ic_blocks = FastDivisor::make(static_cast<uint32_t>(plan.ring_ic_blocks));
@@ -6166,18 +6044,6 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
 }
 
 }  // namespace hopper
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/generated_depth_launch.cuh
-// Calls whose images are slices of volumes: there are none. The generator puts depth_launch.cuh in this file's place
-// where a solution has a transposed convolution of three dimensions.
-
-
-namespace tconv {
-namespace cuda {
-
-inline int64_t launch_depth_plain(const ConvCall&, void*, const int*) { return kUnsupportedKernel; }
-
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/moments_merge.cuh
@@ -6263,7 +6129,7 @@ const Plan& remembered_plan(const ConvCall& call) {
   thread_local Plan unknown;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
-  const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, call.depth.key() << 32 | device};
+  const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, device};
   const auto found = known.find(key);
   if (error == cudaSuccess && found != known.end()) return found->second;
   unknown = plan_anew(call);
@@ -6394,13 +6260,11 @@ KernelPlan hopper_plan(const ConvCall& call) {
   if (status != kOk) return failed_plan(status, nullptr);
   const hopper::Plan hopper = hopper::plan_call(call, kOutputs, device);
   if (!hopper.usable) return failed_plan(kUnsupportedKernel, hopper.reason);
+  if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
+    return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   KernelPlan plan{};
   plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
-  if (!call.depth.walks()) {  // its fallback has no plan
-    if (call.dtype == kFloat32 && !fits_32_bit_indices(call.layer))
-      return failed_plan(kUnsupportedKernel, reason::kLongIndices);
-    if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
-  }
+  if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
   plan.kernel = kHopper;
   plan.hopper = hopper;
   plan.num_partials = hopper.partials_per_sample();
@@ -6428,8 +6292,7 @@ inline const char* wants_one_launch(const ConvCall& call) {
   constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
-  if (p.groups > 1 && p.in_channels / p.groups / call.depth.tap_count() <= kFewGroupChannels)
-    return reason::kFewGroupChannels;
+  if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
   return num_products(p) <= kFewProducts ? reason::kFewProducts : nullptr;
 }
 
@@ -6496,24 +6359,10 @@ KernelPlan plan_by_rule(const ConvCall& call) {
   return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
 }
 
-// The plan of slices of volumes: the Hopper kernel's, or why others are to take the call in another form.
-template <Outputs kOutputs>
-KernelPlan depth_plan(const ConvCall& call) {
-  const bool forced = call.kernel_choice == kHopper;
-  if (call.kernel_choice != kAuto && !forced) return failed_plan(kUnsupportedKernel, reason::kForced);
-  if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
-  if (forced) return hopper_plan<kOutputs>(call);
-  const char* why = wants_one_launch(call);
-  if (why == nullptr) why = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
-  if (why == nullptr) why = hopper_is_slower(call.layer);
-  return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
-}
-
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, nullptr);
   if (has_no_outputs(call.layer)) return plain_plan(call);
-  if (call.depth.walks()) return depth_plan<kOutputs>(call);
   if (call.kernel_choice == kAuto) return plan_by_rule<kOutputs>(call);
   KernelPlan plan = forced_plan<kOutputs>(call);
   if (plan.kernel != kHopper) plan.why_not.hopper = reason::kForced;
@@ -6550,8 +6399,7 @@ int64_t conv_num_partials(const ConvCall& call) {
 
 template <Outputs kOutputs>
 int64_t conv_workspace_bytes(const ConvCall& call) {
-  const KernelPlan& plan = choose_kernel<kOutputs>(call);
-  return call.depth.walks() && plan.status != kOk ? plan.status : plan.workspace_bytes;
+  return choose_kernel<kOutputs>(call).workspace_bytes;
 }
 
 // The strict kernel over the same outputs and moments where the guard is up; else nothing.
@@ -6573,10 +6421,7 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(hopper::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
-  GuardState* const guard = hopper::HopperWorkspace(plan.hopper).guard(workspace);
-  if (call.depth.walks())  // nothing raises the guard over 16-bit inputs
-    return call.dtype == kFloat32 ? launch_depth_plain(call, outputs.out, &guard->out_of_range) : kOk;
-  return launch_fallback(plan, call, outputs, workspace, guard);
+  return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
 
 inline int64_t launch_portable(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
@@ -6605,7 +6450,6 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
   if (plan.kernel == kHopper) return launch_hopper<kOutputs>(plan, call, outputs, workspace);
   if (plan.kernel == kPortable) return launch_portable(plan, call, outputs, workspace);
   if (plan.kernel == kDirect) return launch_direct(plan.direct, call, outputs);
-  if (call.depth.walks()) return launch_depth_plain(call, outputs.out, nullptr);
   switch (call.dtype) {
     case kFloat32: return launch_plain<float>(call, outputs.out, outputs.partials);
     case kFloat64: return launch_plain<double>(call, outputs.out, outputs.partials);
@@ -7512,22 +7356,6 @@ struct Explanation {
 };
 
 }  // namespace tconv
-// ---- kernels_src/generated_depth.h
-// Whether calls may be slices of volumes: not here. The generator puts depth_walk.h in this file's place where a
-// solution has a transposed convolution of three dimensions.
-
-#include <cstdint>
-
-namespace tconv {
-
-constexpr bool kWalksDepth = false;
-struct DepthWalk {
-  bool walks() const { return false; }
-  int64_t key() const { return 0; }
-  int64_t tap_count() const { return 1; }
-};
-
-}  // namespace tconv
 // ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
@@ -7624,7 +7452,6 @@ struct ConvCall {
   int64_t workspace_bytes;
   void* stream;              // CUDA only
   Explanation* explanation;  // to be filled, or null
-  DepthWalk depth;
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
@@ -9789,12 +9616,6 @@ struct ConvInputs {
     return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
   }
 
-  // The same behind GroupNorm, whose output PyTorch has in NCHW on CUDA, whatever its input.
-  Tensor normalised(const Tensor& out) {
-    channels_last = channels_last && device.is_cpu();
-    return finished(out);
-  }
-
   // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
   void check_norm_vector(const char* name, const OptionalTensor& value) {
     const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
@@ -10052,7 +9873,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
     set_pool(call.batch_norm_pool, pool, pooled);
     launch(call, inputs.device);
   }
-  stack.give(inputs.normalised(out));
+  stack.give(inputs.finished(out));
 }
 
 }  // namespace binding
@@ -10079,7 +9900,7 @@ GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/gradient_call.h
 // Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
 
-// ==== lines 30 to 338 of CUDA_SOURCE
+// ==== lines 30 to 321 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -10104,18 +9925,18 @@ struct GradientCall {
 
 #include <type_traits>
 
-// ==== lines 1531 to 1697 of CUDA_SOURCE
+// ==== lines 1514 to 1680 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 1698 to 1726 of CUDA_SOURCE
-// ==== lines 338 to 365 of CUDA_SOURCE
-// ==== lines 389 to 465 of CUDA_SOURCE
-// ==== lines 975 to 1026 of CUDA_SOURCE
-// ==== lines 1895 to 1995 of CUDA_SOURCE
-// ==== lines 465 to 495 of CUDA_SOURCE
+// ==== lines 1681 to 1709 of CUDA_SOURCE
+// ==== lines 321 to 348 of CUDA_SOURCE
+// ==== lines 372 to 448 of CUDA_SOURCE
+// ==== lines 958 to 1009 of CUDA_SOURCE
+// ==== lines 1877 to 1977 of CUDA_SOURCE
+// ==== lines 448 to 478 of CUDA_SOURCE
 
-// ==== lines 3744 to 3882 of CUDA_SOURCE
-// ==== lines 2478 to 2515 of CUDA_SOURCE
+// ==== lines 3726 to 3864 of CUDA_SOURCE
+// ==== lines 2460 to 2497 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10282,24 +10103,24 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 1726 to 1877 of CUDA_SOURCE
+// ==== lines 1709 to 1859 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 1877 to 1895 of CUDA_SOURCE
+// ==== lines 1859 to 1877 of CUDA_SOURCE
 
-// ==== lines 1996 to 2478 of CUDA_SOURCE
+// ==== lines 1978 to 2460 of CUDA_SOURCE
 
-// ==== lines 2516 to 3732 of CUDA_SOURCE
-// ==== lines 3882 to 4355 of CUDA_SOURCE
+// ==== lines 2498 to 3714 of CUDA_SOURCE
+// ==== lines 3864 to 4288 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
 #include <cstring>
 
 
-// ==== lines 493 to 601 of CUDA_SOURCE
-// ==== lines 4360 to 6561 of CUDA_SOURCE
+// ==== lines 476 to 584 of CUDA_SOURCE
+// ==== lines 4293 to 6405 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -10705,18 +10526,6 @@ inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int cou
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/generated_depth_scales.cuh
-// Which values of volumes are sampled: there are no volumes. The generator puts depth_scales.cuh in this file's place
-// where a solution has a transposed convolution of three dimensions.
-
-
-namespace tconv {
-namespace cuda {
-
-inline SampledTensor sampled_volumes(const ConvCall&) { return {}; }
-
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -10742,13 +10551,11 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
   if (plan.status != kOk) return plan.status;
   const ConvTransposeLayer& p = call.layer;
   const int64_t guard = hopper_guard_offset(plan, call.dtype);
-  if (guard >= 0) {
-    SampledTensor x = sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
-                                     p.x_stride_h, p.x_stride_w);
-    if (call.depth.walks()) x = sampled_volumes(call);
-    TCONV_RETURN_IF_ERROR(
-        launch_input_scale(x, reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
-  }
+  if (guard >= 0)
+    TCONV_RETURN_IF_ERROR(launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w,
+                                                            p.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
+                                             reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard),
+                                             call.stream));
   return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
 }
 
@@ -13057,22 +12864,6 @@ struct Explanation {
 };
 
 }  // namespace tconv
-// ---- kernels_src/generated_depth.h
-// Whether calls may be slices of volumes: not here. The generator puts depth_walk.h in this file's place where a
-// solution has a transposed convolution of three dimensions.
-
-#include <cstdint>
-
-namespace tconv {
-
-constexpr bool kWalksDepth = false;
-struct DepthWalk {
-  bool walks() const { return false; }
-  int64_t key() const { return 0; }
-  int64_t tap_count() const { return 1; }
-};
-
-}  // namespace tconv
 // ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
@@ -13214,7 +13005,6 @@ struct ConvCall {
   int64_t workspace_bytes;
   void* stream;              // CUDA only
   Explanation* explanation;  // to be filled, or null
-  DepthWalk depth;
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
@@ -13997,12 +13787,6 @@ struct ConvInputs {
     return channels_last ? torch::stable::contiguous(narrow, torch::headeronly::MemoryFormat::ChannelsLast) : narrow;
   }
 
-  // The same behind GroupNorm, whose output PyTorch has in NCHW on CUDA, whatever its input.
-  Tensor normalised(const Tensor& out) {
-    channels_last = channels_last && device.is_cpu();
-    return finished(out);
-  }
-
   // A norm's parameter: of the input's dtype, or in fp32 beside a 16-bit input, which is then computed in fp32, too.
   void check_norm_vector(const char* name, const OptionalTensor& value) {
     const bool wide = value && dtype != torch_dtype(kFloat64) && torch_dtype_of(*value) == torch_dtype(kFloat32);
@@ -14036,11 +13820,6 @@ struct ConvInputs {
 
 }  // namespace binding
 }  // namespace tconv
-// ---- kernels_src/binding/generated_depth_operator.h
-// The operator of three dimensions: there is none. The generator puts operator_depth.h in this file's place where a
-// solution has a transposed convolution of three dimensions.
-
-#define TCONV_REGISTER_DEPTH(CALL)
 
 namespace tconv {
 namespace binding {
@@ -14132,7 +13911,6 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
-TCONV_REGISTER_DEPTH(tconv::GradientCall)
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "
@@ -14167,8 +13945,8 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 #include <unordered_map>
 #include <utility>
 
-// ==== lines 148 to 194 of CUDA_SOURCE
-// ==== lines 398 to 495 of CUDA_SOURCE
+// ==== lines 132 to 178 of CUDA_SOURCE
+// ==== lines 381 to 478 of CUDA_SOURCE
 
 template <typename Storage>
 __device__ __forceinline__ bool is_finite(Storage v) {
@@ -14220,9 +13998,9 @@ int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_part
 // Argument block of the library of GroupNorm's gradients, filled by its operator
 // (binding/operator_group_norm_gradient.cpp).
 
-// ==== lines 30 to 148 of CUDA_SOURCE
+// ==== lines 30 to 132 of CUDA_SOURCE
 
-// ==== lines 194 to 338 of CUDA_SOURCE
+// ==== lines 178 to 321 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -14240,7 +14018,7 @@ struct GroupNormGradientCall {
 };
 
 }  // namespace tconv
-// ==== lines 975 to 1026 of CUDA_SOURCE
+// ==== lines 958 to 1009 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -14770,22 +14548,6 @@ struct Explanation {
 };
 
 }  // namespace tconv
-// ---- kernels_src/generated_depth.h
-// Whether calls may be slices of volumes: not here. The generator puts depth_walk.h in this file's place where a
-// solution has a transposed convolution of three dimensions.
-
-#include <cstdint>
-
-namespace tconv {
-
-constexpr bool kWalksDepth = false;
-struct DepthWalk {
-  bool walks() const { return false; }
-  int64_t key() const { return 0; }
-  int64_t tap_count() const { return 1; }
-};
-
-}  // namespace tconv
 // ---- kernels_src/layer.h
 // The transposed convolution as every kernel sees it: shapes, and the tap table.
 //
@@ -14927,7 +14689,6 @@ struct ConvCall {
   int64_t workspace_bytes;
   void* stream;              // CUDA only
   Explanation* explanation;  // to be filled, or null
-  DepthWalk depth;
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
@@ -15697,7 +15458,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '34f1992e075d225a7cab0183896ffb084a833413e81c86e9bf53699635e2d669'
+_DIGEST = '6d1920b7ecccf1a524fb2ba1955dbba263db4f6a7d6ff20132d87d8c7a69c62e'
 
 
 class _Tanh:
@@ -16551,9 +16312,7 @@ def _fake(x, weight, bias, *args):
     pooled = _pooled_shape(shape, _make_pool(*pool_args))
     channels = shape[1] if norm[4] else 0
     dtype = _statistics_dtype(x.dtype)
-    # GroupNorm's output PyTorch has contiguous on CUDA, whatever its input.
-    out = _new_output(pooled, x, weight) if x.device.type == "cpu" else x.new_empty(pooled)
-    return out, *(x.new_empty(channels, dtype=dtype) for _ in range(2))
+    return _new_output(pooled, x, weight), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
 def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:

@@ -18,7 +18,6 @@ from unittest import mock
 import torch
 import torch.utils.cpp_extension as cpp_extension
 
-from generator.kernels import DEPTH_HEADERS
 from generator.sources import KERNELS, gradient_call_header, gradient_operator, resolve
 from tests.cuda_emulator.translate import HERE, translate
 
@@ -76,8 +75,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     call: the header of its argument block, which the CPU half would have brought.
     """
     source = kernels.with_name("operator.cpp")
-    given = DEPTH_HEADERS if "run_depth" in operator else {}
-    header = resolve(KERNELS / call, given).replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
+    header = resolve(KERNELS / call, volumes="run_depth" in operator)
+    header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     source.write_text(header + _HALF + operator)
     include = [f"-I{path}" for path in cpp_extension.include_paths()]
     places = [part for p in cpp_extension.library_paths() for part in (f"-L{p}", f"-Wl,-rpath,{p}")]
@@ -135,7 +134,7 @@ class EmulatedGradients(EmulatedLibrary):
         name = f"tconv_emulated_{'volume_' * volumes}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, DEPTH_HEADERS if volumes else None)
+        operator = gradient_operator(entry, volumes)
         path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
