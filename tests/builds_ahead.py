@@ -21,12 +21,15 @@ _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
 GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all solutions
 NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"  # likewise
+VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 
 
 def cuda_source_of(path: Path) -> str:
     """Of a reference's solution, or of a library of gradients."""
     if path in (GRADIENTS, NORM_GRADIENTS):
         return gradient_cuda_source(path.stem.removeprefix("entry_"))
+    if path == VOLUME_GRADIENTS:
+        return gradient_cuda_source(volumes=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 

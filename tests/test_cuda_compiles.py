@@ -9,7 +9,13 @@ import subprocess
 import pytest
 
 from generator.sources import KERNELS
-from tests.builds_ahead import GRADIENTS, NORM_GRADIENTS, cuda_source_of, run_nvcc
+from tests.builds_ahead import (
+    GRADIENTS,
+    NORM_GRADIENTS,
+    VOLUME_GRADIENTS,
+    cuda_source_of,
+    run_nvcc,
+)
 from tests.operator_cases import CASES
 from tests.operator_library import cuda_source
 from tests.solution_tools import PROBLEMS, REFERENCES
@@ -18,7 +24,8 @@ from tests.sweeps import swept
 # 65 and 69 have the same CUDA source; the other three hold every entry file. And longer chains.
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
-LIBRARIES = [GRADIENTS, NORM_GRADIENTS]
+PATHS += [REFERENCES / "volume_only.py"]
+LIBRARIES = [GRADIENTS, NORM_GRADIENTS, VOLUME_GRADIENTS]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 

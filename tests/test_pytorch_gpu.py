@@ -21,13 +21,23 @@ def pair_on_gpu(shelf, name, training, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @modes
 def test_channels_last(shelf, name, training, dtype):
-    """Values, gradients, and the layout of both."""
+    """Values and gradients."""
     model, new = pair_on_gpu(shelf, name, training, dtype)
     exact = copy.deepcopy(model).double()
     x = input_of(name, dtype).cuda().to(memory_format=torch.channels_last)
     with tf32(False):
         assert_gradients_no_worse(new, model, exact, x, lambda m, x: m(x), FLOOR[dtype])
-        (y, mine), (expected, theirs) = gradients(new, x), gradients(model, x)
+
+
+@modes
+def test_layouts_of_channels_last(shelf, name, training, request):
+    """Of the output and of the input's gradient."""
+    if name in ("19", "11"):
+        reason = "PyTorch's GroupNorm leaves NCHW on CUDA, ours the input's layout"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    model, new = pair_on_gpu(shelf, name, training, torch.float32)
+    x = input_of(name, torch.float32).cuda().to(memory_format=torch.channels_last)
+    (y, mine), (expected, theirs) = gradients(new, x), gradients(model, x)
     assert (y.stride(), mine[0].stride()) == (expected.stride(), theirs[0].stride())
 
 
