@@ -36,7 +36,11 @@ The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SO
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
 create_graph=True, they are PyTorch's."""
 _NORM_GRADIENTS = """\
-GroupNorm's are another one (NORM_GRADIENT_CUDA_SOURCE, NORM_GRADIENT_OPERATOR_SOURCE)."""
+Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CUDA_SOURCE,
+NORM_GRADIENT_OPERATOR_SOURCE)."""
+_POOL_GRADIENTS = """\
+Those through BatchNorm, activation, max-pool and GroupNorm are another one
+(POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -207,8 +211,10 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
 
 
 def _gradients(kernels: Kernels) -> str:
-    has_norm = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
-    return f"{_GRADIENTS}\n{_NORM_GRADIENTS}" if has_norm else _GRADIENTS
+    parts = [_GRADIENTS]
+    for prefix, said in (("NORM_", _NORM_GRADIENTS), ("POOL_", _POOL_GRADIENTS)):
+        parts += [said] if f"{prefix}GRADIENT_CUDA_SOURCE" in kernels.gradient_sources else []
+    return "\n".join(parts)
 
 
 def _title(program: Program) -> str:
@@ -277,9 +283,13 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "GRADIENT_OPERATOR_SOURCE",
         "NORM_GRADIENT_CUDA_SOURCE",
         "NORM_GRADIENT_OPERATOR_SOURCE",
+        "POOL_GRADIENT_CUDA_SOURCE",
+        "POOL_GRADIENT_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",
+        "_CHAIN_NUMBER",
+        "_FUSES_CHAIN",
         "_ACTIVATION",
         "_INNER",
         "_COMPILED_IN",

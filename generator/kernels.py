@@ -15,10 +15,16 @@ from generator.sources import (
     operator_source,
     without_shared_lines,
 )
-from generator.step_table import Step, activation_header, epilogue_header
+from generator.step_table import Step, activation_header, epilogue_header, gradient_header
 
 HEADERS = ("generated_epilogue.h", "generated_activation.h")
 _NO_ACTIVATION = Step("identity", "", "")
+# Of an entry: the library of the gradients through what follows its convolution, and what its
+# sources' names begin with.
+_LIBRARIES = {
+    "conv_group_norm": ("NORM_", "group_norm_gradient"),
+    "conv_batch_norm_pool_group_norm": ("POOL_", "batch_norm_pool_gradient"),
+}
 
 
 @dataclasses.dataclass
@@ -27,6 +33,17 @@ class Kernel:
 
     fused: Fused
     suffix: str
+
+    @property
+    def chain(self) -> list[Step]:
+        """What a kernel takes the gradient of together with the norm behind it."""
+        steps = [self.fused.activation] if self.fused.activation else self.fused.steps
+        return steps if self.fuses_chain else []
+
+    @property
+    def fuses_chain(self) -> bool:
+        """Does it have any step's gradient?"""
+        return all(step.gradient is not None for step in self.fused.steps)
 
 
 @dataclasses.dataclass
@@ -55,15 +72,16 @@ class Kernels:
         """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:
             return {}
-        libraries = {"": "gradients"}
-        if any("group_norm" in entry for entry in self.entries):
-            libraries["NORM_"] = "group_norm_gradient"
+        libraries = [("", "gradients", None)]
+        for entry, (prefix, library) in _LIBRARIES.items():
+            if entry in self.entries:
+                libraries.append((prefix, library, gradient_header(self._chains(entry))))
         made = {}
-        for prefix, entry in libraries.items():
-            cuda = gradient_cuda_source(entry, self.volumes)
+        for prefix, library, chains in libraries:
+            cuda = gradient_cuda_source(library, self.volumes, chains)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
-            source = gradient_operator_source(entry, self.volumes)
+            source = gradient_operator_source(library, self.volumes)
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
 
@@ -86,8 +104,17 @@ class Kernels:
             made["_CALLS"] = f"({', '.join(map(str, kinds))})"
         for kernel in self.all:
             made[f"_CALL{kernel.suffix}"] = repr(kernel.suffix)
-            made |= _constants(kernel)
+            number = self._chains(kernel.fused.entry).index(kernel.chain)
+            made |= _constants(kernel, number)
         return made
+
+    def _chains(self, entry: str) -> list[list[Step]]:
+        """Those whose gradients the library of an entry has, each once."""
+        found: list[list[Step]] = []
+        for kernel in self.all:
+            if kernel.fused.entry == entry and kernel.chain not in found:
+                found.append(kernel.chain)
+        return found
 
 
 def sources(program: Program, own_gradients: bool = True) -> Kernels:
@@ -122,12 +149,15 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def _constants(kernel: Kernel) -> dict[str, str]:
+def _constants(kernel: Kernel, number: int) -> dict[str, str]:
     fused, suffix = kernel.fused, kernel.suffix
+    of_library = {f"_CHAIN_NUMBER{suffix}": str(number)} if fused.entry in _LIBRARIES else {}
     if fused.activation is not None:
-        return {f"_ACTIVATION{suffix}": fused.activation.python}
+        return {f"_ACTIVATION{suffix}": fused.activation.python} | of_library
     steps = [step.python for step in fused.steps]
-    return {
+    if of_library:
+        of_library[f"_FUSES_CHAIN{suffix}"] = str(kernel.fuses_chain)
+    return of_library | {
         f"_CHAIN{suffix}": f"({', '.join(steps)}{',' if steps else ''})",
         f"_NUM_VECTORS{suffix}": str(len(fused.vectors)),
     }

@@ -8,10 +8,17 @@ from generator.kernels import Kernels
 from generator.statements import Statement, needed, split
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
-_OF_GRADIENTS = ("gradient_kernels", "group_norm_gradient_kernels", "volume_gradients")
+_OF_GRADIENTS = (
+    "gradient_kernels",
+    "group_norm_gradient_kernels",
+    "batch_norm_pool_gradient_kernels",
+    "volume_gradients",
+)
 _ALWAYS = ("step_gradients", "activation_gradients", "forward", "described", "construction")
 # What the constants of one call are called in generator/runtime/generated.py.
-_OF_A_CALL = frozenset({"_CALL", "_CHAIN", "_NUM_VECTORS", "_ACTIVATION"})
+_OF_A_CALL = frozenset(
+    {"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_FUSES_CHAIN", "_NUM_VECTORS", "_ACTIVATION"}
+)
 
 
 def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:

@@ -141,11 +141,16 @@ def _only(kind: int, lines: list[str]) -> list[str]:
     return [f"#if TCONV_KIND == {kind}", *lines, "#endif"] if lines else []
 
 
-def gradient_cuda_source(entry: str = "gradients", volumes: bool = False) -> str:
-    """Of a library of gradients, of the convolution's ("gradients") or of GroupNorm's
-    ("group_norm_gradient"), the same for every pattern: its convolutions have no epilogue.
+def gradient_cuda_source(
+    entry: str = "gradients", volumes: bool = False, chains: str | None = None
+) -> str:
+    """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
+    epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
+    ("batch_norm_pool_gradient"). `chains`: the text of generated_gradient.h, or None for the
+    identity's.
     """
-    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", volumes=volumes)
+    replacements = {} if chains is None else {"generated_gradient.h": chains}
+    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements, volumes=volumes)
 
 
 def gradient_operator_source(entry: str = "gradients", volumes: bool = False) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 class Step:
     """One element-wise step. `device` is C++ that changes `v`; `python` constructs the step for the
     backward. `header`: of kernels_src, with what `device` calls beside elementwise.h. `monotone`:
-    it never falls, and makes NaN of NaN alone.
+    it never falls, and makes NaN of NaN alone. `gradient`: C++ that turns `grad`, the gradient of
+    `after`, into that of `before` (elementwise/slopes.h); None where no kernel has it.
     """
 
     kind: str
@@ -19,6 +20,7 @@ class Step:
     python: str
     monotone: bool = False
     header: str | None = None
+    gradient: str | None = None
 
 
 def number(value: float) -> str:
@@ -75,6 +77,50 @@ struct Activation {{
 }};
 
 }}  // namespace tconv
+"""
+
+
+def gradient_header(chains: list[list[Step]]) -> str:
+    """The text that takes the place of kernels_src/generated_gradient.h."""
+    parts = "".join(_chain_gradient(index, chain) for index, chain in enumerate(chains))
+    return f"""#pragma once
+{_includes([step for chain in chains for step in chain])}
+namespace tconv {{
+
+constexpr int kNumChains = {len(chains)};
+
+template <int kIndex>
+struct Chain;
+{parts}
+}}  // namespace tconv
+"""
+
+
+def _chain_gradient(index: int, chain: list[Step]) -> str:
+    value = "".join(f"    {step.device}\n" for step in chain)
+    forward = "".join(
+        f"    {step.device}\n    const Acc v{i} = v;\n" for i, step in enumerate(chain, 1)
+    )
+    backward = "".join(
+        f"    {{\n      const Acc before = v{i - 1}, after = v{i};\n"
+        f"      (void)before, (void)after;\n      {step.gradient}\n    }}\n"
+        for i, step in reversed(list(enumerate(chain, 1)))
+    )
+    return f"""
+template <>
+struct Chain<{index}> {{
+  template <typename Storage, typename Acc>
+  static TCONV_HD Acc value(Acc v) {{
+{value}    return v;
+  }}
+  template <typename Storage, typename Acc, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {{
+    const Acc v0 = v;
+    (void)v0;
+{forward}    Acc grad = outer(v);
+{backward}    return grad;
+  }}
+}};
 """
 
 

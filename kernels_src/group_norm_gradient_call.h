@@ -6,9 +6,11 @@
 
 namespace tconv {
 
-// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
+// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
+// dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
+  int64_t chain;       // which one (generated_gradient.h)
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
@@ -17,6 +19,7 @@ struct GroupNormGradientCall {
   void* grad_value;   // [batch, channels, plane]
   void* grad_weight;  // [channels] or null where not wanted
   void* grad_bias;    // [channels] or null where not wanted
+  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
 };
 
 }  // namespace tconv

@@ -12,6 +12,8 @@ from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 from generator.runtime.build import _CUDA_FLAGS
 from generator.sources import KERNELS, gradient_cuda_source
 from tests.cuda_emulator import emulator
+from tests.norm_gradient_tools import chains_header
+from tests.pool_gradient_tools import activations_header
 from tests.solution_tools import SolutionShelf, generated
 
 EMULATED = ("69", "19", "11")
@@ -20,14 +22,17 @@ _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
 
 GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all solutions
-NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"  # likewise
+# Likewise but for the chains.
+NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"
+POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 
 
 def cuda_source_of(path: Path) -> str:
     """Of a reference's solution, or of a library of gradients."""
-    if path in (GRADIENTS, NORM_GRADIENTS):
-        return gradient_cuda_source(path.stem.removeprefix("entry_"))
+    if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS):
+        chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
+        return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == VOLUME_GRADIENTS:
         return gradient_cuda_source(volumes=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]

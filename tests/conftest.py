@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from tests.builds_ahead import NORM_GRADIENTS, BuildsAhead, cuda_source_of
+from tests.builds_ahead import NORM_GRADIENTS, POOL_GRADIENTS, BuildsAhead, cuda_source_of
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
@@ -98,6 +98,14 @@ def emulated_norm_gradients(tmp_path_factory):
     place = tmp_path_factory.mktemp("emulated_norm_gradients")
     kernels = emulator.build_source(cuda_source_of(NORM_GRADIENTS), place)
     return emulator.EmulatedGradients(kernels, "group_norm_gradient")
+
+
+@pytest.fixture(scope="session")
+def emulated_pool_gradients(tmp_path_factory):
+    """The library of those through BatchNorm and max-pool, likewise."""
+    place = tmp_path_factory.mktemp("emulated_pool_gradients")
+    kernels = emulator.build_source(cuda_source_of(POOL_GRADIENTS), place)
+    return emulator.EmulatedGradients(kernels, "batch_norm_pool_gradient")
 
 
 @pytest.fixture(scope="session")

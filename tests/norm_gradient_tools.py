@@ -2,6 +2,27 @@
 
 import torch
 
+from generator import ops
+from generator.ops.record import Number
+from generator.step_table import Step, gradient_header
+
+_RECORDS = {record.name: record for record in ops.RECORDS}
+# By their numbers in the tests' library: steps, and PyTorch's functions.
+CHAINS: list[tuple[list[Step], object]] = [
+    ([], lambda v: v),
+    ([_RECORDS["gelu"].make()], torch.nn.functional.gelu),
+    (
+        [_RECORDS["mul"].step(Number(1.5), False), _RECORDS["tanh"].make()],
+        lambda v: torch.tanh(v * 1.5),
+    ),
+]
+
+
+def chains_header() -> str:
+    """The text of generated_gradient.h with CHAINS."""
+    return gradient_header([steps for steps, _ in CHAINS])
+
+
 # batch, channels, groups, image; of a warp's planes and of a block's, of one part and of several,
 # of whole vectors and not
 CASES = [
@@ -25,23 +46,36 @@ def norm_case(case: tuple, dtype=torch.float32, device="cpu", mean: float = 0.0,
     return (*made[:2], made[2] if weighted else None)
 
 
-def norm_truth(case: tuple, grad, value, weight, eps: float) -> tuple:
-    """Gradients of value, weight and bias in float64."""
+def norm_truth(case: tuple, grad, value, weight, eps: float, chain: int = 0) -> tuple:
+    """Gradients of value, weight and bias in float64, and the first one's sums per channel."""
     channels, groups = case[1:3]
     value = value.double().requires_grad_()
     affine = [torch.ones(channels), torch.zeros(channels)] if weight is None else [weight, weight]
     affine = [t.double().to(value.device).detach().requires_grad_() for t in affine]
-    y = torch.nn.functional.group_norm(value, groups, *affine, eps)
-    return torch.autograd.grad(y, (value, *affine), grad.double())
+    y = torch.nn.functional.group_norm(CHAINS[chain][1](value), groups, *affine, eps)
+    grads = torch.autograd.grad(y, (value, *affine), grad.double())
+    return *grads, grads[0].sum((0, 2, 3))
 
 
-def check_norm(backward, case, grad, value, weight, allowed: float, eps=1e-5, needs=(True, True)):
+def check_norm(
+    backward,
+    case,
+    grad,
+    value,
+    weight,
+    allowed: float,
+    eps: float = 1e-5,
+    needs: tuple[bool, bool, bool] = (True, True, True),
+    chain: int = 0,
+):
     """Every gradient within `allowed` of its size, those that nobody wants empty. The value's is a
-    difference, of groups of few values of nearly equal numbers: there it is its first term's size.
+    difference, of groups of few values of nearly equal numbers: there it is its first term's size,
+    and its sums are those of as many terms.
     """
-    found = backward(grad, value, weight, case[2], eps, *needs)
-    exact = norm_truth(case, grad, value, weight, eps)
-    sizes = [_first_term(case, grad, value, weight, eps), *(float(t.norm()) for t in exact[1:])]
+    found = backward(grad, value, weight, case[2], eps, *needs, chain)
+    exact = norm_truth(case, grad, value, weight, eps, chain)
+    first = _first_term(case, grad, CHAINS[chain][1](value.double()), weight, eps)
+    sizes = [first, *(float(t.norm()) for t in exact[1:3]), first * case[0] ** 0.5]
     for got, wanted, size, asked in zip(found, exact, sizes, (True, *needs), strict=True):
         assert got.dtype == value.dtype
         if not asked:

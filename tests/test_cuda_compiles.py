@@ -12,6 +12,7 @@ from generator.sources import KERNELS
 from tests.builds_ahead import (
     GRADIENTS,
     NORM_GRADIENTS,
+    POOL_GRADIENTS,
     VOLUME_GRADIENTS,
     cuda_source_of,
     run_nvcc,
@@ -25,7 +26,7 @@ from tests.sweeps import swept
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py"]
-LIBRARIES = [GRADIENTS, NORM_GRADIENTS, VOLUME_GRADIENTS]
+LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, VOLUME_GRADIENTS]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 

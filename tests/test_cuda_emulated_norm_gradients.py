@@ -7,9 +7,10 @@ import torch
 
 from tests.emulated_tools import needs_cuda_headers
 from tests.gpu_tools import LAYOUTS
-from tests.norm_gradient_tools import CASES, check_norm, norm_case
+from tests.norm_gradient_tools import CASES, CHAINS, check_norm, norm_case
 
 pytestmark = needs_cuda_headers
+_GELU = 1  # its number in the tests' library
 ALLOWED = {torch.float32: 2e-6, torch.float64: 1e-13, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 
@@ -24,6 +25,25 @@ def test_right(emulated_norm_gradients, case, dtype):
         assert emulated_norm_gradients.launches() > 0
 
 
+@pytest.mark.parametrize("chain", range(1, len(CHAINS)))
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_through_element_wise_steps(emulated_norm_gradients, case, dtype, chain):
+    """Where groups of two values are nearly equal behind a chain, its digits are the value's."""
+    grad, value, weight = norm_case(case, dtype)
+    with emulated_norm_gradients.on(detect_races=True):
+        check_norm(
+            emulated_norm_gradients.backward,
+            case,
+            grad,
+            value,
+            weight,
+            2 * ALLOWED[dtype],
+            chain=chain,
+        )
+        assert emulated_norm_gradients.races() == []
+
+
 @pytest.mark.parametrize("mean", [30.0, 1e3])
 def test_a_large_mean(emulated_norm_gradients, mean):
     """What is lost is what rounding the values loses: a deviation of 1 beside 1000."""
@@ -32,7 +52,7 @@ def test_a_large_mean(emulated_norm_gradients, mean):
         check_norm(emulated_norm_gradients.backward, CASES[3], grad, value, weight, 2e-6)
 
 
-@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("needs", [(True, False, True), (False, True, False), (False,) * 3])
 def test_only_what_is_asked_for(emulated_norm_gradients, needs):
     grad, value, weight = norm_case(CASES[0])
     with emulated_norm_gradients.on():
@@ -63,7 +83,9 @@ def test_the_same_bits_in_any_order_of_warps(emulated_norm_gradients, case):
     for seed in (1, 2):
         with emulated_norm_gradients.on(seed=seed):
             found.append(
-                emulated_norm_gradients.backward(grad, value, weight, case[2], 1e-5, True, True)
+                emulated_norm_gradients.backward(
+                    grad, value, weight, case[2], 1e-5, True, True, True, 1
+                )
             )
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -72,7 +94,9 @@ def test_not_a_number_stays_in_its_group(emulated_norm_gradients):
     grad, value, weight = norm_case(CASES[0])
     value[1, 5, 2, 3] = float("nan")  # of channels 4 to 7
     with emulated_norm_gradients.on():
-        found, _, _ = emulated_norm_gradients.backward(grad, value, weight, 3, 1e-5, True, True)
+        found, *_ = emulated_norm_gradients.backward(
+            grad, value, weight, 3, 1e-5, True, True, True, 0
+        )
     bad = found.isnan()
     assert bad[1, 4:8].all() and bad.sum() == bad[1, 4:8].numel()
 
@@ -87,7 +111,7 @@ def test_what_is_refused_is_named(emulated_norm_gradients):
         ((grad.double(), value, weight, 3), r"grad must have the input's dtype"),
     ):
         with pytest.raises(RuntimeError, match=said):
-            backward(*arguments, 1e-5, True, True)
+            backward(*arguments, 1e-5, True, True, True, 0)
 
 
 @pytest.fixture
@@ -97,7 +121,9 @@ def pair(shelf, emulated_gradients, emulated_norm_gradients, monkeypatch):
     monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
     monkeypatch.setitem(solution, "_gradient_library", lambda: _Operators(emulated_gradients))
     norm = emulated_norm_gradients.backward
-    monkeypatch.setitem(solution, "_norm_backward_kernels", lambda: norm)
+    monkeypatch.setitem(
+        solution, "_norm_backward_kernels", lambda: lambda *args: norm(*args[:-1], _GELU)
+    )
     return shelf["19"].pair()
 
 

@@ -8,20 +8,25 @@ from generator.ops.record import Unary
 from generator.step_table import Step, literal, number
 
 _PIECEWISE = "elementwise/piecewise.h"
+_TIMES = "grad = grad * elementwise::{};".format
+_WHERE = "grad = {} ? {} : {};".format
 # Constants of nn.SELU's documentation.
 _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
 def _relu() -> Step:
-    return Step("relu", "v = elementwise::relu(v);", "_Relu()", monotone=True)
+    gradient = _WHERE("after <= Acc(0)", "Acc(0)", "grad")
+    return Step("relu", "v = elementwise::relu(v);", "_Relu()", True, gradient=gradient)
 
 
 def _hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
     if min_val > max_val:
         raise ValueError(f"needs min_val <= max_val, got {min_val!r} and {max_val!r}")
-    device = f"v = elementwise::clamp(v, {number(min_val)}, {number(max_val)});"
+    low, high = number(min_val), number(max_val)
+    device = f"v = elementwise::clamp(v, {low}, {high});"
     python = f"_Hardtanh({literal(min_val)}, {literal(max_val)})"
-    return Step("hardtanh", device, python, monotone=True)
+    gradient = _WHERE(f"before <= {low} || before >= {high}", "Acc(0)", "grad")
+    return Step("hardtanh", device, python, monotone=True, gradient=gradient)
 
 
 def _relu6(min_val: float = 0.0, max_val: float = 6.0) -> Step:
@@ -29,26 +34,33 @@ def _relu6(min_val: float = 0.0, max_val: float = 6.0) -> Step:
 
 
 def _gelu(approximate: str = "none") -> Step:
-    forms = {"none": ("gelu_erf<Storage>", None), "tanh": ("gelu_tanh", "gelu_tanh.h")}
+    forms = {
+        "none": ("gelu_erf<Storage>", None, "gelu_erf_slope<Storage>(before)"),
+        "tanh": ("gelu_tanh", "gelu_tanh.h", "gelu_tanh_slope(before)"),
+    }
     if approximate not in forms:
         raise ValueError(f"knows the forms 'none' and 'tanh', got approximate={approximate!r}")
-    function, header = forms[approximate]
-    device = f"v = elementwise::{function}(v);"
-    return Step("gelu", device, f'_Gelu("{approximate}")', header=header)
+    function, header, slope = forms[approximate]
+    device, python = f"v = elementwise::{function}(v);", f'_Gelu("{approximate}")'
+    return Step("gelu", device, python, header=header, gradient=_TIMES(slope))
 
 
 def _tanh() -> Step:
-    return Step("tanh", "v = elementwise::tanh_(v);", "_Tanh()", monotone=True)
+    gradient = "grad = grad * (Acc(1) - after * after);"
+    return Step("tanh", "v = elementwise::tanh_(v);", "_Tanh()", True, gradient=gradient)
 
 
 def _sigmoid() -> Step:
-    return Step("sigmoid", "v = elementwise::sigmoid(v);", "_Sigmoid()", monotone=True)
+    gradient = "grad = grad * ((Acc(1) - after) * after);"
+    return Step("sigmoid", "v = elementwise::sigmoid(v);", "_Sigmoid()", True, gradient=gradient)
 
 
 def _leaky_relu(negative_slope: float = 0.01) -> Step:
     device = f"v = elementwise::leaky_relu(v, {number(negative_slope)});"
     python = f"_LeakyRelu({literal(negative_slope)})"
-    return Step("leaky_relu", device, python, 0 < negative_slope < math.inf, _PIECEWISE)
+    gradient = _WHERE("before > Acc(0)", "grad", f"grad * {number(negative_slope)}")
+    rises = 0 < negative_slope < math.inf
+    return Step("leaky_relu", device, python, rises, _PIECEWISE, gradient)
 
 
 def _any_elu(kind: str, alpha: float, scale: float, input_scale: float) -> Step:
@@ -57,7 +69,11 @@ def _any_elu(kind: str, alpha: float, scale: float, input_scale: float) -> Step:
     device = f"v = elementwise::elu(v, {factors});"
     python = f"_Elu({literal(alpha)}, {literal(scale)}, {literal(input_scale)})"
     rises = all(0 < factor < math.inf for factor in (alpha, scale, input_scale))
-    return Step(kind, device, python, rises, "elementwise/elu.h")
+    below = (
+        f"{number(alpha * scale * input_scale)} * Acc(math::exp(before * {number(input_scale)}))"
+    )
+    gradient = f"grad = grad * (before <= Acc(0) ? {below} : {number(scale)});"
+    return Step(kind, device, python, rises, "elementwise/elu.h", gradient)
 
 
 def _elu(alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Step:
@@ -75,36 +91,54 @@ def _celu(alpha: float = 1.0) -> Step:
 
 
 def _silu() -> Step:
-    return Step("silu", "v = elementwise::silu(v);", "_Silu()", header="elementwise/silu.h")
+    gradient = _TIMES("silu_slope(before)")
+    return Step(
+        "silu", "v = elementwise::silu(v);", "_Silu()", False, "elementwise/silu.h", gradient
+    )
 
 
 def _mish() -> Step:
-    return Step("mish", "v = elementwise::mish(v);", "_Mish()", header="elementwise/mish.h")
+    gradient = _TIMES("mish_slope(before)")
+    return Step(
+        "mish", "v = elementwise::mish(v);", "_Mish()", False, "elementwise/mish.h", gradient
+    )
 
 
 def _hardswish() -> Step:
-    return Step("hardswish", "v = elementwise::hardswish(v);", "_Hardswish()", header=_PIECEWISE)
+    device = "v = elementwise::hardswish(v);"
+    inner = _WHERE("before < Acc(3)", "grad * (before / Acc(3) + Acc(0.5))", "grad")
+    gradient = f"{inner} {_WHERE('before <= Acc(-3)', 'Acc(0)', 'grad')}"
+    return Step("hardswish", device, "_Hardswish()", False, _PIECEWISE, gradient)
 
 
 def _hardsigmoid() -> Step:
     device = "v = elementwise::hardsigmoid(v);"
-    return Step("hardsigmoid", device, "_Hardsigmoid()", True, _PIECEWISE)
+    gradient = _WHERE("before > Acc(-3) && before < Acc(3)", "grad / Acc(6)", "Acc(0)")
+    return Step("hardsigmoid", device, "_Hardsigmoid()", True, _PIECEWISE, gradient)
 
 
 def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
-    device = f"v = elementwise::softplus(v, {number(beta)}, {number(threshold)});"
+    numbers = f"{number(beta)}, {number(threshold)}"
+    device = f"v = elementwise::softplus(v, {numbers});"
     python = f"_Softplus({literal(beta)}, {literal(threshold)})"
-    return Step("softplus", device, python, header="elementwise/softplus.h")
+    gradient = _TIMES(f"softplus_slope(before, {numbers})")
+    return Step("softplus", device, python, False, "elementwise/softplus.h", gradient)
 
 
 def _softsign() -> Step:
-    return Step("softsign", "v = elementwise::softsign(v);", "_Softsign()", header=_PIECEWISE)
+    size = "(std::fabs(before) + Acc(1))"
+    gradient = (
+        f"grad = grad / {size} - grad * (before / {size}) / {size} * elementwise::sign(before);"
+    )
+    device = "v = elementwise::softsign(v);"
+    return Step("softsign", device, "_Softsign()", False, _PIECEWISE, gradient)
 
 
 def _threshold(threshold: float, value: float) -> Step:
     device = f"v = elementwise::threshold(v, {number(threshold)}, {number(value)});"
     python = f"_Threshold({literal(threshold)}, {literal(value)})"
-    return Step("threshold", device, python, header=_PIECEWISE)
+    gradient = _WHERE(f"before <= {number(threshold)}", "Acc(0)", "grad")
+    return Step("threshold", device, python, False, _PIECEWISE, gradient)
 
 
 ACTIVATIONS = (

@@ -10,35 +10,40 @@ _PIECEWISE = "elementwise/piecewise.h"
 
 
 def _negate() -> Step:
-    return Step("neg", "v = -v;", "_Negate()")
+    return Step("neg", "v = -v;", "_Negate()", gradient="grad = -grad;")
 
 
 def _absolute() -> Step:
-    return Step("abs", "v = std::fabs(v);", "_Absolute()")
+    gradient = "grad = grad * elementwise::sign(before);"
+    return Step("abs", "v = std::fabs(v);", "_Absolute()", gradient=gradient)
 
 
 def _square() -> Step:
-    return Step("square", "v = v * v;", "_Power(2)")
+    gradient = "grad = grad * (Acc(2) * before);"
+    return Step("square", "v = v * v;", "_Power(2)", gradient=gradient)
 
 
 def _sqrt() -> Step:
-    return Step("sqrt", "v = std::sqrt(v);", "_Sqrt()")
+    return Step("sqrt", "v = std::sqrt(v);", "_Sqrt()", gradient="grad = grad / (Acc(2) * after);")
 
 
 def _rsqrt() -> Step:
-    return Step("rsqrt", "v = Acc(1) / std::sqrt(v);", "_Rsqrt()")
+    gradient = "grad = Acc(-0.5) * grad * (after * after * after);"
+    return Step("rsqrt", "v = Acc(1) / std::sqrt(v);", "_Rsqrt()", gradient=gradient)
 
 
 def _reciprocal() -> Step:
-    return Step("reciprocal", "v = Acc(1) / v;", "_Reciprocal()")
+    gradient = "grad = grad * -(after * after);"
+    return Step("reciprocal", "v = Acc(1) / v;", "_Reciprocal()", gradient=gradient)
 
 
 def _exp() -> Step:
-    return Step("exp", "v = math::exp(v);", "_Exp()", monotone=True)
+    return Step("exp", "v = math::exp(v);", "_Exp()", True, gradient="grad = grad * after;")
 
 
 def _log() -> Step:
-    return Step("log", "v = elementwise::log_(v);", "_Log()", header="elementwise/logarithm.h")
+    device, header = "v = elementwise::log_(v);", "elementwise/logarithm.h"
+    return Step("log", device, "_Log()", header=header, gradient="grad = grad / before;")
 
 
 # What PyTorch computes by other functions than pow, which answer otherwise at -0 and -Inf.
@@ -56,7 +61,11 @@ _POWERS = {
 
 def _power(exponent: float) -> Step:
     device = _POWERS.get(float(exponent), f"v = std::pow(v, {number(exponent)});")
-    return Step("pow", device, f"_Power({literal(exponent)})")
+    inner = _POWERS.get(float(exponent) - 1, f"v = std::pow(v, {number(exponent - 1)});")
+    gradient = f"Acc v = before; {inner} grad = grad * ({number(exponent)} * v);"
+    if exponent == 0:
+        gradient = "grad = Acc(0);"
+    return Step("pow", device, f"_Power({literal(exponent)})", gradient=gradient)
 
 
 def _clamp(min: float | None = None, max: float | None = None) -> Step:  # PyTorch's names
@@ -64,7 +73,9 @@ def _clamp(min: float | None = None, max: float | None = None) -> Step:  # PyTor
         raise ValueError("needs min or max")
     low, high = number(-math.inf if min is None else min), number(math.inf if max is None else max)
     device = f"v = elementwise::clamp(v, {low}, {high});"
-    return Step("clamp", device, f"_Clamp({literal(min)}, {literal(max)})", monotone=True)
+    python = f"_Clamp({literal(min)}, {literal(max)})"
+    gradient = f"grad = before >= {low} && before <= {high} ? grad : Acc(0);"
+    return Step("clamp", device, python, monotone=True, gradient=gradient)
 
 
 ARITHMETIC = (
@@ -97,39 +108,65 @@ def _is_finite(operand: Operand) -> bool:
     return isinstance(operand, Number) and math.isfinite(operand.value)
 
 
+def _of_number(operand: Operand, gradient: str) -> str | None:
+    """A channel's operand has a gradient of its own, which no kernel sums."""
+    return gradient if _is_number(operand) else None
+
+
+def _of_bound(operand: Operand, beyond: str) -> str | None:
+    """None of it where `before` is `beyond` the bound, half of it where they are equal."""
+    other = operand.device
+    share = f"grad = before == {other} ? grad / Acc(2) : grad;"
+    return _of_number(operand, f"{share} grad = before {beyond} {other} ? Acc(0) : grad;")
+
+
 def _add(operand: Operand, swapped: bool) -> Step:
-    device = f"v = v + {operand.device};"
-    return Step("add", device, f"_Add({operand.python}, 1, 1)", monotone=_is_finite(operand))
+    device, python = f"v = v + {operand.device};", f"_Add({operand.python}, 1, 1)"
+    return Step("add", device, python, _is_finite(operand), gradient=_of_number(operand, ""))
 
 
 def _subtract(operand: Operand, swapped: bool) -> Step:
     if swapped:
-        return Step("sub", f"v = {operand.device} - v;", f"_Add({operand.python}, -1, 1)")
-    device = f"v = v - {operand.device};"
-    return Step("sub", device, f"_Add({operand.python}, 1, -1)", monotone=_is_finite(operand))
+        device, python = f"v = {operand.device} - v;", f"_Add({operand.python}, -1, 1)"
+        return Step("sub", device, python, gradient=_of_number(operand, "grad = -grad;"))
+    device, python = f"v = v - {operand.device};", f"_Add({operand.python}, 1, -1)"
+    return Step("sub", device, python, _is_finite(operand), gradient=_of_number(operand, ""))
 
 
 def _multiply(operand: Operand, swapped: bool) -> Step:
-    return Step("mul", f"v = v * {operand.device};", f"_Multiply({operand.python})")
+    gradient = _of_number(operand, f"grad = grad * {operand.device};")
+    return Step(
+        "mul", f"v = v * {operand.device};", f"_Multiply({operand.python})", gradient=gradient
+    )
 
 
 def _divide(operand: Operand, swapped: bool) -> Step:
     if not swapped:
-        return Step("div", f"v = v / {operand.device};", f"_Divide({operand.python})")
+        gradient = _of_number(operand, f"grad = grad / {operand.device};")
+        return Step(
+            "div", f"v = v / {operand.device};", f"_Divide({operand.python})", gradient=gradient
+        )
     # PyTorch multiplies the reciprocal by a number, and divides a tensor.
     device = "Acc(1) / v * {}" if _is_number(operand) else "{} / v"
     device = f"v = {device.format(operand.device)};"
-    return Step("div", device, f"_DivideInto({operand.python})")
+    gradient = _of_number(operand, "grad = -grad * (after / before);")
+    return Step("div", device, f"_DivideInto({operand.python})", gradient=gradient)
 
 
 def _minimum(operand: Operand, swapped: bool) -> Step:
-    device = f"v = elementwise::minimum(v, {operand.device});"
-    return Step("min", device, f"_Minimum({operand.python})", _is_number(operand), _PIECEWISE)
+    device, python = (
+        f"v = elementwise::minimum(v, {operand.device});",
+        f"_Minimum({operand.python})",
+    )
+    return Step("min", device, python, _is_number(operand), _PIECEWISE, _of_bound(operand, ">"))
 
 
 def _maximum(operand: Operand, swapped: bool) -> Step:
-    device = f"v = elementwise::maximum(v, {operand.device});"
-    return Step("max", device, f"_Maximum({operand.python})", _is_number(operand), _PIECEWISE)
+    device, python = (
+        f"v = elementwise::maximum(v, {operand.device});",
+        f"_Maximum({operand.python})",
+    )
+    return Step("max", device, python, _is_number(operand), _PIECEWISE, _of_bound(operand, "<"))
 
 
 BINARY = (

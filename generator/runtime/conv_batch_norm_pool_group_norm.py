@@ -14,12 +14,17 @@ from generator.runtime.arguments import (
 )
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.batch_norm import _update_running_statistics
+from generator.runtime.batch_norm_pool_gradient_kernels import (
+    _kernel_pool_gradients,
+    _kernels_pool,
+)
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
-from generator.runtime.generated import _ACTIVATION, _CALL
+from generator.runtime.generated import _ACTIVATION, _CALL, _CHAIN_NUMBER
 from generator.runtime.gradients import (
-    _conv_gradients,
+    _conv_gradients_with,
     _group_norm_gradients,
     _no_gradients,
+    _own_kernels,
     _recompute_conv,
 )
 from generator.runtime.low_precision import _narrowed, _widened
@@ -114,6 +119,23 @@ def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     ctx.save_for_backward(x, weight, bias, *parameters, running_mean, running_var)
 
 
+def _aten_pool_gradients(grad, conv_out, norm, pool, group_norm, norm_needs, group_needs) -> tuple:
+    """(gradient of conv_out, of BatchNorm's weight and bias, of GroupNorm's)"""
+    aten = torch.ops.aten
+    norm_weight, _, running_mean, running_var, training, eps = norm
+    normed, mean, rstd = aten.native_batch_norm.default(conv_out, *norm[:5], 0.0, eps)
+    active = _ACTIVATION.forward(normed, ())
+    pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
+    grad, *group_grads = _group_norm_gradients(grad, pooled, *group_norm, group_needs)
+    grad = aten.max_pool2d_with_indices_backward.default(grad, active, *pool, indices)
+    grad = _ACTIVATION.backward(grad, normed, active, (), None)
+    grad, *norm_grads = aten.native_batch_norm_backward.default(
+        *(grad, conv_out, norm_weight, running_mean, running_var, mean, rstd, training, eps),
+        [True, *norm_needs],
+    )
+    return grad, norm_grads, group_grads
+
+
 def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
     *saved, running_mean, running_var = ctx.saved_tensors
@@ -125,31 +147,21 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     x, weight, bias, norm_weight, norm_bias, group_weight, _ = tensors
     if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
         running_mean, running_var = running_mean.float(), running_var.float()
-    aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
-    conv_out = _recompute_conv(x, weight, bias, conv).contiguous()
-    normed, mean, rstd = aten.native_batch_norm.default(
-        conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
-    )
-    active = _ACTIVATION.forward(normed, ())
-    pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
-    grad, *group_grads = _group_norm_gradients(
-        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, group_needs
-    )
-    grad = aten.max_pool2d_with_indices_backward.default(grad, active, *pool, indices)
-    grad = _ACTIVATION.backward(grad, normed, active, (), None)
-    grad, *norm_grads = aten.native_batch_norm_backward.default(
-        grad,
-        conv_out,
-        norm_weight,
-        running_mean,
-        running_var,
-        mean,
-        rstd,
-        training,
-        ctx.norm_eps,
-        [True, *norm_needs],
-    )
-    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    conv_out = _recompute_conv(x, weight, bias, conv)
+    norm = norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps
+    group_norm = group_weight, ctx.num_groups, ctx.group_eps
+    needs, sums = ctx.needs_input_grad[:3], None
+    if _own_kernels(x) and _kernels_pool(ctx.pool):
+        norm_needs = *norm_needs, *group_needs, needs[2]
+        grad, *grads, sums = _kernel_pool_gradients(
+            grad, conv_out, norm, ctx.pool, group_norm, norm_needs, _CHAIN_NUMBER
+        )
+        norm_grads, group_grads = grads[:2], grads[2:]
+    else:
+        grad, norm_grads, group_grads = _aten_pool_gradients(
+            grad, conv_out.contiguous(), norm, ctx.pool, group_norm, norm_needs, group_needs
+        )
+    conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (group_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)
 

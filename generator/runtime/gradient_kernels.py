@@ -59,17 +59,28 @@ def _count_convolve_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs
     return _count_flops(x_shape, weight_shape)
 
 
+def _load_operators(name: str, operator_source: str, cuda_source: str, fakes: dict):
+    """(torch.ops.<name> with the operators that are the keys of `fakes`, is it new?)"""
+    namespace = getattr(torch.ops, name)
+    if "_tconv_registry" in vars(namespace):
+        return namespace, False
+    _load_library(name, (operator_source,), cuda_source)
+    registry = torch.library.Library(name, "FRAGMENT")
+    for operator, fake in fakes.items():
+        torch.library.register_fake(f"{name}::{operator}", fake, lib=registry)
+    namespace._tconv_registry = registry  # keeps it alive
+    return namespace, True
+
+
 def _gradient_library():
     """The namespace with the operators of kernels_src/binding/operator_gradients.cpp."""
-    namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
-        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
-        registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
-        for name, fake in (("backward", _fake_backward), ("convolve", _fake_convolve)):
-            torch.library.register_fake(f"{_GRADIENT_NAMESPACE}::{name}", fake, lib=registry)
+    fakes = {"backward": _fake_backward, "convolve": _fake_convolve}
+    namespace, new = _load_operators(
+        _GRADIENT_NAMESPACE, GRADIENT_OPERATOR_SOURCE, _GRADIENT_CUDA, fakes
+    )
+    if new:
         _register_flop_formula([namespace.backward])(_count_backward_flops)
         _register_flop_formula([namespace.convolve])(_count_convolve_flops)
-        namespace._tconv_registry = registry  # keeps it alive
     return namespace
 
 

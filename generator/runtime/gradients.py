@@ -1,5 +1,5 @@
-"""Backward formulas, on values recomputed from the inputs: of convolution and GroupNorm by our own
-kernels where the solution has them, of all else by ATen's backward operators.
+"""Backward formulas, on values recomputed from the inputs: of the convolution by our own kernels
+where the solution has them, of all else by ATen's backward operators.
 """
 
 import torch
@@ -10,7 +10,6 @@ from generator.runtime.gradient_kernels import (
     _kernel_conv,
     _kernel_gradients,
 )
-from generator.runtime.group_norm_gradient_kernels import _kernel_group_norm_gradients
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,6 +68,13 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
+def _conv_gradients_with(sums, grad, x, weight, conv: _Conv, needs) -> tuple:
+    """The same where the bias's gradient may be there already: `sums`, or None."""
+    if sums is None:
+        return _conv_gradients(grad, x, weight, conv, needs)
+    return *_conv_gradients(grad, x, weight, conv, (*needs[:2], False))[:2], sums
+
+
 def _no_gradients(tensors) -> list:
     """Of an empty batch."""
     return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
@@ -101,8 +107,6 @@ def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, need
     """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
     if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
         return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
-    if _own_kernels(value):
-        return _kernel_group_norm_gradients(grad, value, weight, num_groups, eps, needs)
     batch, channels, height, width = value.shape
     sizes = batch, channels, height * width, num_groups
     _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)

@@ -1,9 +1,8 @@
-"""Takes the place of gradient_kernels.py, group_norm_gradient_kernels.py and volume_gradients.py
-where a solution has no kernels for gradients.
-"""
+"""Takes the place of the modules of kernels for gradients where a solution has none."""
 
 _GRADIENT_DEVICES = ()
 _kernel_conv = _kernel_gradients = _kernel_group_norm_gradients = None
+_kernel_pool_gradients = _kernels_pool = None
 
 
 def _volumes_with_gradient(*_):

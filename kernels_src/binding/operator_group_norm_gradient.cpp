@@ -1,5 +1,5 @@
-// The operator of the library of GroupNorm's gradients: of what was normalised, contiguous, and of weight and bias
-// where they are wanted.
+// The operator of the library of GroupNorm's gradients: of `value`, whose chain of that number (generated_gradient.h)
+// was normalised, contiguous; of weight and bias, and the first one's sums per channel, where they are wanted.
 #include "../group_norm_gradient_call.h"
 #include "cuda_half.h"
 
@@ -18,7 +18,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor weight = stack.optional_tensor();
   const int64_t num_groups = stack.integer();
   const double eps = stack.number();
-  const bool need_weight = stack.boolean(), need_bias = stack.boolean();
+  const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
+  const int64_t chain = stack.integer();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
   const auto sizes = value.sizes();
@@ -34,21 +35,27 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   grad = dense(grad), value = dense(value), weight = dense(weight);
 
   const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
-  const int64_t weights[] = {need_weight ? sizes[1] : 0}, biases[] = {need_bias ? sizes[1] : 0};
-  const Tensor grad_weight = allocate(weights, 1, dtype, device), grad_bias = allocate(biases, 1, dtype, device);
+  const auto channel_values = [&](bool wanted) {
+    const int64_t count = wanted ? sizes[1] : 0;
+    return allocate(&count, 1, dtype, device);
+  };
+  const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
+  const Tensor grad_sums = channel_values(need_sums);
 
   GroupNormGradientCall call{};
   ConvTransposeLayer none{};
   none.groups = 1;  // what counts threads divides by it
   call.conv = make_call(none, kernel_dtype(dtype), false);
+  call.chain = chain;
   call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
   call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
   call.num_groups = num_groups, call.eps = eps;
   call.grad_value = pointer_of(grad_value);
   if (need_weight) call.grad_weight = pointer_of(grad_weight);
   if (need_bias) call.grad_bias = pointer_of(grad_bias);
+  if (need_sums) call.grad_sums = pointer_of(grad_sums);
   if (value.numel() > 0) launch(call, device);
-  stack.give(grad_value, grad_weight, grad_bias);
+  stack.give(grad_value, grad_weight, grad_bias, grad_sums);
 }
 
 }  // namespace binding
@@ -57,7 +64,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
-      "bool need_bias) -> (Tensor, Tensor, Tensor)");
+      "bool need_bias, bool need_sums, int chain) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

@@ -1,40 +1,14 @@
 // The one door to GroupNorm's gradients on CUDA.
 #pragma once
 
-#include "gradient_sums.cuh"
+#include "channel_sums.cuh"
 #include "group_norm_gradient_apply.cuh"
 #include "group_norm_gradient_finalise.cuh"
 #include "group_norm_gradient_sums.cuh"
+#include "workspace_places.h"
 
 namespace tconv {
 namespace cuda {
-
-inline int64_t whole_alignments(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// Places in the workspace, from its beginning.
-struct GroupNormGradientWorkspace {
-  int64_t parts_per_plane, coefficients_at, weight_at, bias_at, total_bytes;
-
-  template <typename Acc>
-  static GroupNormGradientWorkspace of(const GroupNormGradientCall& call) {
-    GroupNormGradientWorkspace made;
-    const int64_t planes = call.batch * call.channels;
-    made.parts_per_plane = (call.plane + GroupNormGradientConfig::kPart - 1) / GroupNormGradientConfig::kPart;
-    made.coefficients_at =
-        whole_alignments(planes * made.parts_per_plane * static_cast<int64_t>(sizeof(GradientMoments<Acc>)));
-    made.weight_at = whole_alignments(made.coefficients_at + call.batch * call.num_groups *
-                                                                 static_cast<int64_t>(sizeof(GroupCoefficients<Acc>)));
-    made.bias_at = whole_alignments(made.weight_at + planes * static_cast<int64_t>(sizeof(Acc)));
-    made.total_bytes = made.bias_at + planes * static_cast<int64_t>(sizeof(Acc));
-    return made;
-  }
-};
-
-inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
-  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
-  return call.conv.dtype == kFloat64 ? GroupNormGradientWorkspace::of<double>(call).total_bytes
-                                     : GroupNormGradientWorkspace::of<float>(call).total_bytes;
-}
 
 inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
@@ -46,54 +20,95 @@ inline dim3 norm_blocks(int64_t units, int units_per_block) {
       blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
 }
 
-template <int kLanes, typename Storage>
-int64_t launch_group_norm_gradient_kernels(const GroupNormGradientArgs<Storage>& args, void* stream) {
+template <int kLanes, typename Args>
+int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
   constexpr int kThreads = GroupNormGradientConfig::kThreads;
   const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
   TCONV_RETURN_IF_ERROR(
-      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args));
-  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Storage>,
+      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
                                       norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
                                       args));
-  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args);
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
+}
+
+// The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
+// (and products) are wanted, whoever adds them up.
+template <typename Inner, typename Storage>
+class GroupNormGradient {
+ public:
+  using Args = GroupNormGradientArgs<Inner, Storage>;
+  using Acc = typename Args::Acc;
+  using Config = GroupNormGradientConfig;
+
+  GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
+      : call_(call) {
+    args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
+    args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
+    args.inner = inner;
+    args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+    args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
+    args.parts_per_plane = static_cast<int>((call.plane + Config::kPart - 1) / Config::kPart);
+    args.num_units = args.num_planes * args.parts_per_plane;
+    args.eps = call.eps;
+    constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
+    args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
+                   norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+    args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
+    args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
+    args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+    args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+    args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+    args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
+    if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
+    if (with_sums) args.sum_parts = places.reserve<Acc>(args.num_units);
+    if (with_sums && Inner::kSumsProducts) args.product_parts = places.reserve<Acc>(args.num_units);
+  }
+
+  // Rows of args.sum_parts.
+  int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
+
+  int64_t run() const {
+    void* const stream = call_.conv.stream;
+    if (call_.plane <= Config::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
+    else
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
+                                              call_.channels, stream));
+    return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
+                               stream);
+  }
+
+  Args args{};
+
+ private:
+  GroupNormGradientCall call_;
+};
+
+template <typename Storage>
+int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
+  WorkspacePlaces places(nullptr);
+  GroupNormGradient<ChainInner<0>, Storage>(call, {}, call.grad_sums != nullptr, places);
+  return places.bytes();
+}
+
+inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  return call.conv.dtype == kFloat64 ? group_norm_gradient_bytes<double>(call) : group_norm_gradient_bytes<float>(call);
 }
 
 template <typename Storage>
 int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
-  using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
-  const GroupNormGradientWorkspace places = GroupNormGradientWorkspace::of<Acc>(call);
-  char* const base = static_cast<char*>(call.conv.workspace);
-  GroupNormGradientArgs<Storage> args{};
-  args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
-  args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
-  args.parts = reinterpret_cast<GradientMoments<Acc>*>(base);
-  args.coefficients = reinterpret_cast<GroupCoefficients<Acc>*>(base + places.coefficients_at);
-  if (call.grad_weight != nullptr) args.weight_parts = reinterpret_cast<Acc*>(base + places.weight_at);
-  if (call.grad_bias != nullptr) args.bias_parts = reinterpret_cast<Acc*>(base + places.bias_at);
-  args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
-  args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-  args.parts_per_plane = static_cast<int>(places.parts_per_plane);
-  args.num_units = args.num_planes * args.parts_per_plane;
-  args.eps = call.eps;
-  constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-  args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
-                 norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
-  args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
-  args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-  args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-  args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-  if (call.plane <= Config::kMaxOfWarp)
-    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Storage>(args, call.conv.stream)));
-  else
-    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Storage>(args, call.conv.stream)));
-  if (call.grad_weight != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.weight_parts, static_cast<Storage*>(call.grad_weight),
-                                                    call.batch, call.channels, call.conv.stream));
-  if (call.grad_bias != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.bias_parts, static_cast<Storage*>(call.grad_bias), call.batch,
-                                                    call.channels, call.conv.stream));
-  return kOk;
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(call.conv.workspace);
+    const GroupNormGradient<ChainInner<decltype(index)::value>, Storage> made(call, {}, call.grad_sums != nullptr,
+                                                                              places);
+    TCONV_RETURN_IF_ERROR(made.run());
+    return launch_channel_sums(made.args.sum_parts, static_cast<Storage*>(call.grad_sums), made.sum_rows(),
+                               call.channels, call.conv.stream);
+  });
 }
 
 }  // namespace cuda

@@ -1,29 +1,53 @@
-// Last of the kernels of GroupNorm's gradients: the gradient of what was normalised. Bound by memory.
+// Last of the kernels of GroupNorm's gradients: the gradient of the stored value, and its sums per part of a plane.
+// Bound by memory.
 #pragma once
 
 #include "group_norm_gradient_args.cuh"
+#include "group_norm_moments.cuh"
 
 namespace tconv {
 namespace cuda {
 
-template <int kLanes, typename Storage>
+// Of all lanes that share a part, in a fixed order; lane 0's is right. `of_warps` must not be in use.
+template <int kLanes, typename Acc>
+__device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
+  sum = norm::warp_sum(sum);
+  if constexpr (kLanes > 32) {
+    __syncthreads();  // those of the unit before have been read
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int warp = 1; warp < kLanes / 32; ++warp) sum += of_warps[warp];
+  }
+  return sum;
+}
+
+template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_apply_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+    group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ Acc of_warps[2][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart<Storage> part(args, unit);
-    const int64_t sample = args.by_channels.quotient(part.plane), channel = part.plane - sample * args.channels;
+    const PlanePart part(args, unit);
     const GroupCoefficients<Acc> of_group =
-        args.coefficients[sample * args.num_groups + args.by_group_channels.quotient(channel)];
-    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[channel]) : Acc(1));
+        args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
+    const auto inner = args.inner.of_channel(part.channel);
+    Acc sum = 0, products = 0;
     const auto gradient = [&](Storage value, Storage grad) {
-      return to_storage<Storage>(scale * static_cast<Acc>(grad) +
-                                 (of_group.slope * (static_cast<Acc>(value) - of_group.mean) + of_group.shift));
+      const Acc v = static_cast<Acc>(value);
+      const Acc result = inner.template gradient<Storage>(v, [&](Acc inner_value) {
+        return scale * static_cast<Acc>(grad) + (of_group.slope * (inner_value - of_group.mean) + of_group.shift);
+      });
+      sum += result;
+      if constexpr (Args::Inner::kSumsProducts) products += result * inner.deviation(v);
+      return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
@@ -53,6 +77,14 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
           if (at < part.count) to[at] = gradient(value[at], grad[at]);
         }
       }
+    }
+    if (args.sum_parts == nullptr) continue;
+    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
+    sum = sum_of_part<kLanes>(sum, of_warps[0]);
+    if (lane == 0) args.sum_parts[place] = sum;
+    if constexpr (Args::Inner::kSumsProducts) {
+      products = sum_of_part<kLanes>(products, of_warps[1]);
+      if (lane == 0) args.product_parts[place] = products;
     }
   }
 }

@@ -3,12 +3,14 @@
 //   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
 //
 // (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
-// value's deviation, so that value and g are read twice: for the sums, and for the gradient.
+// value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
+// a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 #pragma once
 
 #include "../group_norm_gradient_call.h"
 #include "check.h"
 #include "fast_divisor.h"
+#include "gradient_chain.cuh"
 #include "storage.cuh"
 
 namespace tconv {
@@ -51,17 +53,31 @@ struct GroupCoefficients {
   Acc mean, rstd, slope, shift;
 };
 
-template <typename Storage>
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v), gradient<Storage>(v,
+// outer) (generated_gradient.h), and deviation(v), what the gradient's products are summed with.
+template <int kChain>
+struct ChainInner {
+  static constexpr bool kSumsProducts = false;
+  using Channel = Chain<kChain>;
+  __device__ __forceinline__ Channel of_channel(int64_t) const { return {}; }
+};
+
+template <typename InnerType, typename StorageType>
 struct GroupNormGradientArgs {
+  using Inner = InnerType;
+  using Storage = StorageType;
   using Acc = typename StorageTraits<Storage>::Acc;
   const Storage* grad;
   const Storage* value;
   const Storage* weight;  // or null
   Storage* grad_value;
+  Inner inner;
   GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
   GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
   Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
   Acc* bias_parts;
+  Acc* sum_parts;      // [batch][parts_per_plane][channels]: sums of grad_value, or null
+  Acc* product_parts;  // of grad_value times a value's deviation, where Inner has one
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
@@ -70,14 +86,16 @@ struct GroupNormGradientArgs {
 };
 
 // A part of a plane: of the units that all lanes that share one take by turns.
-template <typename Storage>
 struct PlanePart {
-  int64_t plane, begin;
+  int64_t plane, part, sample, channel, begin;
   int count;
 
-  __device__ __forceinline__ PlanePart(const GroupNormGradientArgs<Storage>& args, int64_t unit) {
+  template <typename Args>
+  __device__ __forceinline__ PlanePart(const Args& args, int64_t unit) {
     plane = args.by_parts.quotient(unit);
-    const int64_t part = unit - plane * args.parts_per_plane;
+    part = unit - plane * args.parts_per_plane;
+    sample = args.by_channels.quotient(plane);
+    channel = plane - sample * args.channels;
     begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
     count = static_cast<int>(
         min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
@@ -85,9 +103,10 @@ struct PlanePart {
 };
 
 // What a plane's values are taken less.
-template <typename Acc, typename Storage>
-__device__ __forceinline__ Acc plane_origin(const GroupNormGradientArgs<Storage>& args, int64_t plane) {
-  return static_cast<Acc>(args.value[plane * args.plane]);
+template <typename Args>
+__device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int64_t plane, int64_t channel) {
+  const auto inner = args.inner.of_channel(channel);
+  return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
 template <typename Storage>

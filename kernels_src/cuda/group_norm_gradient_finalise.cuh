@@ -8,22 +8,21 @@
 namespace tconv {
 namespace cuda {
 
-template <typename Storage>
-__device__ __forceinline__ GradientMoments<double> moments_of_plane(const GroupNormGradientArgs<Storage>& args,
-                                                                    int64_t plane) {
+template <typename Args>
+__device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
   const auto* const parts = args.parts + plane * args.parts_per_plane;
   GradientMoments<double> joined{};
 #pragma unroll 1
   for (int i = 0; i < args.parts_per_plane; ++i)
     joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
-  joined.mean += plane_origin<double>(args, plane);
+  joined.mean += plane_origin(args, plane, channel);
   return joined;
 }
 
-template <typename Storage>
+template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_finalise_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
-  using Acc = typename StorageTraits<Storage>::Acc;
+    group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
+  using Acc = typename Args::Acc;
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
@@ -33,14 +32,14 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     const int64_t first_plane = sample * args.channels + first;
     GradientMoments<double> whole{};
 #pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c));
+    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c, first + c));
     join_lanes(whole);
     const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
     const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
     double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
 #pragma unroll 1
     for (int64_t c = lane; c < of_group; c += 32) {
-      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c);
+      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c, first + c);
       const double product = channel.product + (channel.mean - mean) * channel.grad;
       const double weight =
           args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;

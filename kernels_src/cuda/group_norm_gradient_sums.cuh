@@ -44,21 +44,23 @@ __device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
   }
 }
 
-template <int kLanes, typename Storage>
+template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_sums_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+    group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
   __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart<Storage> part(args, unit);
+    const PlanePart part(args, unit);
+    const auto inner = args.inner.of_channel(part.channel);
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    const Acc origin = plane_origin<Acc>(args, part.plane);
+    const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
     for (int first = 0; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
@@ -75,7 +77,8 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
           }
 #pragma unroll
           for (int k = 0; k < Config::kVector; ++k) {
-            values[i * Config::kVector + k] = all ? static_cast<Acc>(v.values[k]) - origin : Acc(0);
+            values[i * Config::kVector + k] =
+                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
             grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
             there[i * Config::kVector + k] = all;
           }
@@ -85,7 +88,7 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
           there[i] = at < part.count;
-          values[i] = there[i] ? static_cast<Acc>(value[at]) - origin : Acc(0);
+          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
           grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
         }
       }

@@ -11,7 +11,8 @@ OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable AB
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
 create_graph=True, they are PyTorch's.
-GroupNorm's are another one (NORM_GRADIENT_CUDA_SOURCE, NORM_GRADIENT_OPERATOR_SOURCE).
+Those through BatchNorm, activation, max-pool and GroupNorm are another one
+(POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE).
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -33,8 +34,8 @@ sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
 sha256 of GRADIENT_CUDA_SOURCE: 60cab0935baa817277d5c6851c563c2949fc2edfb83e86a0c9048e4cb91a948a
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of NORM_GRADIENT_CUDA_SOURCE: a701e84de5937ef716e47b5c91dd660859fab6bb168e163ea6c1b816cf6dd37f
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 99dd7e6436ae43e40074837cf9ee5bc12e3b9094949e776a9bd6ee25efe20112
+sha256 of POOL_GRADIENT_CUDA_SOURCE: be2a12035fff65774a20131835dcf6ddb9b9e7a0ef32ae8c5d614f981d1df037
+sha256 of POOL_GRADIENT_OPERATOR_SOURCE: fa415bcf8ee1ede8ecc73475258068a954b0eafeea4e426892307595ba09bda7
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -13927,86 +13928,27 @@ TCONV_IMPLEMENT(CPU)
 TCONV_IMPLEMENT(CUDA)
 """
 
-NORM_GRADIENT_CUDA_SOURCE = r"""
-// ---- kernels_src/cuda/entry_group_norm_gradient.cu
-// Exported functions of the library of GroupNorm's gradients.
-// ---- kernels_src/cuda/group_norm_gradient.cuh
-// The one door to GroupNorm's gradients on CUDA.
-
-// ---- kernels_src/cuda/gradient_sums.cuh
-// Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
-//   from [num_parts][count] of Acc -> to [count]
-
-// ---- kernels_src/cuda/check.h
-// Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
-
-#include <cuda_runtime.h>
-
-#include <unordered_map>
-#include <utility>
-
-// ==== lines 132 to 178 of CUDA_SOURCE
-// ==== lines 381 to 478 of CUDA_SOURCE
-
-template <typename Storage>
-__device__ __forceinline__ bool is_finite(Storage v) {
-  const auto wide = static_cast<typename StorageTraits<Storage>::Acc>(v);
-  return wide - wide == 0;
-}
-
-struct GradientSumsConfig {
-  static constexpr int kThreads = 256;
-  static constexpr int kMaxBlocks = 4096;
-};
-
-// fp32 sums are added up in fp64: there are few of them, and the error of what is one long sum then lies in the parts
-// alone.
-template <typename Acc, typename Storage>
-__global__ void __launch_bounds__(GradientSumsConfig::kThreads)
-    sum_gradient_parts_kernel(const Acc* from, Storage* to, int64_t num_parts, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    double sum = 0.0;
-    for (int64_t part = 0; part < num_parts; ++part) sum += from[part * count + i];
-    to[i] = to_storage<Storage>(static_cast<Acc>(sum));
-  }
-}
-
-template <typename Acc, typename Storage>
-int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_parts, int64_t count, void* stream) {
-  const int64_t blocks = (count + GradientSumsConfig::kThreads - 1) / GradientSumsConfig::kThreads;
-  return launch_kernel(
-      sum_gradient_parts_kernel<Acc, Storage>,
-      dim3(static_cast<unsigned>(blocks < GradientSumsConfig::kMaxBlocks ? blocks : GradientSumsConfig::kMaxBlocks)),
-      dim3(GradientSumsConfig::kThreads), 0, stream, from, to, num_parts, count);
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/group_norm_gradient_apply.cuh
-// Last of the kernels of GroupNorm's gradients: the gradient of what was normalised. Bound by memory.
-
-// ---- kernels_src/cuda/group_norm_gradient_args.cuh
-// What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
-//
-//   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
-//
-// (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
-// value's deviation, so that value and g are read twice: for the sums, and for the gradient.
+POOL_GRADIENT_CUDA_SOURCE = r"""
+// ---- kernels_src/cuda/entry_batch_norm_pool_gradient.cu
+// Exported functions of the library of the gradients through BatchNorm, activation, max-pool and GroupNorm.
+// ---- kernels_src/cuda/batch_norm_pool_gradient.cuh
+// The one door to the gradients through BatchNorm, activation, max-pool and GroupNorm on CUDA. The big tensor is read
+// three times, for BatchNorm's moments, the windows' maxima and the gradient, and written once; all else is of the
+// pooled size.
 
 // ---- kernels_src/group_norm_gradient_call.h
 // Argument block of the library of GroupNorm's gradients, filled by its operator
 // (binding/operator_group_norm_gradient.cpp).
 
-// ==== lines 30 to 132 of CUDA_SOURCE
-
-// ==== lines 178 to 321 of CUDA_SOURCE
+// ==== lines 30 to 321 of CUDA_SOURCE
 
 namespace tconv {
 
-// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
+// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
+// dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
+  int64_t chain;       // which one (generated_gradient.h)
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
@@ -14015,10 +13957,319 @@ struct GroupNormGradientCall {
   void* grad_value;   // [batch, channels, plane]
   void* grad_weight;  // [channels] or null where not wanted
   void* grad_bias;    // [channels] or null where not wanted
+  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
 };
 
 }  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient.cuh
+// The one door to GroupNorm's gradients on CUDA.
+
+// ---- kernels_src/cuda/channel_sums.cuh
+// Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
+//   from [rows][channels] of Acc -> one number a channel
+
+// ==== lines 372 to 448 of CUDA_SOURCE
+// ---- kernels_src/cuda/group_norm_moments.cuh
+// Moments within a warp and across a block, and what a normalisation does to one channel.
+
+// ---- kernels_src/cuda/group_norm_storage.cuh
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
+
+#include <cstring>
+
+// ==== lines 321 to 348 of CUDA_SOURCE
+// ==== lines 448 to 719 of CUDA_SOURCE
+
+struct ChannelSumsConfig {
+  static constexpr int kThreads = 256;
+};
+
+// Of kCount arrays side by side; the same on every thread of a block of kThreads.
+template <int kCount, typename Acc>
+__device__ __forceinline__ void sum_channel(const Acc* const (&from)[kCount], int64_t rows, int64_t channels,
+                                            int64_t channel, double (&sums)[kCount]) {
+  __shared__ double scratch[ChannelSumsConfig::kThreads / 32][kCount];
+  double own[kCount] = {};
+#pragma unroll 4
+  for (int64_t row = threadIdx.x; row < rows; row += ChannelSumsConfig::kThreads)
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) own[k] += from[k][row * channels + channel];
+  norm::block_sums(own, scratch, sums);
+}
+
+template <typename Acc, typename Storage>
+__global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
+    channel_sums_kernel(const Acc* from, Storage* to, int64_t rows, int64_t channels) {
+  const Acc* const arrays[1] = {from};
+  double sums[1];
+  sum_channel(arrays, rows, channels, blockIdx.x, sums);
+  if (threadIdx.x == 0) to[blockIdx.x] = to_storage<Storage>(static_cast<Acc>(sums[0]));
+}
+
+// Nothing where nobody wants them.
+template <typename Acc, typename Storage>
+int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t channels, void* stream) {
+  if (to == nullptr) return kOk;
+  return launch_kernel(channel_sums_kernel<Acc, Storage>, dim3(static_cast<unsigned>(channels)),
+                       dim3(ChannelSumsConfig::kThreads), 0, stream, from, to, rows, channels);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient_apply.cuh
+// Last of the kernels of GroupNorm's gradients: the gradient of the stored value, and its sums per part of a plane.
+// Bound by memory.
+
+// ---- kernels_src/cuda/group_norm_gradient_args.cuh
+// What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
+//
+//   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
+//
+// (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
+// value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
+// a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
+
 // ==== lines 958 to 1009 of CUDA_SOURCE
+// ---- kernels_src/cuda/gradient_chain.cuh
+// The chains whose gradients a library holds, and the choice among them.
+
+// ---- kernels_src/elementwise/slopes.h
+// Derivatives of functors, where they are longer than a line. By PyTorch's formulas
+// (aten/src/ATen/native/cuda/Activation*.cu), NaN where those have it.
+
+// ---- kernels_src/elementwise/inner_math.h
+// exp, log and their neighbours within a functor, before its one rounding to T. For float on a CPU they take and give
+// doubles, good to 1e-11: no branches, no calls, no tables, so that a compiler can vectorise them. Elsewhere they are
+// the platform's, in T.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// ==== lines 1519 to 1661 of CUDA_SOURCE
+namespace math {
+
+#ifdef TCONV_OWN_MATH
+
+template <typename T>
+using Inner = double;
+
+inline uint64_t double_bits(double v) {
+  uint64_t bits;
+  std::memcpy(&bits, &v, sizeof(bits));
+  return bits;
+}
+inline double double_of(uint64_t bits) {
+  double v;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+
+// exp(v) = power * (1 + excess), power = 2^n, for |v| < 700.
+struct InnerExpParts {
+  double power, excess;
+};
+
+inline InnerExpParts inner_exp_parts(double v) {
+  const double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, which lies in the low bits
+  const double shifted = v * 1.4426950408889634 + magic;
+  const double r = v - (shifted - magic) * 0.69314718055994531;
+  const double power = double_of((double_bits(shifted) - double_bits(magic) + 1023) << 52);
+  // Taylor's series of exp(r) - 1 on |r| <= ln(2)/2
+  double q = 1.0 / 3628800;
+  q = q * r + 1.0 / 362880;
+  q = q * r + 1.0 / 40320;
+  q = q * r + 1.0 / 5040;
+  q = q * r + 1.0 / 720;
+  q = q * r + 1.0 / 120;
+  q = q * r + 1.0 / 24;
+  q = q * r + 1.0 / 6;
+  q = q * r + 0.5;
+  return {power, r + r * r * q};
+}
+
+// As exp of floats has them: Inf above FLT_MAX, 0 below half of the smallest float.
+template <typename T>
+inline double inner_exp(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::exp(v);
+  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
+  const double result = parts.power + parts.power * parts.excess;
+  return v > 88.72283905206835 ? INFINITY : (v < -103.97207708399179 ? 0.0 : result);
+}
+
+template <typename T>
+inline double inner_expm1(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::expm1(v);
+  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
+  const double result = parts.power * parts.excess + (parts.power - 1.0);
+  return v > 88.72283905206835 ? INFINITY : result;
+}
+
+// Of normal numbers (every float but 0 is one as a double), of 0, Inf and NaN; NaN below 0.
+template <typename T>
+inline double inner_log(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::log(v);
+  const uint64_t bits = double_bits(v);
+  const double mantissa = double_of((bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
+  const bool large = mantissa > 1.4142135623730951;
+  const double m = large ? 0.5 * mantissa : mantissa;
+  // 2^52 + the exponent's field, as a double
+  const double field = double_of((bits >> 52) | 0x4330000000000000ull);
+  const double exponent = field - (4503599627370496.0 + 1023.0) + (large ? 1.0 : 0.0);
+  // log(m) = 2 artanh(s), |s| <= 0.172
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double p = 1.0 / 13;
+  p = p * z + 1.0 / 11;
+  p = p * z + 1.0 / 9;
+  p = p * z + 1.0 / 7;
+  p = p * z + 1.0 / 5;
+  p = p * z + 1.0 / 3;
+  double result = exponent * 0.69314718055994531 + 2.0 * (s + s * z * p);
+  result = v == 0.0 ? -INFINITY : result;
+  result = v < 0.0 ? NAN : result;
+  return v < INFINITY ? result : v + v;  // Inf and NaN
+}
+
+// For v >= 0. What 1 + v rounds away comes back as a correction of the logarithm.
+template <typename T>
+inline double inner_log1p(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::log1p(v);
+  const double u = 1.0 + v;
+  const double result = inner_log<T>(u) - ((u - 1.0) - v) / u;
+  return v < INFINITY ? result : v;
+}
+
+#else
+
+template <typename T>
+using Inner = T;
+
+template <typename T>
+TCONV_HD T inner_exp(T v) {
+  return std::exp(v);
+}
+template <typename T>
+TCONV_HD T inner_expm1(T v) {
+  return std::expm1(v);
+}
+template <typename T>
+TCONV_HD T inner_log(T v) {
+  return std::log(v);
+}
+template <typename T>
+TCONV_HD T inner_log1p(T v) {
+  return std::log1p(v);
+}
+
+#endif
+
+}  // namespace math
+}  // namespace tconv
+
+namespace tconv {
+namespace elementwise {
+
+// Phi(v) + v phi(v) for the normal distribution's Phi and its density phi, as exact as a result needs that is stored as
+// Storage.
+template <typename Storage = double, typename T>
+TCONV_HD T gelu_erf_slope(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) {
+    const float density = 0.39894228040143268f * cuda::power_of_2(v * v * -0.72134752044448170f);
+    return fmaf(v, density, sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  }
+#endif
+  const T density = T(0.39894228040143268) * T(math::exp(v * v * T(-0.5)));
+  return T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440)))) + v * density;
+}
+
+template <typename T>
+TCONV_HD T gelu_tanh_slope(T v) {
+  const T scale = T(0.79788456080286535588), cubic = T(0.044715);
+  const T t = tanh_(scale * (v + cubic * v * v * v));
+  return T(0.5) * (T(1) + t) + T(0.5) * v * (T(1) - t * t) * scale * (T(1) + T(3) * cubic * v * v);
+}
+
+template <typename T>
+TCONV_HD T silu_slope(T v) {
+  const T share = sigmoid(v);
+  return share * (T(1) + v * (T(1) - share));
+}
+
+// tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
+template <typename T>
+TCONV_HD T mish_slope(T v) {
+  const T bounded = v > T(40) ? T(40) : v;  // where the gate is 1
+  const T e = T(math::exp(bounded)), h = e + e * e / T(2);
+  const T rest = T(1) / (h + T(1)), gate = h * rest;
+  return gate + v * sigmoid(v) * (rest * (T(1) + gate));
+}
+
+template <typename T>
+TCONV_HD T softplus_slope(T v, T beta, T threshold) {
+  const T scaled = v * beta;
+  return scaled > threshold ? T(1) : sigmoid(scaled);
+}
+
+// Above 0, at 0, below.
+template <typename T>
+TCONV_HD T sign(T v) {
+  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : v);
+}
+
+}  // namespace elementwise
+}  // namespace tconv
+// ---- kernels_src/generated_gradient.h
+
+namespace tconv {
+
+constexpr int kNumChains = 1;
+
+template <int kIndex>
+struct Chain;
+
+template <>
+struct Chain<0> {
+  template <typename Storage, typename Acc>
+  static TCONV_HD Acc value(Acc v) {
+    v = elementwise::tanh_(v);
+    return v;
+  }
+  template <typename Storage, typename Acc, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {
+    const Acc v0 = v;
+    (void)v0;
+    v = elementwise::tanh_(v);
+    const Acc v1 = v;
+    Acc grad = outer(v);
+    {
+      const Acc before = v0, after = v1;
+      (void)before, (void)after;
+      grad = grad * (Acc(1) - after * after);
+    }
+    return grad;
+  }
+};
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// launch(the chain's number as a type), kUnsupportedKernel where there is none of that number.
+template <int kIndex = 0, typename Launch>
+int64_t with_chain(int64_t chain, const Launch& launch) {
+  if constexpr (kIndex == kNumChains) {
+    return kUnsupportedKernel;
+  } else {
+    if (chain == kIndex) return launch(std::integral_constant<int, kIndex>{});
+    return with_chain<kIndex + 1>(chain, launch);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -14060,17 +14311,31 @@ struct GroupCoefficients {
   Acc mean, rstd, slope, shift;
 };
 
-template <typename Storage>
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v), gradient<Storage>(v,
+// outer) (generated_gradient.h), and deviation(v), what the gradient's products are summed with.
+template <int kChain>
+struct ChainInner {
+  static constexpr bool kSumsProducts = false;
+  using Channel = Chain<kChain>;
+  __device__ __forceinline__ Channel of_channel(int64_t) const { return {}; }
+};
+
+template <typename InnerType, typename StorageType>
 struct GroupNormGradientArgs {
+  using Inner = InnerType;
+  using Storage = StorageType;
   using Acc = typename StorageTraits<Storage>::Acc;
   const Storage* grad;
   const Storage* value;
   const Storage* weight;  // or null
   Storage* grad_value;
+  Inner inner;
   GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
   GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
   Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
   Acc* bias_parts;
+  Acc* sum_parts;      // [batch][parts_per_plane][channels]: sums of grad_value, or null
+  Acc* product_parts;  // of grad_value times a value's deviation, where Inner has one
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
@@ -14079,14 +14344,16 @@ struct GroupNormGradientArgs {
 };
 
 // A part of a plane: of the units that all lanes that share one take by turns.
-template <typename Storage>
 struct PlanePart {
-  int64_t plane, begin;
+  int64_t plane, part, sample, channel, begin;
   int count;
 
-  __device__ __forceinline__ PlanePart(const GroupNormGradientArgs<Storage>& args, int64_t unit) {
+  template <typename Args>
+  __device__ __forceinline__ PlanePart(const Args& args, int64_t unit) {
     plane = args.by_parts.quotient(unit);
-    const int64_t part = unit - plane * args.parts_per_plane;
+    part = unit - plane * args.parts_per_plane;
+    sample = args.by_channels.quotient(plane);
+    channel = plane - sample * args.channels;
     begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
     count = static_cast<int>(
         min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
@@ -14094,9 +14361,10 @@ struct PlanePart {
 };
 
 // What a plane's values are taken less.
-template <typename Acc, typename Storage>
-__device__ __forceinline__ Acc plane_origin(const GroupNormGradientArgs<Storage>& args, int64_t plane) {
-  return static_cast<Acc>(args.value[plane * args.plane]);
+template <typename Args>
+__device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int64_t plane, int64_t channel) {
+  const auto inner = args.inner.of_channel(channel);
+  return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
 template <typename Storage>
@@ -14110,24 +14378,46 @@ struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
 namespace tconv {
 namespace cuda {
 
-template <int kLanes, typename Storage>
+// Of all lanes that share a part, in a fixed order; lane 0's is right. `of_warps` must not be in use.
+template <int kLanes, typename Acc>
+__device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
+  sum = norm::warp_sum(sum);
+  if constexpr (kLanes > 32) {
+    __syncthreads();  // those of the unit before have been read
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int warp = 1; warp < kLanes / 32; ++warp) sum += of_warps[warp];
+  }
+  return sum;
+}
+
+template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_apply_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+    group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ Acc of_warps[2][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart<Storage> part(args, unit);
-    const int64_t sample = args.by_channels.quotient(part.plane), channel = part.plane - sample * args.channels;
+    const PlanePart part(args, unit);
     const GroupCoefficients<Acc> of_group =
-        args.coefficients[sample * args.num_groups + args.by_group_channels.quotient(channel)];
-    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[channel]) : Acc(1));
+        args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
+    const auto inner = args.inner.of_channel(part.channel);
+    Acc sum = 0, products = 0;
     const auto gradient = [&](Storage value, Storage grad) {
-      return to_storage<Storage>(scale * static_cast<Acc>(grad) +
-                                 (of_group.slope * (static_cast<Acc>(value) - of_group.mean) + of_group.shift));
+      const Acc v = static_cast<Acc>(value);
+      const Acc result = inner.template gradient<Storage>(v, [&](Acc inner_value) {
+        return scale * static_cast<Acc>(grad) + (of_group.slope * (inner_value - of_group.mean) + of_group.shift);
+      });
+      sum += result;
+      if constexpr (Args::Inner::kSumsProducts) products += result * inner.deviation(v);
+      return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
@@ -14157,6 +14447,14 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
           if (at < part.count) to[at] = gradient(value[at], grad[at]);
         }
       }
+    }
+    if (args.sum_parts == nullptr) continue;
+    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
+    sum = sum_of_part<kLanes>(sum, of_warps[0]);
+    if (lane == 0) args.sum_parts[place] = sum;
+    if constexpr (Args::Inner::kSumsProducts) {
+      products = sum_of_part<kLanes>(products, of_warps[1]);
+      if (lane == 0) args.product_parts[place] = products;
     }
   }
 }
@@ -14212,21 +14510,23 @@ __device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
   }
 }
 
-template <int kLanes, typename Storage>
+template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_sums_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+    group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
   __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart<Storage> part(args, unit);
+    const PlanePart part(args, unit);
+    const auto inner = args.inner.of_channel(part.channel);
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    const Acc origin = plane_origin<Acc>(args, part.plane);
+    const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
     for (int first = 0; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
@@ -14243,7 +14543,8 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
           }
 #pragma unroll
           for (int k = 0; k < Config::kVector; ++k) {
-            values[i * Config::kVector + k] = all ? static_cast<Acc>(v.values[k]) - origin : Acc(0);
+            values[i * Config::kVector + k] =
+                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
             grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
             there[i * Config::kVector + k] = all;
           }
@@ -14253,7 +14554,7 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
           there[i] = at < part.count;
-          values[i] = there[i] ? static_cast<Acc>(value[at]) - origin : Acc(0);
+          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
           grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
         }
       }
@@ -14277,22 +14578,21 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
 namespace tconv {
 namespace cuda {
 
-template <typename Storage>
-__device__ __forceinline__ GradientMoments<double> moments_of_plane(const GroupNormGradientArgs<Storage>& args,
-                                                                    int64_t plane) {
+template <typename Args>
+__device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
   const auto* const parts = args.parts + plane * args.parts_per_plane;
   GradientMoments<double> joined{};
 #pragma unroll 1
   for (int i = 0; i < args.parts_per_plane; ++i)
     joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
-  joined.mean += plane_origin<double>(args, plane);
+  joined.mean += plane_origin(args, plane, channel);
   return joined;
 }
 
-template <typename Storage>
+template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_finalise_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
-  using Acc = typename StorageTraits<Storage>::Acc;
+    group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
+  using Acc = typename Args::Acc;
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
@@ -14302,14 +14602,14 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     const int64_t first_plane = sample * args.channels + first;
     GradientMoments<double> whole{};
 #pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c));
+    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c, first + c));
     join_lanes(whole);
     const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
     const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
     double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
 #pragma unroll 1
     for (int64_t c = lane; c < of_group; c += 32) {
-      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c);
+      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c, first + c);
       const double product = channel.product + (channel.mean - mean) * channel.grad;
       const double weight =
           args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
@@ -14334,36 +14634,37 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/workspace_places.h
+// Places in a workspace, one behind the other: the same walk gives its size and the addresses.
+
 
 namespace tconv {
 namespace cuda {
 
-inline int64_t whole_alignments(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+class WorkspacePlaces {
+ public:
+  // workspace null: only the size is asked for.
+  explicit WorkspacePlaces(void* workspace) : base_(static_cast<char*>(workspace)) {}
 
-// Places in the workspace, from its beginning.
-struct GroupNormGradientWorkspace {
-  int64_t parts_per_plane, coefficients_at, weight_at, bias_at, total_bytes;
-
-  template <typename Acc>
-  static GroupNormGradientWorkspace of(const GroupNormGradientCall& call) {
-    GroupNormGradientWorkspace made;
-    const int64_t planes = call.batch * call.channels;
-    made.parts_per_plane = (call.plane + GroupNormGradientConfig::kPart - 1) / GroupNormGradientConfig::kPart;
-    made.coefficients_at =
-        whole_alignments(planes * made.parts_per_plane * static_cast<int64_t>(sizeof(GradientMoments<Acc>)));
-    made.weight_at = whole_alignments(made.coefficients_at + call.batch * call.num_groups *
-                                                                 static_cast<int64_t>(sizeof(GroupCoefficients<Acc>)));
-    made.bias_at = whole_alignments(made.weight_at + planes * static_cast<int64_t>(sizeof(Acc)));
-    made.total_bytes = made.bias_at + planes * static_cast<int64_t>(sizeof(Acc));
-    return made;
+  template <typename T>
+  T* reserve(int64_t count) {
+    constexpr int64_t kAlignment = 256;
+    char* const place = base_ == nullptr ? nullptr : base_ + bytes_;
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return reinterpret_cast<T*>(place);
   }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  int64_t bytes_ = 0;
 };
 
-inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
-  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
-  return call.conv.dtype == kFloat64 ? GroupNormGradientWorkspace::of<double>(call).total_bytes
-                                     : GroupNormGradientWorkspace::of<float>(call).total_bytes;
-}
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
 
 inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
@@ -14375,71 +14676,549 @@ inline dim3 norm_blocks(int64_t units, int units_per_block) {
       blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
 }
 
-template <int kLanes, typename Storage>
-int64_t launch_group_norm_gradient_kernels(const GroupNormGradientArgs<Storage>& args, void* stream) {
+template <int kLanes, typename Args>
+int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
   constexpr int kThreads = GroupNormGradientConfig::kThreads;
   const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
   TCONV_RETURN_IF_ERROR(
-      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args));
-  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Storage>,
+      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
                                       norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
                                       args));
-  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args);
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
+}
+
+// The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
+// (and products) are wanted, whoever adds them up.
+template <typename Inner, typename Storage>
+class GroupNormGradient {
+ public:
+  using Args = GroupNormGradientArgs<Inner, Storage>;
+  using Acc = typename Args::Acc;
+  using Config = GroupNormGradientConfig;
+
+  GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
+      : call_(call) {
+    args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
+    args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
+    args.inner = inner;
+    args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+    args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
+    args.parts_per_plane = static_cast<int>((call.plane + Config::kPart - 1) / Config::kPart);
+    args.num_units = args.num_planes * args.parts_per_plane;
+    args.eps = call.eps;
+    constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
+    args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
+                   norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+    args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
+    args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
+    args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+    args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+    args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+    args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
+    if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
+    if (with_sums) args.sum_parts = places.reserve<Acc>(args.num_units);
+    if (with_sums && Inner::kSumsProducts) args.product_parts = places.reserve<Acc>(args.num_units);
+  }
+
+  // Rows of args.sum_parts.
+  int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
+
+  int64_t run() const {
+    void* const stream = call_.conv.stream;
+    if (call_.plane <= Config::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
+    else
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
+                                              call_.channels, stream));
+    return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
+                               stream);
+  }
+
+  Args args{};
+
+ private:
+  GroupNormGradientCall call_;
+};
+
+template <typename Storage>
+int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
+  WorkspacePlaces places(nullptr);
+  GroupNormGradient<ChainInner<0>, Storage>(call, {}, call.grad_sums != nullptr, places);
+  return places.bytes();
+}
+
+inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  return call.conv.dtype == kFloat64 ? group_norm_gradient_bytes<double>(call) : group_norm_gradient_bytes<float>(call);
 }
 
 template <typename Storage>
 int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
-  using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
-  const GroupNormGradientWorkspace places = GroupNormGradientWorkspace::of<Acc>(call);
-  char* const base = static_cast<char*>(call.conv.workspace);
-  GroupNormGradientArgs<Storage> args{};
-  args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
-  args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
-  args.parts = reinterpret_cast<GradientMoments<Acc>*>(base);
-  args.coefficients = reinterpret_cast<GroupCoefficients<Acc>*>(base + places.coefficients_at);
-  if (call.grad_weight != nullptr) args.weight_parts = reinterpret_cast<Acc*>(base + places.weight_at);
-  if (call.grad_bias != nullptr) args.bias_parts = reinterpret_cast<Acc*>(base + places.bias_at);
-  args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
-  args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-  args.parts_per_plane = static_cast<int>(places.parts_per_plane);
-  args.num_units = args.num_planes * args.parts_per_plane;
-  args.eps = call.eps;
-  constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-  args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
-                 norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
-  args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
-  args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-  args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-  args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-  if (call.plane <= Config::kMaxOfWarp)
-    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Storage>(args, call.conv.stream)));
-  else
-    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Storage>(args, call.conv.stream)));
-  if (call.grad_weight != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.weight_parts, static_cast<Storage*>(call.grad_weight),
-                                                    call.batch, call.channels, call.conv.stream));
-  if (call.grad_bias != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.bias_parts, static_cast<Storage*>(call.grad_bias), call.batch,
-                                                    call.channels, call.conv.stream));
-  return kOk;
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(call.conv.workspace);
+    const GroupNormGradient<ChainInner<decltype(index)::value>, Storage> made(call, {}, call.grad_sums != nullptr,
+                                                                              places);
+    TCONV_RETURN_IF_ERROR(made.run());
+    return launch_channel_sums(made.args.sum_parts, static_cast<Storage*>(call.grad_sums), made.sum_rows(),
+                               call.channels, call.conv.stream);
+  });
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/pool_gradient.cuh
+// The gradient of what BatchNorm read, from that of the windows' maxima: nothing else of a window has one, but the
+// batch's statistics give every value its share. Bound by memory.
+
+// ---- kernels_src/cuda/batch_norm_gradient.cuh
+// BatchNorm of a stored value as its gradients need it: the maps, and what follows from the sums of its output's
+// gradient d. With n = (value - mean) * rstd over a channel of N values,
+//
+//   grad_weight = sum(d * n),   grad_bias = sum(d),   grad_value = weight * rstd * (d - mean(d) - n * mean(d * n))
+//
+// and without the last two terms where the statistics are running ones
+// (aten/src/ATen/native/cuda/Normalization.cuh in PyTorch).
+
+// ==== lines 896 to 950 of CUDA_SOURCE
+
+namespace tconv {
+namespace cuda {
+
+// fp64, of a channel: what the map's mean lost when it was rounded, and 1 / standard deviation.
+struct BatchNormRest {
+  double lost, rstd;
+};
+
+// grad_value = scale * d + slope * (value - mean) + shift
+template <typename Acc>
+struct BatchNormCoefficients {
+  Acc mean, scale, slope, shift;
+};
+
+template <typename S>
+struct BatchNormGradientArgs {
+  using Acc = typename StorageTraits<S>::Acc;
+  BatchNormPoolArgs norm;
+  int64_t rows, channels, sum_rows, count;
+  const norm::PartialOf<S>* partials;  // [rows][channels], or null where the statistics are running ones
+  norm::ChannelAffine<Acc>* maps;      // [channels]
+  BatchNormRest* rest;                 // [channels]
+  const Acc* sums;                     // [sum_rows][channels], of d
+  const Acc* products;                 // of d * (value - the map's mean)
+  BatchNormCoefficients<Acc>* coefficients;
+  S *grad_weight, *grad_bias, *grad_sums;  // [channels] or null
+};
+
+// A block for each channel.
+template <typename S>
+__global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
+    batch_norm_gradient_maps_kernel(const __grid_constant__ BatchNormGradientArgs<S> args) {
+  using Acc = typename StorageTraits<S>::Acc;
+  const int64_t channel = blockIdx.x;
+  double mean, variance;
+  if (args.partials != nullptr) {
+    const MomentsF64 m = norm::block_combine(args.partials + channel, args.rows, 1, args.channels);
+    mean = m.mean, variance = m.m2 / m.count;
+  } else {
+    mean = static_cast<const Acc*>(args.norm.running_mean)[channel];
+    variance = static_cast<const Acc*>(args.norm.running_var)[channel];
+  }
+  if (threadIdx.x != 0) return;
+  const double rstd = 1.0 / sqrt(variance + args.norm.eps);
+  const double weight = norm::parameter_or(static_cast<const S*>(args.norm.weight), channel, 1.0);
+  const double bias = norm::parameter_or(static_cast<const S*>(args.norm.bias), channel, 0.0);
+  args.maps[channel] = norm::make_channel_affine<Acc>(mean, rstd, weight, bias);
+  args.rest[channel] = {mean - static_cast<double>(args.maps[channel].mean), rstd};
+}
+
+// Likewise.
+template <typename S>
+__global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
+    batch_norm_gradient_finalise_kernel(const __grid_constant__ BatchNormGradientArgs<S> args) {
+  using Acc = typename StorageTraits<S>::Acc;
+  const int64_t channel = blockIdx.x;
+  const Acc* const arrays[2] = {args.sums, args.products};
+  double sums[2];
+  sum_channel(arrays, args.sum_rows, args.channels, channel, sums);
+  if (threadIdx.x != 0) return;
+  const BatchNormRest rest = args.rest[channel];
+  const double product = sums[1] - rest.lost * sums[0];
+  const double weight = norm::parameter_or(static_cast<const S*>(args.norm.weight), channel, 1.0);
+  const double scale = weight * rest.rstd, count = static_cast<double>(args.count);
+  BatchNormCoefficients<Acc> made{args.maps[channel].mean, static_cast<Acc>(scale), Acc(0), Acc(0)};
+  double all = scale * sums[0];
+  if (args.norm.use_batch_stats) {
+    const double slope = -scale * rest.rstd * rest.rstd * product / count;
+    made.slope = static_cast<Acc>(slope);
+    made.shift = static_cast<Acc>(-all / count - slope * rest.lost);
+    all -= all;  // the batch's mean takes any constant away: 0, or NaN
+  }
+  args.coefficients[channel] = made;
+  if (args.grad_weight != nullptr) args.grad_weight[channel] = to_storage<S>(static_cast<Acc>(rest.rstd * product));
+  if (args.grad_bias != nullptr) args.grad_bias[channel] = to_storage<S>(static_cast<Acc>(sums[0]));
+  if (args.grad_sums != nullptr) args.grad_sums[channel] = to_storage<S>(static_cast<Acc>(all));
+}
+
+// Inner (group_norm_gradient_args.cuh) of BatchNorm and the activation, a chain; its gradient is that of BatchNorm's output.
+template <int kChain, typename S>
+struct BatchNormInner {
+  static constexpr bool kSumsProducts = true;
+  using Acc = typename StorageTraits<S>::Acc;
+  const norm::ChannelAffine<Acc>* maps;
+
+  struct Channel {
+    norm::ChannelAffine<Acc> map;
+
+    template <typename Storage>
+    __device__ __forceinline__ Acc value(Acc v) const {
+      return Chain<kChain>::value<Storage>(map.apply(v));
+    }
+    template <typename Storage, typename Outer>
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer) const {
+      return Chain<kChain>::gradient<Storage>(map.apply(v), outer);
+    }
+    __device__ __forceinline__ Acc deviation(Acc v) const { return v - map.mean; }
+  };
+  __device__ __forceinline__ Channel of_channel(int64_t channel) const { return {maps[channel]}; }
+};
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/pool_windows.cuh
+// Max-pool's windows, which do not overlap, and the cells of stride_h x stride_w values that they lie in: all of the
+// image belongs to one cell each.
+
+// ---- kernels_src/batch_norm_pool_gradient_call.h
+// Argument block of the library of the gradients through BatchNorm, activation, max-pool and GroupNorm, filled by its
+// operator (binding/operator_batch_norm_pool_gradient.cpp).
+
+
+namespace tconv {
+
+// All contiguous, of the call's dtype unless BatchNormPoolArgs says otherwise. Windows neither overlap nor leave the
+// image to the left or above: strides are at least the kernel's size, paddings 0, dilations 1. null: not wanted.
+struct BatchNormPoolGradientCall {
+  ConvCall conv;  // dtype, workspace, stream
+  int64_t chain;  // which activation (generated_gradient.h)
+  BatchNormPoolArgs batch_norm_pool;
+  GroupNormArgs group_norm;
+  const void* grad;   // [batch, channels, pooled_h, pooled_w], of the normalised
+  const void* value;  // [batch, channels, height, width], what BatchNorm read
+  int64_t batch, channels, height, width;
+  void* grad_value;         // [batch, channels, height, width]
+  void* grad_weight;        // [channels], BatchNorm's
+  void* grad_bias;          // [channels]
+  void* grad_group_weight;  // [channels], GroupNorm's
+  void* grad_group_bias;    // [channels]
+  void* grad_sums;          // [channels], of grad_value over samples and image
+};
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct PoolGradientConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxBlocks = 65536;  // which then take several windows
+
+  static dim3 blocks(int64_t units) {
+    const int64_t blocks = (units + kThreads - 1) / kThreads;
+    return dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
+  }
+};
+
+// A window or cell of a plane.
+struct PoolPlace {
+  int64_t plane, channel, row, col;
+};
+
+// What divides a number into plane, row and column of `rows` x `cols` in each plane.
+struct PoolGrid {
+  int64_t rows, cols, channels;
+  FastDivisor64 by_plane, by_cols, by_channels;
+
+  static PoolGrid make(int64_t rows, int64_t cols, int64_t channels) {
+    return {rows,
+            cols,
+            channels,
+            FastDivisor64::make(static_cast<uint64_t>(rows * cols)),
+            FastDivisor64::make(static_cast<uint64_t>(cols)),
+            FastDivisor64::make(static_cast<uint64_t>(channels))};
+  }
+
+  __device__ __forceinline__ PoolPlace place(int64_t index) const {
+    const int64_t plane = by_plane.quotient(index), within = index - plane * rows * cols;
+    const int64_t row = by_cols.quotient(within);
+    return {plane, plane - by_channels.quotient(plane) * channels, row, within - row * cols};
+  }
+};
+
+template <typename S>
+struct PoolGradientArgs {
+  using Acc = typename StorageTraits<S>::Acc;
+  const S* value;                        // [planes][height][width]
+  S* maxima;                             // [planes][pooled_h][pooled_w]: each window's value with the largest map
+  uint8_t* winners;                      // ... and its number in the window
+  const norm::ChannelAffine<Acc>* maps;  // [channels]
+  const S* grad;                         // [planes][pooled_h][pooled_w], of the maxima's maps
+  const void* coefficients;              // BatchNormCoefficients<Acc>[channels]
+  S* grad_value;                         // [planes][height][width]
+  int64_t planes, height, width;
+  int kernel_h, kernel_w, stride_h, stride_w;
+  PoolGrid windows, cells;
+  bool batch_stats;
+};
+
+// The two values that lie side by side in a row of a 2 x 2 window, loaded at once.
+template <typename S>
+struct alignas(2 * sizeof(S)) PoolPair {
+  S values[2];
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// kPairs: as in pool_maxima.cuh; the image may have a row more than its windows.
+template <bool kPairs, typename S>
+__global__ void __launch_bounds__(PoolGradientConfig::kThreads)
+    pool_gradient_kernel(const __grid_constant__ PoolGradientArgs<S> args) {
+  using Acc = typename StorageTraits<S>::Acc;
+  const int64_t count = args.planes * args.cells.rows * args.cells.cols;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += step) {
+    const PoolPlace place = args.cells.place(index);
+    const auto of_channel = static_cast<const BatchNormCoefficients<Acc>*>(args.coefficients)[place.channel];
+    int winner = -1;
+    Acc of_winner = 0;
+    if (place.row < args.windows.rows && place.col < args.windows.cols) {
+      const int64_t window = (place.plane * args.windows.rows + place.row) * args.windows.cols + place.col;
+      winner = args.winners[window];
+      of_winner = of_channel.scale * norm::to_acc(args.grad[window]);
+    }
+    const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
+    const int64_t first = (place.plane * args.height + top) * args.width + left;
+    const auto gradient = [&](S value, bool wins) {
+      Acc result = wins ? of_winner : Acc(0);
+      if (args.batch_stats) result += of_channel.slope * (norm::to_acc(value) - of_channel.mean) + of_channel.shift;
+      return to_storage<S>(result);
+    };
+    if constexpr (kPairs) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (top + i >= args.height) break;
+        PoolPair<S> pair{};
+        if (args.batch_stats) pair = *reinterpret_cast<const PoolPair<S>*>(args.value + first + i * args.width);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) pair.values[j] = gradient(pair.values[j], winner == 2 * i + j);
+        *reinterpret_cast<PoolPair<S>*>(args.grad_value + first + i * args.width) = pair;
+      }
+    } else {
+      for (int i = 0; i < args.stride_h && top + i < args.height; ++i)
+        for (int j = 0; j < args.stride_w && left + j < args.width; ++j) {
+          const int64_t at = first + i * args.width + j;
+          const bool wins = j < args.kernel_w && winner == i * args.kernel_w + j;
+          args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
+        }
+    }
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/pool_maxima.cuh
+// Of each window the value whose BatchNorm is largest, by PyTorch's rule: the first of equal ones, NaN above all, the
+// last NaN. The activation never falls, so that its maximum is there, too. Bound by memory.
+
+
+namespace tconv {
+namespace cuda {
+
+// kPairs: windows of 2 x 2, side by side, whose rows are aligned pairs.
+template <bool kPairs, typename S>
+__global__ void __launch_bounds__(PoolGradientConfig::kThreads)
+    pool_maxima_kernel(const __grid_constant__ PoolGradientArgs<S> args) {
+  using Acc = typename StorageTraits<S>::Acc;
+  const int64_t count = args.planes * args.windows.rows * args.windows.cols;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += step) {
+    const PoolPlace place = args.windows.place(index);
+    const norm::ChannelAffine<Acc> map = args.maps[place.channel];
+    const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
+    const S* const first = args.value + (place.plane * args.height + top) * args.width + left;
+    S winning = first[0];
+    int winner = 0;
+    Acc best = map.apply(norm::to_acc(winning));
+    const auto take = [&](S value, int number) {
+      const Acc mapped = map.apply(norm::to_acc(value));
+      if (!(mapped > best || mapped != mapped)) return;
+      best = mapped, winning = value, winner = number;
+    };
+    if constexpr (kPairs) {
+      const auto above = *reinterpret_cast<const PoolPair<S>*>(first);
+      const auto below = *reinterpret_cast<const PoolPair<S>*>(first + args.width);
+      take(above.values[1], 1), take(below.values[0], 2), take(below.values[1], 3);
+    } else {
+      for (int i = 0; i < args.kernel_h && top + i < args.height; ++i)
+        for (int j = 0; j < args.kernel_w && left + j < args.width; ++j)
+          if (i + j > 0) take(first[i * args.width + j], i * args.kernel_w + j);
+    }
+    args.maxima[index] = winning;
+    args.winners[index] = static_cast<uint8_t>(winner);
+  }
 }
 
 }  // namespace cuda
 }  // namespace tconv
 
-TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GroupNormGradientCall* call) {
-  return tconv::cuda::group_norm_gradient_workspace_bytes(*call);
+namespace tconv {
+namespace cuda {
+
+template <typename S>
+class BatchNormPoolGradient {
+ public:
+  using Acc = typename StorageTraits<S>::Acc;
+
+  BatchNormPoolGradient(const BatchNormPoolGradientCall& call, WorkspacePlaces& places)
+      : call_(call), pooled_(call.batch_norm_pool.pooled_h * call.batch_norm_pool.pooled_w) {
+    const BatchNormPoolArgs& norm = call.batch_norm_pool;
+    const int64_t planes = call.batch * call.channels;
+    maxima_ = places.reserve<S>(planes * pooled_);
+    grad_maxima_ = places.reserve<S>(planes * pooled_);
+    norm_.norm = norm;
+    norm_.channels = call.channels, norm_.count = call.batch * call.height * call.width;
+    norm_.maps = places.reserve<norm::ChannelAffine<Acc>>(call.channels);
+    norm_.rest = places.reserve<BatchNormRest>(call.channels);
+    norm_.coefficients = places.reserve<BatchNormCoefficients<Acc>>(call.channels);
+    norm_.rows = call.batch * norm::PlaneMomentsConfig::num_partials(call.height * call.width);
+    if (norm.use_batch_stats) partials_ = places.reserve<norm::PartialOf<S>>(norm_.rows * call.channels);
+    norm_.partials = partials_;
+    norm_.grad_weight = static_cast<S*>(call.grad_weight), norm_.grad_bias = static_cast<S*>(call.grad_bias);
+    norm_.grad_sums = static_cast<S*>(call.grad_sums);
+    pool_.value = static_cast<const S*>(call.value), pool_.grad_value = static_cast<S*>(call.grad_value);
+    pool_.maxima = maxima_, pool_.grad = grad_maxima_, pool_.maps = norm_.maps;
+    pool_.winners = places.reserve<uint8_t>(planes * pooled_);
+    pool_.coefficients = norm_.coefficients;
+    pool_.planes = planes, pool_.height = call.height, pool_.width = call.width;
+    pool_.kernel_h = static_cast<int>(norm.pool_kernel_h), pool_.kernel_w = static_cast<int>(norm.pool_kernel_w);
+    pool_.stride_h = static_cast<int>(norm.pool_stride_h), pool_.stride_w = static_cast<int>(norm.pool_stride_w);
+    pool_.windows = PoolGrid::make(norm.pooled_h, norm.pooled_w, call.channels);
+    pool_.cells = PoolGrid::make((call.height + pool_.stride_h - 1) / pool_.stride_h,
+                                 (call.width + pool_.stride_w - 1) / pool_.stride_w, call.channels);
+    pool_.batch_stats = norm.use_batch_stats != 0;
+  }
+
+  // GroupNorm's part, which reads the maxima and writes the gradients of their BatchNorm.
+  GroupNormGradientCall of_group_norm() const {
+    GroupNormGradientCall made{};
+    made.conv = call_.conv;
+    made.grad = call_.grad, made.value = maxima_, made.weight = call_.group_norm.weight;
+    made.batch = call_.batch, made.channels = call_.channels, made.plane = pooled_;
+    made.num_groups = call_.group_norm.num_groups, made.eps = call_.group_norm.eps;
+    made.grad_value = grad_maxima_;
+    made.grad_weight = call_.grad_group_weight, made.grad_bias = call_.grad_group_bias;
+    return made;
+  }
+
+  template <int kChain>
+  BatchNormInner<kChain, S> inner() const {
+    return {norm_.maps};
+  }
+
+  template <int kChain>
+  int64_t run(const GroupNormGradient<BatchNormInner<kChain, S>, S>& group_norm) {
+    void* const stream = call_.conv.stream;
+    if (partials_ != nullptr)
+      TCONV_RETURN_IF_ERROR(norm::launch_group_norm_plane_moments<S>(pool_.value, partials_, call_.batch,
+                                                                     call_.channels, call_.height * call_.width,
+                                                                     static_cast<cudaStream_t>(stream)));
+    TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_maps_kernel<S>));
+    if (pairs())
+      TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<true, S>, pool_.windows));
+    else
+      TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<false, S>, pool_.windows));
+    TCONV_RETURN_IF_ERROR(group_norm.run());
+    norm_.sums = group_norm.args.sum_parts, norm_.products = group_norm.args.product_parts;
+    norm_.sum_rows = group_norm.sum_rows();
+    TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_finalise_kernel<S>));
+    if (pairs()) return per_window(pool_gradient_kernel<true, S>, pool_.cells);
+    return per_window(pool_gradient_kernel<false, S>, pool_.cells);
+  }
+
+ private:
+  int64_t per_channel(void (*kernel)(BatchNormGradientArgs<S>)) const {
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(call_.channels)), dim3(ChannelSumsConfig::kThreads), 0,
+                         call_.conv.stream, norm_);
+  }
+
+  int64_t per_window(void (*kernel)(PoolGradientArgs<S>), const PoolGrid& grid) const {
+    return launch_kernel(kernel, PoolGradientConfig::blocks(pool_.planes * grid.rows * grid.cols),
+                         dim3(PoolGradientConfig::kThreads), 0, call_.conv.stream, pool_);
+  }
+
+  // Windows of 2 x 2 whose rows are aligned pairs; the image's last column belongs to one.
+  bool pairs() const {
+    const bool two = pool_.kernel_h == 2 && pool_.kernel_w == 2 && pool_.stride_h == 2 && pool_.stride_w == 2;
+    return two && call_.width % 2 == 0 && call_.height / 2 == call_.batch_norm_pool.pooled_h &&
+           norm_vectors_aligned(call_.value, 2 * sizeof(S)) && norm_vectors_aligned(call_.grad_value, 2 * sizeof(S));
+  }
+
+  BatchNormPoolGradientCall call_;
+  int64_t pooled_;
+  S *maxima_ = nullptr, *grad_maxima_ = nullptr;
+  norm::PartialOf<S>* partials_ = nullptr;
+  BatchNormGradientArgs<S> norm_{};
+  PoolGradientArgs<S> pool_{};
+};
+
+template <typename S>
+int64_t batch_norm_pool_gradient_bytes(const BatchNormPoolGradientCall& call) {
+  WorkspacePlaces places(nullptr);
+  const BatchNormPoolGradient<S> made(call, places);
+  const GroupNormGradient<BatchNormInner<0, S>, S> group_norm(made.of_group_norm(), made.template inner<0>(), true,
+                                                              places);
+  return places.bytes();
 }
 
-TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GroupNormGradientCall* call) {
-  if (call->conv.workspace_bytes < tconv::cuda::group_norm_gradient_workspace_bytes(*call))
+inline int64_t batch_norm_pool_gradient_workspace_bytes(const BatchNormPoolGradientCall& call) {
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  return call.conv.dtype == kFloat64 ? batch_norm_pool_gradient_bytes<double>(call)
+                                     : batch_norm_pool_gradient_bytes<float>(call);
+}
+
+template <typename S>
+int64_t launch_batch_norm_pool_gradient(const BatchNormPoolGradientCall& call) {
+  return with_chain(call.chain, [&](auto index) {
+    constexpr int kChain = decltype(index)::value;
+    WorkspacePlaces places(call.conv.workspace);
+    BatchNormPoolGradient<S> made(call, places);
+    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(
+        made.of_group_norm(), made.template inner<kChain>(), true, places);
+    return made.run(group_norm);
+  });
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::BatchNormPoolGradientCall* call) {
+  return tconv::cuda::batch_norm_pool_gradient_workspace_bytes(*call);
+}
+
+TCONV_EXPORT int64_t tconv_cuda_run(const tconv::BatchNormPoolGradientCall* call) {
+  if (call->conv.workspace_bytes < tconv::cuda::batch_norm_pool_gradient_workspace_bytes(*call))
     return tconv::kWorkspaceTooSmall;
   switch (call->conv.dtype) {
-    case tconv::kFloat32: return tconv::cuda::launch_group_norm_gradient<float>(*call);
-    case tconv::kFloat64: return tconv::cuda::launch_group_norm_gradient<double>(*call);
-    case tconv::kFloat16: return tconv::cuda::launch_group_norm_gradient<__half>(*call);
-    case tconv::kBFloat16: return tconv::cuda::launch_group_norm_gradient<__nv_bfloat16>(*call);
+    case tconv::kFloat32: return tconv::cuda::launch_batch_norm_pool_gradient<float>(*call);
+    case tconv::kFloat64: return tconv::cuda::launch_batch_norm_pool_gradient<double>(*call);
+    case tconv::kFloat16: return tconv::cuda::launch_batch_norm_pool_gradient<__half>(*call);
+    case tconv::kBFloat16: return tconv::cuda::launch_batch_norm_pool_gradient<__nv_bfloat16>(*call);
     default: return tconv::kUnsupportedDType;
   }
 }
@@ -14447,12 +15226,13 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GroupNormGradientCall* call) {
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
 """
 
-NORM_GRADIENT_OPERATOR_SOURCE = r"""
-// ---- kernels_src/cpu/entry_group_norm_gradient.cpp
-// GroupNorm's gradients on a CPU: none here, the Python side calls PyTorch's.
-// ---- kernels_src/group_norm_gradient_call.h
-// Argument block of the library of GroupNorm's gradients, filled by its operator
-// (binding/operator_group_norm_gradient.cpp).
+POOL_GRADIENT_OPERATOR_SOURCE = r"""
+// ---- kernels_src/cpu/entry_batch_norm_pool_gradient.cpp
+// The gradients through BatchNorm, activation, max-pool and GroupNorm on a CPU: none here, the Python side calls
+// PyTorch's.
+// ---- kernels_src/batch_norm_pool_gradient_call.h
+// Argument block of the library of the gradients through BatchNorm, activation, max-pool and GroupNorm, filled by its
+// operator (binding/operator_batch_norm_pool_gradient.cpp).
 
 // ---- kernels_src/call.h
 // Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
@@ -14748,30 +15528,36 @@ struct ConvBatchNormPoolGroupNormCall {
 
 namespace tconv {
 
-// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
-struct GroupNormGradientCall {
-  ConvCall conv;       // dtype, workspace, stream
-  const void* grad;    // [batch, channels, plane]
-  const void* value;   // [batch, channels, plane]
-  const void* weight;  // [channels] or null
-  int64_t batch, channels, plane, num_groups;
-  double eps;
-  void* grad_value;   // [batch, channels, plane]
-  void* grad_weight;  // [channels] or null where not wanted
-  void* grad_bias;    // [channels] or null where not wanted
+// All contiguous, of the call's dtype unless BatchNormPoolArgs says otherwise. Windows neither overlap nor leave the
+// image to the left or above: strides are at least the kernel's size, paddings 0, dilations 1. null: not wanted.
+struct BatchNormPoolGradientCall {
+  ConvCall conv;  // dtype, workspace, stream
+  int64_t chain;  // which activation (generated_gradient.h)
+  BatchNormPoolArgs batch_norm_pool;
+  GroupNormArgs group_norm;
+  const void* grad;   // [batch, channels, pooled_h, pooled_w], of the normalised
+  const void* value;  // [batch, channels, height, width], what BatchNorm read
+  int64_t batch, channels, height, width;
+  void* grad_value;         // [batch, channels, height, width]
+  void* grad_weight;        // [channels], BatchNorm's
+  void* grad_bias;          // [channels]
+  void* grad_group_weight;  // [channels], GroupNorm's
+  void* grad_group_bias;    // [channels]
+  void* grad_sums;          // [channels], of grad_value over samples and image
 };
 
 }  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
 TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
-TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GroupNormGradientCall*) {
+TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::BatchNormPoolGradientCall*) {
   return tconv::kUnsupportedKernel;
 }
-TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormGradientCall*) { return tconv::kUnsupportedKernel; }
-// ---- kernels_src/binding/operator_group_norm_gradient.cpp
-// The operator of the library of GroupNorm's gradients: of what was normalised, contiguous, and of weight and bias
-// where they are wanted.
+TCONV_EXPORT int64_t tconv_cpu_run(const tconv::BatchNormPoolGradientCall*) { return tconv::kUnsupportedKernel; }
+// ---- kernels_src/binding/operator_batch_norm_pool_gradient.cpp
+// The operator of the library of the gradients through BatchNorm, activation, max-pool (windows that do not overlap,
+// without padding and dilation) and GroupNorm: of `value`, what BatchNorm read; of both norms' weights and biases, and
+// the first one's sums per channel, where they are wanted. chain: the activation's number (generated_gradient.h).
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -14794,7 +15580,7 @@ TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormGradientCall*) { return
 #define TCONV_DECLARE_CUDA_HALF(CALL)
 #endif
 
-TCONV_DECLARE_CUDA_HALF(GroupNormGradientCall)
+TCONV_DECLARE_CUDA_HALF(BatchNormPoolGradientCall)
 
 // ---- kernels_src/binding/run.h
 // From checked tensors to one call of the kernels: dtype, workspace, device and stream.
@@ -15406,42 +16192,79 @@ namespace binding {
 
 void backward(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
-  Tensor grad = stack.tensor();
-  Tensor value = stack.tensor();
-  OptionalTensor weight = stack.optional_tensor();
-  const int64_t num_groups = stack.integer();
+  Tensor grad = stack.tensor(), value = stack.tensor();
+  OptionalTensor weight = stack.optional_tensor(), bias = stack.optional_tensor();
+  OptionalTensor running_mean = stack.optional_tensor(), running_var = stack.optional_tensor();
+  const bool use_batch_stats = stack.boolean();
   const double eps = stack.number();
+  const int64_t kernel_h = stack.integer(), kernel_w = stack.integer();
+  const int64_t stride_h = stack.integer(), stride_w = stack.integer();
+  OptionalTensor group_weight = stack.optional_tensor();
+  const int64_t num_groups = stack.integer();
+  const double group_eps = stack.number();
   const bool need_weight = stack.boolean(), need_bias = stack.boolean();
+  const bool need_group_weight = stack.boolean(), need_group_bias = stack.boolean(), need_sums = stack.boolean();
+  const int64_t chain = stack.integer();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
   const auto sizes = value.sizes();
   check_same_kind("grad", grad, value);
-  bool same = grad.dim() == 4;
-  for (int64_t axis = 0; same && axis < 4; ++axis) same = grad.sizes()[axis] == sizes[axis];
-  if (!same) refuse("grad must have the shape of value, ", shape_text(value), ", got ", shape_text(grad));
+  const auto fits = [](int64_t pooled, int64_t size, int64_t kernel, int64_t stride) {
+    return kernel > 0 && stride >= kernel && pooled > 0 && (pooled - 1) * stride < size;
+  };
+  if (grad.dim() != 4 || grad.sizes()[0] != sizes[0] || grad.sizes()[1] != sizes[1] ||
+      !fits(grad.sizes()[2], sizes[2], kernel_h, stride_h) || !fits(grad.sizes()[3], sizes[3], kernel_w, stride_w) ||
+      kernel_h * kernel_w > 256)
+    refuse("grad of shape ", shape_text(grad), " is not that of windows of ", Pair{kernel_h, kernel_w}, ", strides ",
+           Pair{stride_h, stride_w}, ", over ", shape_text(value), " that do not overlap and have at most 256 values");
   if (num_groups <= 0 || sizes[1] % num_groups != 0)
     refuse("num_groups must divide ", sizes[1], " channels, got ", num_groups);
-  check_channel_vector("weight", weight, sizes[1], value);
+  check_channel_vector("weight", weight, sizes[1], value), check_channel_vector("bias", bias, sizes[1], value);
+  check_channel_vector("group_weight", group_weight, sizes[1], value);
   const Device device = device_of(value);
   const int32_t dtype = torch_dtype_of(value);
-  grad = dense(grad), value = dense(value), weight = dense(weight);
+  const int64_t statistics = kernel_dtype(dtype) == kFloat64 ? kFloat64 : kFloat32;
+  const auto of_statistics = [&](const char* name, const OptionalTensor& given) {
+    if (use_batch_stats) return OptionalTensor();
+    if (!given || given->dim() != 1 || given->size(0) != sizes[1] || !(device_of(*given) == device))
+      refuse(name, " must have shape (", sizes[1], ",) on ", device.name(), " where batch statistics are not used");
+    return dense(converted(given, statistics));
+  };
+  running_mean = of_statistics("running_mean", running_mean), running_var = of_statistics("running_var", running_var);
+  grad = dense(grad), value = dense(value);
+  weight = dense(weight), bias = dense(bias), group_weight = dense(group_weight);
 
   const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
-  const int64_t weights[] = {need_weight ? sizes[1] : 0}, biases[] = {need_bias ? sizes[1] : 0};
-  const Tensor grad_weight = allocate(weights, 1, dtype, device), grad_bias = allocate(biases, 1, dtype, device);
+  const auto channel_values = [&](bool wanted) {
+    const int64_t count = wanted ? sizes[1] : 0;
+    return allocate(&count, 1, dtype, device);
+  };
+  const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
+  const Tensor grad_group_weight = channel_values(need_group_weight), grad_group_bias = channel_values(need_group_bias);
+  const Tensor grad_sums = channel_values(need_sums);
+  const auto wanted = [](const Tensor& of, bool need) { return need ? pointer_of(of) : nullptr; };
 
-  GroupNormGradientCall call{};
+  BatchNormPoolGradientCall call{};
   ConvTransposeLayer none{};
   none.groups = 1;  // what counts threads divides by it
   call.conv = make_call(none, kernel_dtype(dtype), false);
-  call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
-  call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
-  call.num_groups = num_groups, call.eps = eps;
-  call.grad_value = pointer_of(grad_value);
-  if (need_weight) call.grad_weight = pointer_of(grad_weight);
-  if (need_bias) call.grad_bias = pointer_of(grad_bias);
+  call.chain = chain;
+  BatchNormPoolArgs& norm = call.batch_norm_pool;
+  norm.use_batch_stats = use_batch_stats, norm.eps = eps;
+  norm.weight = pointer_of(weight), norm.bias = pointer_of(bias);
+  norm.running_mean = pointer_of(running_mean), norm.running_var = pointer_of(running_var);
+  norm.pool_kernel_h = kernel_h, norm.pool_kernel_w = kernel_w;
+  norm.pool_stride_h = stride_h, norm.pool_stride_w = stride_w;
+  norm.pooled_h = grad.sizes()[2], norm.pooled_w = grad.sizes()[3];
+  call.group_norm = {num_groups, group_eps, pointer_of(group_weight), nullptr};
+  call.grad = pointer_of(grad), call.value = pointer_of(value), call.grad_value = pointer_of(grad_value);
+  call.batch = sizes[0], call.channels = sizes[1], call.height = sizes[2], call.width = sizes[3];
+  call.grad_weight = wanted(grad_weight, need_weight), call.grad_bias = wanted(grad_bias, need_bias);
+  call.grad_group_weight = wanted(grad_group_weight, need_group_weight);
+  call.grad_group_bias = wanted(grad_group_bias, need_group_bias);
+  call.grad_sums = wanted(grad_sums, need_sums);
   if (value.numel() > 0) launch(call, device);
-  stack.give(grad_value, grad_weight, grad_bias);
+  stack.give(grad_value, grad_weight, grad_bias, grad_group_weight, grad_group_bias, grad_sums);
 }
 
 }  // namespace binding
@@ -15449,8 +16272,10 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
-      "bool need_bias) -> (Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+      "bool use_batch_stats, float eps, int kernel_h, int kernel_w, int stride_h, int stride_w, Tensor? group_weight, "
+      "int num_groups, float group_eps, bool need_weight, bool need_bias, bool need_group_weight, "
+      "bool need_group_bias, bool need_sums, int chain) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
@@ -15458,7 +16283,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '6d1920b7ecccf1a524fb2ba1955dbba263db4f6a7d6ff20132d87d8c7a69c62e'
+_DIGEST = 'cf456e9cb551dfb6bc8d4ea601988588862db64d04fb6bad7442a5598517040a'
 
 
 class _Tanh:
@@ -16036,17 +16861,28 @@ def _count_convolve_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs
     return _count_flops(x_shape, weight_shape)
 
 
+def _load_operators(name: str, operator_source: str, cuda_source: str, fakes: dict):
+    """(torch.ops.<name> with the operators that are the keys of `fakes`, is it new?)"""
+    namespace = getattr(torch.ops, name)
+    if "_tconv_registry" in vars(namespace):
+        return namespace, False
+    _load_library(name, (operator_source,), cuda_source)
+    registry = torch.library.Library(name, "FRAGMENT")
+    for operator, fake in fakes.items():
+        torch.library.register_fake(f"{name}::{operator}", fake, lib=registry)
+    namespace._tconv_registry = registry  # keeps it alive
+    return namespace, True
+
+
 def _gradient_library():
     """The namespace with the operators of kernels_src/binding/operator_gradients.cpp."""
-    namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
-        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
-        registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
-        for name, fake in (("backward", _fake_backward), ("convolve", _fake_convolve)):
-            torch.library.register_fake(f"{_GRADIENT_NAMESPACE}::{name}", fake, lib=registry)
+    fakes = {"backward": _fake_backward, "convolve": _fake_convolve}
+    namespace, new = _load_operators(
+        _GRADIENT_NAMESPACE, GRADIENT_OPERATOR_SOURCE, _GRADIENT_CUDA, fakes
+    )
+    if new:
         _register_flop_formula([namespace.backward])(_count_backward_flops)
         _register_flop_formula([namespace.convolve])(_count_convolve_flops)
-        namespace._tconv_registry = registry  # keeps it alive
     return namespace
 
 
@@ -16084,40 +16920,47 @@ def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))
 
 
-_NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
-_NORM_GRADIENT_NAMESPACE = (
-    f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
+_POOL_GRADIENT_CUDA = _with_shared_lines(POOL_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_POOL_GRADIENT_NAMESPACE = (
+    f"tconv_pool_gradients_{_short_digest(_POOL_GRADIENT_CUDA, POOL_GRADIENT_OPERATOR_SOURCE)}"
 )
+_LARGEST_WINDOW = 256  # the place of a maximum in it is kept as a byte
 
 
-def _fake_norm_backward(grad, value, weight, num_groups, eps, *needs):
+def _fake_pool_backward(grad, value, *args):
     channels = value.shape[1]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in args[-6:-1]]
     return value.new_empty(value.shape), *grads
 
 
-def _norm_backward_kernels():
-    """The operator of kernels_src/binding/operator_group_norm_gradient.cpp."""
-    namespace = getattr(torch.ops, _NORM_GRADIENT_NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
-        _load_library(
-            _NORM_GRADIENT_NAMESPACE, (NORM_GRADIENT_OPERATOR_SOURCE,), _NORM_GRADIENT_CUDA
-        )
-        registry = torch.library.Library(_NORM_GRADIENT_NAMESPACE, "FRAGMENT")
-        torch.library.register_fake(
-            f"{_NORM_GRADIENT_NAMESPACE}::backward", _fake_norm_backward, lib=registry
-        )
-        namespace._tconv_registry = registry  # keeps it alive
+def _pool_backward_kernels():
+    """The operator of kernels_src/binding/operator_batch_norm_pool_gradient.cpp."""
+    fakes = {"backward": _fake_pool_backward}
+    namespace, _ = _load_operators(
+        _POOL_GRADIENT_NAMESPACE, POOL_GRADIENT_OPERATOR_SOURCE, _POOL_GRADIENT_CUDA, fakes
+    )
     return namespace.backward.default
 
 
-def _kernel_group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
-    """Gradients of GroupNorm's input, weight and bias (the last two None where not in `needs`) by
-    the library's kernels.
+def _kernels_pool(pool) -> bool:
+    """Do they know these windows: apart from one another, none beyond the image's first values?"""
+    kernel, stride, padding, dilation, _ = pool
+    apart = all(step >= size for step, size in zip(stride, kernel, strict=True))
+    small = kernel[0] * kernel[1] <= _LARGEST_WINDOW
+    return apart and small and tuple(padding) == (0, 0) and tuple(dilation) == (1, 1)
+
+
+def _kernel_pool_gradients(grad, value, norm, pool, group_norm, needs, activation: int) -> tuple:
+    """Gradients of `value`, which BatchNorm read, of BatchNorm's weight and bias, of GroupNorm's,
+    and the first one's sums per channel (all but the first None where not in `needs`).
+
+    norm: (weight, bias, running_mean, running_var, use_batch_stats, eps); group_norm: (weight,
+    num_groups, eps); activation: its number in the library.
     """
-    kernels = _norm_backward_kernels()
+    kernels = _pool_backward_kernels()
+    kernel, stride = pool[:2]
     with _ALLOCATION:
-        grads = kernels(grad, value, weight, num_groups, eps, *needs)
+        grads = kernels(grad, value, *norm, *kernel, *stride, *group_norm, *needs, activation)
     wanted = (True, *needs)
     return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
 
@@ -16178,6 +17021,13 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
+def _conv_gradients_with(sums, grad, x, weight, conv: _Conv, needs) -> tuple:
+    """The same where the bias's gradient may be there already: `sums`, or None."""
+    if sums is None:
+        return _conv_gradients(grad, x, weight, conv, needs)
+    return *_conv_gradients(grad, x, weight, conv, (*needs[:2], False))[:2], sums
+
+
 def _no_gradients(tensors) -> list:
     """Of an empty batch."""
     return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
@@ -16187,8 +17037,6 @@ def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, need
     """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
     if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
         return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
-    if _own_kernels(value):
-        return _kernel_group_norm_gradients(grad, value, weight, num_groups, eps, needs)
     batch, channels, height, width = value.shape
     sizes = batch, channels, height * width, num_groups
     _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)
@@ -16325,6 +17173,23 @@ def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
     ctx.save_for_backward(x, weight, bias, *parameters, running_mean, running_var)
 
 
+def _aten_pool_gradients(grad, conv_out, norm, pool, group_norm, norm_needs, group_needs) -> tuple:
+    """(gradient of conv_out, of BatchNorm's weight and bias, of GroupNorm's)"""
+    aten = torch.ops.aten
+    norm_weight, _, running_mean, running_var, training, eps = norm
+    normed, mean, rstd = aten.native_batch_norm.default(conv_out, *norm[:5], 0.0, eps)
+    active = _ACTIVATION.forward(normed, ())
+    pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
+    grad, *group_grads = _group_norm_gradients(grad, pooled, *group_norm, group_needs)
+    grad = aten.max_pool2d_with_indices_backward.default(grad, active, *pool, indices)
+    grad = _ACTIVATION.backward(grad, normed, active, (), None)
+    grad, *norm_grads = aten.native_batch_norm_backward.default(
+        *(grad, conv_out, norm_weight, running_mean, running_var, mean, rstd, training, eps),
+        [True, *norm_needs],
+    )
+    return grad, norm_grads, group_grads
+
+
 def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
     *saved, running_mean, running_var = ctx.saved_tensors
@@ -16336,31 +17201,21 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     x, weight, bias, norm_weight, norm_bias, group_weight, _ = tensors
     if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
         running_mean, running_var = running_mean.float(), running_var.float()
-    aten, training, pool = torch.ops.aten, ctx.use_batch_stats, ctx.pool
-    conv_out = _recompute_conv(x, weight, bias, conv).contiguous()
-    normed, mean, rstd = aten.native_batch_norm.default(
-        conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, ctx.norm_eps
-    )
-    active = _ACTIVATION.forward(normed, ())
-    pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
-    grad, *group_grads = _group_norm_gradients(
-        grad, pooled, group_weight, ctx.num_groups, ctx.group_eps, group_needs
-    )
-    grad = aten.max_pool2d_with_indices_backward.default(grad, active, *pool, indices)
-    grad = _ACTIVATION.backward(grad, normed, active, (), None)
-    grad, *norm_grads = aten.native_batch_norm_backward.default(
-        grad,
-        conv_out,
-        norm_weight,
-        running_mean,
-        running_var,
-        mean,
-        rstd,
-        training,
-        ctx.norm_eps,
-        [True, *norm_needs],
-    )
-    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    conv_out = _recompute_conv(x, weight, bias, conv)
+    norm = norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps
+    group_norm = group_weight, ctx.num_groups, ctx.group_eps
+    needs, sums = ctx.needs_input_grad[:3], None
+    if _own_kernels(x) and _kernels_pool(ctx.pool):
+        norm_needs = *norm_needs, *group_needs, needs[2]
+        grad, *grads, sums = _kernel_pool_gradients(
+            grad, conv_out, norm, ctx.pool, group_norm, norm_needs, _CHAIN_NUMBER
+        )
+        norm_grads, group_grads = grads[:2], grads[2:]
+    else:
+        grad, norm_grads, group_grads = _aten_pool_gradients(
+            grad, conv_out.contiguous(), norm, ctx.pool, group_norm, norm_needs, group_needs
+        )
+    conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (group_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)
 
@@ -16489,6 +17344,7 @@ _run_with_gradient, _transformed_run = _make_functions(
 
 
 _ACTIVATION = _Tanh()
+_CHAIN_NUMBER = 0
 _INNER = (
     ('conv_transpose', _nn.ConvTranspose2d),
     ('batch_norm', _nn.BatchNorm2d),

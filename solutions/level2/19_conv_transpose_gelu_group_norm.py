@@ -11,7 +11,8 @@ OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable AB
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
 create_graph=True, they are PyTorch's.
-GroupNorm's are another one (NORM_GRADIENT_CUDA_SOURCE, NORM_GRADIENT_OPERATOR_SOURCE).
+Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CUDA_SOURCE,
+NORM_GRADIENT_OPERATOR_SOURCE).
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -33,8 +34,8 @@ sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
 sha256 of GRADIENT_CUDA_SOURCE: 23d13a579da584a6de3712374ac321b8490f1dcd895e69ee78512f4b83405cc0
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 3917ea57beda6f3fc857dfdb1f07acf75eedc6ee15516d0390be47a5121ea5bf
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 99dd7e6436ae43e40074837cf9ee5bc12e3b9094949e776a9bd6ee25efe20112
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 0d1e5ad6c320e268121f3174d9ff33a6a58c1951cdae2ba9267a6dec3e2c6446
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: d614ba20427e93126ec771481ed81bed970ab0fb0401f02ef1cb26ea683910a2
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -14841,9 +14842,9 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/group_norm_gradient.cuh
 // The one door to GroupNorm's gradients on CUDA.
 
-// ---- kernels_src/cuda/gradient_sums.cuh
-// Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
-//   from [num_parts][count] of Acc -> to [count]
+// ---- kernels_src/cuda/channel_sums.cuh
+// Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
+//   from [rows][channels] of Acc -> one number a channel
 
 // ---- kernels_src/cuda/check.h
 // Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
@@ -14855,45 +14856,57 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 
 // ==== lines 140 to 186 of CUDA_SOURCE
 // ==== lines 1021 to 1088 of CUDA_SOURCE
-// ==== lines 1607 to 1637 of CUDA_SOURCE
+// ---- kernels_src/cuda/group_norm_moments.cuh
+// Moments within a warp and across a block, and what a normalisation does to one channel.
 
-template <typename Storage>
-__device__ __forceinline__ bool is_finite(Storage v) {
-  const auto wide = static_cast<typename StorageTraits<Storage>::Acc>(v);
-  return wide - wide == 0;
-}
+// ---- kernels_src/cuda/group_norm_storage.cuh
+// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
-struct GradientSumsConfig {
+#include <cstring>
+
+// ==== lines 520 to 547 of CUDA_SOURCE
+// ==== lines 1607 to 1741 of CUDA_SOURCE
+// ==== lines 3736 to 3873 of CUDA_SOURCE
+
+struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kMaxBlocks = 4096;
 };
 
-// fp32 sums are added up in fp64: there are few of them, and the error of what is one long sum then lies in the parts
-// alone.
-template <typename Acc, typename Storage>
-__global__ void __launch_bounds__(GradientSumsConfig::kThreads)
-    sum_gradient_parts_kernel(const Acc* from, Storage* to, int64_t num_parts, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-    double sum = 0.0;
-    for (int64_t part = 0; part < num_parts; ++part) sum += from[part * count + i];
-    to[i] = to_storage<Storage>(static_cast<Acc>(sum));
-  }
+// Of kCount arrays side by side; the same on every thread of a block of kThreads.
+template <int kCount, typename Acc>
+__device__ __forceinline__ void sum_channel(const Acc* const (&from)[kCount], int64_t rows, int64_t channels,
+                                            int64_t channel, double (&sums)[kCount]) {
+  __shared__ double scratch[ChannelSumsConfig::kThreads / 32][kCount];
+  double own[kCount] = {};
+#pragma unroll 4
+  for (int64_t row = threadIdx.x; row < rows; row += ChannelSumsConfig::kThreads)
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) own[k] += from[k][row * channels + channel];
+  norm::block_sums(own, scratch, sums);
 }
 
 template <typename Acc, typename Storage>
-int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_parts, int64_t count, void* stream) {
-  const int64_t blocks = (count + GradientSumsConfig::kThreads - 1) / GradientSumsConfig::kThreads;
-  return launch_kernel(
-      sum_gradient_parts_kernel<Acc, Storage>,
-      dim3(static_cast<unsigned>(blocks < GradientSumsConfig::kMaxBlocks ? blocks : GradientSumsConfig::kMaxBlocks)),
-      dim3(GradientSumsConfig::kThreads), 0, stream, from, to, num_parts, count);
+__global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
+    channel_sums_kernel(const Acc* from, Storage* to, int64_t rows, int64_t channels) {
+  const Acc* const arrays[1] = {from};
+  double sums[1];
+  sum_channel(arrays, rows, channels, blockIdx.x, sums);
+  if (threadIdx.x == 0) to[blockIdx.x] = to_storage<Storage>(static_cast<Acc>(sums[0]));
+}
+
+// Nothing where nobody wants them.
+template <typename Acc, typename Storage>
+int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t channels, void* stream) {
+  if (to == nullptr) return kOk;
+  return launch_kernel(channel_sums_kernel<Acc, Storage>, dim3(static_cast<unsigned>(channels)),
+                       dim3(ChannelSumsConfig::kThreads), 0, stream, from, to, rows, channels);
 }
 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/group_norm_gradient_apply.cuh
-// Last of the kernels of GroupNorm's gradients: the gradient of what was normalised. Bound by memory.
+// Last of the kernels of GroupNorm's gradients: the gradient of the stored value, and its sums per part of a plane.
+// Bound by memory.
 
 // ---- kernels_src/cuda/group_norm_gradient_args.cuh
 // What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
@@ -14901,7 +14914,8 @@ int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_part
 //   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
 //
 // (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
-// value's deviation, so that value and g are read twice: for the sums, and for the gradient.
+// value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
+// a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 
 // ---- kernels_src/group_norm_gradient_call.h
 // Argument block of the library of GroupNorm's gradients, filled by its operator
@@ -14913,9 +14927,11 @@ int64_t launch_sum_gradient_parts(const Acc* from, Storage* to, int64_t num_part
 
 namespace tconv {
 
-// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
+// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
+// dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
+  int64_t chain;       // which one (generated_gradient.h)
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
@@ -14924,9 +14940,250 @@ struct GroupNormGradientCall {
   void* grad_value;   // [batch, channels, plane]
   void* grad_weight;  // [channels] or null where not wanted
   void* grad_bias;    // [channels] or null where not wanted
+  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
 };
 
 // ==== lines 1266 to 1318 of CUDA_SOURCE
+// ---- kernels_src/cuda/gradient_chain.cuh
+// The chains whose gradients a library holds, and the choice among them.
+
+// ---- kernels_src/elementwise/slopes.h
+// Derivatives of functors, where they are longer than a line. By PyTorch's formulas
+// (aten/src/ATen/native/cuda/Activation*.cu), NaN where those have it.
+
+// ---- kernels_src/elementwise/inner_math.h
+// exp, log and their neighbours within a functor, before its one rounding to T. For float on a CPU they take and give
+// doubles, good to 1e-11: no branches, no calls, no tables, so that a compiler can vectorise them. Elsewhere they are
+// the platform's, in T.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// ==== lines 329 to 471 of CUDA_SOURCE
+namespace math {
+
+#ifdef TCONV_OWN_MATH
+
+template <typename T>
+using Inner = double;
+
+inline uint64_t double_bits(double v) {
+  uint64_t bits;
+  std::memcpy(&bits, &v, sizeof(bits));
+  return bits;
+}
+inline double double_of(uint64_t bits) {
+  double v;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+
+// exp(v) = power * (1 + excess), power = 2^n, for |v| < 700.
+struct InnerExpParts {
+  double power, excess;
+};
+
+inline InnerExpParts inner_exp_parts(double v) {
+  const double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, which lies in the low bits
+  const double shifted = v * 1.4426950408889634 + magic;
+  const double r = v - (shifted - magic) * 0.69314718055994531;
+  const double power = double_of((double_bits(shifted) - double_bits(magic) + 1023) << 52);
+  // Taylor's series of exp(r) - 1 on |r| <= ln(2)/2
+  double q = 1.0 / 3628800;
+  q = q * r + 1.0 / 362880;
+  q = q * r + 1.0 / 40320;
+  q = q * r + 1.0 / 5040;
+  q = q * r + 1.0 / 720;
+  q = q * r + 1.0 / 120;
+  q = q * r + 1.0 / 24;
+  q = q * r + 1.0 / 6;
+  q = q * r + 0.5;
+  return {power, r + r * r * q};
+}
+
+// As exp of floats has them: Inf above FLT_MAX, 0 below half of the smallest float.
+template <typename T>
+inline double inner_exp(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::exp(v);
+  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
+  const double result = parts.power + parts.power * parts.excess;
+  return v > 88.72283905206835 ? INFINITY : (v < -103.97207708399179 ? 0.0 : result);
+}
+
+template <typename T>
+inline double inner_expm1(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::expm1(v);
+  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
+  const double result = parts.power * parts.excess + (parts.power - 1.0);
+  return v > 88.72283905206835 ? INFINITY : result;
+}
+
+// Of normal numbers (every float but 0 is one as a double), of 0, Inf and NaN; NaN below 0.
+template <typename T>
+inline double inner_log(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::log(v);
+  const uint64_t bits = double_bits(v);
+  const double mantissa = double_of((bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
+  const bool large = mantissa > 1.4142135623730951;
+  const double m = large ? 0.5 * mantissa : mantissa;
+  // 2^52 + the exponent's field, as a double
+  const double field = double_of((bits >> 52) | 0x4330000000000000ull);
+  const double exponent = field - (4503599627370496.0 + 1023.0) + (large ? 1.0 : 0.0);
+  // log(m) = 2 artanh(s), |s| <= 0.172
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double p = 1.0 / 13;
+  p = p * z + 1.0 / 11;
+  p = p * z + 1.0 / 9;
+  p = p * z + 1.0 / 7;
+  p = p * z + 1.0 / 5;
+  p = p * z + 1.0 / 3;
+  double result = exponent * 0.69314718055994531 + 2.0 * (s + s * z * p);
+  result = v == 0.0 ? -INFINITY : result;
+  result = v < 0.0 ? NAN : result;
+  return v < INFINITY ? result : v + v;  // Inf and NaN
+}
+
+// For v >= 0. What 1 + v rounds away comes back as a correction of the logarithm.
+template <typename T>
+inline double inner_log1p(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::log1p(v);
+  const double u = 1.0 + v;
+  const double result = inner_log<T>(u) - ((u - 1.0) - v) / u;
+  return v < INFINITY ? result : v;
+}
+
+#else
+
+template <typename T>
+using Inner = T;
+
+template <typename T>
+TCONV_HD T inner_exp(T v) {
+  return std::exp(v);
+}
+template <typename T>
+TCONV_HD T inner_expm1(T v) {
+  return std::expm1(v);
+}
+template <typename T>
+TCONV_HD T inner_log(T v) {
+  return std::log(v);
+}
+template <typename T>
+TCONV_HD T inner_log1p(T v) {
+  return std::log1p(v);
+}
+
+#endif
+
+}  // namespace math
+}  // namespace tconv
+
+namespace tconv {
+namespace elementwise {
+
+// Phi(v) + v phi(v) for the normal distribution's Phi and its density phi, as exact as a result needs that is stored as
+// Storage.
+template <typename Storage = double, typename T>
+TCONV_HD T gelu_erf_slope(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) {
+    const float density = 0.39894228040143268f * cuda::power_of_2(v * v * -0.72134752044448170f);
+    return fmaf(v, density, sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  }
+#endif
+  const T density = T(0.39894228040143268) * T(math::exp(v * v * T(-0.5)));
+  return T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440)))) + v * density;
+}
+
+template <typename T>
+TCONV_HD T gelu_tanh_slope(T v) {
+  const T scale = T(0.79788456080286535588), cubic = T(0.044715);
+  const T t = tanh_(scale * (v + cubic * v * v * v));
+  return T(0.5) * (T(1) + t) + T(0.5) * v * (T(1) - t * t) * scale * (T(1) + T(3) * cubic * v * v);
+}
+
+template <typename T>
+TCONV_HD T silu_slope(T v) {
+  const T share = sigmoid(v);
+  return share * (T(1) + v * (T(1) - share));
+}
+
+// tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
+template <typename T>
+TCONV_HD T mish_slope(T v) {
+  const T bounded = v > T(40) ? T(40) : v;  // where the gate is 1
+  const T e = T(math::exp(bounded)), h = e + e * e / T(2);
+  const T rest = T(1) / (h + T(1)), gate = h * rest;
+  return gate + v * sigmoid(v) * (rest * (T(1) + gate));
+}
+
+template <typename T>
+TCONV_HD T softplus_slope(T v, T beta, T threshold) {
+  const T scaled = v * beta;
+  return scaled > threshold ? T(1) : sigmoid(scaled);
+}
+
+// Above 0, at 0, below.
+template <typename T>
+TCONV_HD T sign(T v) {
+  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : v);
+}
+
+}  // namespace elementwise
+}  // namespace tconv
+// ---- kernels_src/generated_gradient.h
+
+namespace tconv {
+
+constexpr int kNumChains = 1;
+
+template <int kIndex>
+struct Chain;
+
+template <>
+struct Chain<0> {
+  template <typename Storage, typename Acc>
+  static TCONV_HD Acc value(Acc v) {
+    v = elementwise::gelu_erf<Storage>(v);
+    return v;
+  }
+  template <typename Storage, typename Acc, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {
+    const Acc v0 = v;
+    (void)v0;
+    v = elementwise::gelu_erf<Storage>(v);
+    const Acc v1 = v;
+    Acc grad = outer(v);
+    {
+      const Acc before = v0, after = v1;
+      (void)before, (void)after;
+      grad = grad * elementwise::gelu_erf_slope<Storage>(before);
+    }
+    return grad;
+  }
+};
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// launch(the chain's number as a type), kUnsupportedKernel where there is none of that number.
+template <int kIndex = 0, typename Launch>
+int64_t with_chain(int64_t chain, const Launch& launch) {
+  if constexpr (kIndex == kNumChains) {
+    return kUnsupportedKernel;
+  } else {
+    if (chain == kIndex) return launch(std::integral_constant<int, kIndex>{});
+    return with_chain<kIndex + 1>(chain, launch);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -14968,17 +15225,31 @@ struct GroupCoefficients {
   Acc mean, rstd, slope, shift;
 };
 
-template <typename Storage>
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v), gradient<Storage>(v,
+// outer) (generated_gradient.h), and deviation(v), what the gradient's products are summed with.
+template <int kChain>
+struct ChainInner {
+  static constexpr bool kSumsProducts = false;
+  using Channel = Chain<kChain>;
+  __device__ __forceinline__ Channel of_channel(int64_t) const { return {}; }
+};
+
+template <typename InnerType, typename StorageType>
 struct GroupNormGradientArgs {
+  using Inner = InnerType;
+  using Storage = StorageType;
   using Acc = typename StorageTraits<Storage>::Acc;
   const Storage* grad;
   const Storage* value;
   const Storage* weight;  // or null
   Storage* grad_value;
+  Inner inner;
   GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
   GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
   Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
   Acc* bias_parts;
+  Acc* sum_parts;      // [batch][parts_per_plane][channels]: sums of grad_value, or null
+  Acc* product_parts;  // of grad_value times a value's deviation, where Inner has one
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
@@ -14987,14 +15258,16 @@ struct GroupNormGradientArgs {
 };
 
 // A part of a plane: of the units that all lanes that share one take by turns.
-template <typename Storage>
 struct PlanePart {
-  int64_t plane, begin;
+  int64_t plane, part, sample, channel, begin;
   int count;
 
-  __device__ __forceinline__ PlanePart(const GroupNormGradientArgs<Storage>& args, int64_t unit) {
+  template <typename Args>
+  __device__ __forceinline__ PlanePart(const Args& args, int64_t unit) {
     plane = args.by_parts.quotient(unit);
-    const int64_t part = unit - plane * args.parts_per_plane;
+    part = unit - plane * args.parts_per_plane;
+    sample = args.by_channels.quotient(plane);
+    channel = plane - sample * args.channels;
     begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
     count = static_cast<int>(
         min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
@@ -15002,9 +15275,10 @@ struct PlanePart {
 };
 
 // What a plane's values are taken less.
-template <typename Acc, typename Storage>
-__device__ __forceinline__ Acc plane_origin(const GroupNormGradientArgs<Storage>& args, int64_t plane) {
-  return static_cast<Acc>(args.value[plane * args.plane]);
+template <typename Args>
+__device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int64_t plane, int64_t channel) {
+  const auto inner = args.inner.of_channel(channel);
+  return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
 template <typename Storage>
@@ -15018,24 +15292,46 @@ struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
 namespace tconv {
 namespace cuda {
 
-template <int kLanes, typename Storage>
+// Of all lanes that share a part, in a fixed order; lane 0's is right. `of_warps` must not be in use.
+template <int kLanes, typename Acc>
+__device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
+  sum = norm::warp_sum(sum);
+  if constexpr (kLanes > 32) {
+    __syncthreads();  // those of the unit before have been read
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int warp = 1; warp < kLanes / 32; ++warp) sum += of_warps[warp];
+  }
+  return sum;
+}
+
+template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_apply_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+    group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ Acc of_warps[2][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart<Storage> part(args, unit);
-    const int64_t sample = args.by_channels.quotient(part.plane), channel = part.plane - sample * args.channels;
+    const PlanePart part(args, unit);
     const GroupCoefficients<Acc> of_group =
-        args.coefficients[sample * args.num_groups + args.by_group_channels.quotient(channel)];
-    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[channel]) : Acc(1));
+        args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
+    const auto inner = args.inner.of_channel(part.channel);
+    Acc sum = 0, products = 0;
     const auto gradient = [&](Storage value, Storage grad) {
-      return to_storage<Storage>(scale * static_cast<Acc>(grad) +
-                                 (of_group.slope * (static_cast<Acc>(value) - of_group.mean) + of_group.shift));
+      const Acc v = static_cast<Acc>(value);
+      const Acc result = inner.template gradient<Storage>(v, [&](Acc inner_value) {
+        return scale * static_cast<Acc>(grad) + (of_group.slope * (inner_value - of_group.mean) + of_group.shift);
+      });
+      sum += result;
+      if constexpr (Args::Inner::kSumsProducts) products += result * inner.deviation(v);
+      return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
@@ -15065,6 +15361,14 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
           if (at < part.count) to[at] = gradient(value[at], grad[at]);
         }
       }
+    }
+    if (args.sum_parts == nullptr) continue;
+    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
+    sum = sum_of_part<kLanes>(sum, of_warps[0]);
+    if (lane == 0) args.sum_parts[place] = sum;
+    if constexpr (Args::Inner::kSumsProducts) {
+      products = sum_of_part<kLanes>(products, of_warps[1]);
+      if (lane == 0) args.product_parts[place] = products;
     }
   }
 }
@@ -15120,21 +15424,23 @@ __device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
   }
 }
 
-template <int kLanes, typename Storage>
+template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_sums_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
+    group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
   __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart<Storage> part(args, unit);
+    const PlanePart part(args, unit);
+    const auto inner = args.inner.of_channel(part.channel);
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    const Acc origin = plane_origin<Acc>(args, part.plane);
+    const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
     for (int first = 0; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
@@ -15151,7 +15457,8 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
           }
 #pragma unroll
           for (int k = 0; k < Config::kVector; ++k) {
-            values[i * Config::kVector + k] = all ? static_cast<Acc>(v.values[k]) - origin : Acc(0);
+            values[i * Config::kVector + k] =
+                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
             grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
             there[i * Config::kVector + k] = all;
           }
@@ -15161,7 +15468,7 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
           there[i] = at < part.count;
-          values[i] = there[i] ? static_cast<Acc>(value[at]) - origin : Acc(0);
+          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
           grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
         }
       }
@@ -15185,22 +15492,21 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
 namespace tconv {
 namespace cuda {
 
-template <typename Storage>
-__device__ __forceinline__ GradientMoments<double> moments_of_plane(const GroupNormGradientArgs<Storage>& args,
-                                                                    int64_t plane) {
+template <typename Args>
+__device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
   const auto* const parts = args.parts + plane * args.parts_per_plane;
   GradientMoments<double> joined{};
 #pragma unroll 1
   for (int i = 0; i < args.parts_per_plane; ++i)
     joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
-  joined.mean += plane_origin<double>(args, plane);
+  joined.mean += plane_origin(args, plane, channel);
   return joined;
 }
 
-template <typename Storage>
+template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
-    group_norm_gradient_finalise_kernel(const __grid_constant__ GroupNormGradientArgs<Storage> args) {
-  using Acc = typename StorageTraits<Storage>::Acc;
+    group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
+  using Acc = typename Args::Acc;
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
@@ -15210,14 +15516,14 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     const int64_t first_plane = sample * args.channels + first;
     GradientMoments<double> whole{};
 #pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c));
+    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c, first + c));
     join_lanes(whole);
     const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
     const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
     double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
 #pragma unroll 1
     for (int64_t c = lane; c < of_group; c += 32) {
-      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c);
+      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c, first + c);
       const double product = channel.product + (channel.mean - mean) * channel.grad;
       const double weight =
           args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
@@ -15242,36 +15548,37 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/workspace_places.h
+// Places in a workspace, one behind the other: the same walk gives its size and the addresses.
+
 
 namespace tconv {
 namespace cuda {
 
-inline int64_t whole_alignments(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+class WorkspacePlaces {
+ public:
+  // workspace null: only the size is asked for.
+  explicit WorkspacePlaces(void* workspace) : base_(static_cast<char*>(workspace)) {}
 
-// Places in the workspace, from its beginning.
-struct GroupNormGradientWorkspace {
-  int64_t parts_per_plane, coefficients_at, weight_at, bias_at, total_bytes;
-
-  template <typename Acc>
-  static GroupNormGradientWorkspace of(const GroupNormGradientCall& call) {
-    GroupNormGradientWorkspace made;
-    const int64_t planes = call.batch * call.channels;
-    made.parts_per_plane = (call.plane + GroupNormGradientConfig::kPart - 1) / GroupNormGradientConfig::kPart;
-    made.coefficients_at =
-        whole_alignments(planes * made.parts_per_plane * static_cast<int64_t>(sizeof(GradientMoments<Acc>)));
-    made.weight_at = whole_alignments(made.coefficients_at + call.batch * call.num_groups *
-                                                                 static_cast<int64_t>(sizeof(GroupCoefficients<Acc>)));
-    made.bias_at = whole_alignments(made.weight_at + planes * static_cast<int64_t>(sizeof(Acc)));
-    made.total_bytes = made.bias_at + planes * static_cast<int64_t>(sizeof(Acc));
-    return made;
+  template <typename T>
+  T* reserve(int64_t count) {
+    constexpr int64_t kAlignment = 256;
+    char* const place = base_ == nullptr ? nullptr : base_ + bytes_;
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return reinterpret_cast<T*>(place);
   }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  int64_t bytes_ = 0;
 };
 
-inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
-  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
-  return call.conv.dtype == kFloat64 ? GroupNormGradientWorkspace::of<double>(call).total_bytes
-                                     : GroupNormGradientWorkspace::of<float>(call).total_bytes;
-}
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
 
 inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
@@ -15283,54 +15590,95 @@ inline dim3 norm_blocks(int64_t units, int units_per_block) {
       blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
 }
 
-template <int kLanes, typename Storage>
-int64_t launch_group_norm_gradient_kernels(const GroupNormGradientArgs<Storage>& args, void* stream) {
+template <int kLanes, typename Args>
+int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
   constexpr int kThreads = GroupNormGradientConfig::kThreads;
   const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
   TCONV_RETURN_IF_ERROR(
-      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args));
-  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Storage>,
+      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
                                       norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
                                       args));
-  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Storage>, blocks, dim3(kThreads), 0, stream, args);
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
+}
+
+// The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
+// (and products) are wanted, whoever adds them up.
+template <typename Inner, typename Storage>
+class GroupNormGradient {
+ public:
+  using Args = GroupNormGradientArgs<Inner, Storage>;
+  using Acc = typename Args::Acc;
+  using Config = GroupNormGradientConfig;
+
+  GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
+      : call_(call) {
+    args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
+    args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
+    args.inner = inner;
+    args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+    args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
+    args.parts_per_plane = static_cast<int>((call.plane + Config::kPart - 1) / Config::kPart);
+    args.num_units = args.num_planes * args.parts_per_plane;
+    args.eps = call.eps;
+    constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
+    args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
+                   norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+    args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
+    args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
+    args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+    args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+    args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+    args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
+    if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
+    if (with_sums) args.sum_parts = places.reserve<Acc>(args.num_units);
+    if (with_sums && Inner::kSumsProducts) args.product_parts = places.reserve<Acc>(args.num_units);
+  }
+
+  // Rows of args.sum_parts.
+  int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
+
+  int64_t run() const {
+    void* const stream = call_.conv.stream;
+    if (call_.plane <= Config::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
+    else
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
+                                              call_.channels, stream));
+    return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
+                               stream);
+  }
+
+  Args args{};
+
+ private:
+  GroupNormGradientCall call_;
+};
+
+template <typename Storage>
+int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
+  WorkspacePlaces places(nullptr);
+  GroupNormGradient<ChainInner<0>, Storage>(call, {}, call.grad_sums != nullptr, places);
+  return places.bytes();
+}
+
+inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  return call.conv.dtype == kFloat64 ? group_norm_gradient_bytes<double>(call) : group_norm_gradient_bytes<float>(call);
 }
 
 template <typename Storage>
 int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
-  using Config = GroupNormGradientConfig;
-  using Acc = typename StorageTraits<Storage>::Acc;
-  const GroupNormGradientWorkspace places = GroupNormGradientWorkspace::of<Acc>(call);
-  char* const base = static_cast<char*>(call.conv.workspace);
-  GroupNormGradientArgs<Storage> args{};
-  args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
-  args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
-  args.parts = reinterpret_cast<GradientMoments<Acc>*>(base);
-  args.coefficients = reinterpret_cast<GroupCoefficients<Acc>*>(base + places.coefficients_at);
-  if (call.grad_weight != nullptr) args.weight_parts = reinterpret_cast<Acc*>(base + places.weight_at);
-  if (call.grad_bias != nullptr) args.bias_parts = reinterpret_cast<Acc*>(base + places.bias_at);
-  args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
-  args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-  args.parts_per_plane = static_cast<int>(places.parts_per_plane);
-  args.num_units = args.num_planes * args.parts_per_plane;
-  args.eps = call.eps;
-  constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-  args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
-                 norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
-  args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
-  args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-  args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-  args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-  if (call.plane <= Config::kMaxOfWarp)
-    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Storage>(args, call.conv.stream)));
-  else
-    TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Storage>(args, call.conv.stream)));
-  if (call.grad_weight != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.weight_parts, static_cast<Storage*>(call.grad_weight),
-                                                    call.batch, call.channels, call.conv.stream));
-  if (call.grad_bias != nullptr)
-    TCONV_RETURN_IF_ERROR(launch_sum_gradient_parts(args.bias_parts, static_cast<Storage*>(call.grad_bias), call.batch,
-                                                    call.channels, call.conv.stream));
-  return kOk;
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(call.conv.workspace);
+    const GroupNormGradient<ChainInner<decltype(index)::value>, Storage> made(call, {}, call.grad_sums != nullptr,
+                                                                              places);
+    TCONV_RETURN_IF_ERROR(made.run());
+    return launch_channel_sums(made.args.sum_parts, static_cast<Storage*>(call.grad_sums), made.sum_rows(),
+                               call.channels, call.conv.stream);
+  });
 }
 
 }  // namespace cuda
@@ -15656,9 +16004,11 @@ struct ConvBatchNormPoolGroupNormCall {
 
 namespace tconv {
 
-// value: what was normalised; grad: of the normalised. All contiguous, of the call's dtype.
+// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
+// dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
+  int64_t chain;       // which one (generated_gradient.h)
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
@@ -15667,6 +16017,7 @@ struct GroupNormGradientCall {
   void* grad_value;   // [batch, channels, plane]
   void* grad_weight;  // [channels] or null where not wanted
   void* grad_bias;    // [channels] or null where not wanted
+  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
 };
 
 }  // namespace tconv
@@ -15678,8 +16029,8 @@ TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GroupNormGradientCal
 }
 TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormGradientCall*) { return tconv::kUnsupportedKernel; }
 // ---- kernels_src/binding/operator_group_norm_gradient.cpp
-// The operator of the library of GroupNorm's gradients: of what was normalised, contiguous, and of weight and bias
-// where they are wanted.
+// The operator of the library of GroupNorm's gradients: of `value`, whose chain of that number (generated_gradient.h)
+// was normalised, contiguous; of weight and bias, and the first one's sums per channel, where they are wanted.
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -16319,7 +16670,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor weight = stack.optional_tensor();
   const int64_t num_groups = stack.integer();
   const double eps = stack.number();
-  const bool need_weight = stack.boolean(), need_bias = stack.boolean();
+  const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
+  const int64_t chain = stack.integer();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
   const auto sizes = value.sizes();
@@ -16335,21 +16687,27 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   grad = dense(grad), value = dense(value), weight = dense(weight);
 
   const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
-  const int64_t weights[] = {need_weight ? sizes[1] : 0}, biases[] = {need_bias ? sizes[1] : 0};
-  const Tensor grad_weight = allocate(weights, 1, dtype, device), grad_bias = allocate(biases, 1, dtype, device);
+  const auto channel_values = [&](bool wanted) {
+    const int64_t count = wanted ? sizes[1] : 0;
+    return allocate(&count, 1, dtype, device);
+  };
+  const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
+  const Tensor grad_sums = channel_values(need_sums);
 
   GroupNormGradientCall call{};
   ConvTransposeLayer none{};
   none.groups = 1;  // what counts threads divides by it
   call.conv = make_call(none, kernel_dtype(dtype), false);
+  call.chain = chain;
   call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
   call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
   call.num_groups = num_groups, call.eps = eps;
   call.grad_value = pointer_of(grad_value);
   if (need_weight) call.grad_weight = pointer_of(grad_weight);
   if (need_bias) call.grad_bias = pointer_of(grad_bias);
+  if (need_sums) call.grad_sums = pointer_of(grad_sums);
   if (value.numel() > 0) launch(call, device);
-  stack.give(grad_value, grad_weight, grad_bias);
+  stack.give(grad_value, grad_weight, grad_bias, grad_sums);
 }
 
 }  // namespace binding
@@ -16358,7 +16716,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
-      "bool need_bias) -> (Tensor, Tensor, Tensor)");
+      "bool need_bias, bool need_sums, int chain) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
@@ -16366,8 +16724,9 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
+_FUSES_CHAIN = True
 _NUM_VECTORS = 0
-_DIGEST = 'f95b9c1e1b443f6d15f8bfaf2bd9c9b7c964529f23fe2fb4a880172fb09cd251'
+_DIGEST = 'a69d1f93f154ef16fb5296953aad00fc162d1d8f57acc956c98cfa12cb41890e'
 
 
 class _Gelu:
@@ -16900,17 +17259,28 @@ def _count_convolve_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs
     return _count_flops(x_shape, weight_shape)
 
 
+def _load_operators(name: str, operator_source: str, cuda_source: str, fakes: dict):
+    """(torch.ops.<name> with the operators that are the keys of `fakes`, is it new?)"""
+    namespace = getattr(torch.ops, name)
+    if "_tconv_registry" in vars(namespace):
+        return namespace, False
+    _load_library(name, (operator_source,), cuda_source)
+    registry = torch.library.Library(name, "FRAGMENT")
+    for operator, fake in fakes.items():
+        torch.library.register_fake(f"{name}::{operator}", fake, lib=registry)
+    namespace._tconv_registry = registry  # keeps it alive
+    return namespace, True
+
+
 def _gradient_library():
     """The namespace with the operators of kernels_src/binding/operator_gradients.cpp."""
-    namespace = getattr(torch.ops, _GRADIENT_NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
-        _load_library(_GRADIENT_NAMESPACE, (GRADIENT_OPERATOR_SOURCE,), _GRADIENT_CUDA)
-        registry = torch.library.Library(_GRADIENT_NAMESPACE, "FRAGMENT")
-        for name, fake in (("backward", _fake_backward), ("convolve", _fake_convolve)):
-            torch.library.register_fake(f"{_GRADIENT_NAMESPACE}::{name}", fake, lib=registry)
+    fakes = {"backward": _fake_backward, "convolve": _fake_convolve}
+    namespace, new = _load_operators(
+        _GRADIENT_NAMESPACE, GRADIENT_OPERATOR_SOURCE, _GRADIENT_CUDA, fakes
+    )
+    if new:
         _register_flop_formula([namespace.backward])(_count_backward_flops)
         _register_flop_formula([namespace.convolve])(_count_convolve_flops)
-        namespace._tconv_registry = registry  # keeps it alive
     return namespace
 
 
@@ -16946,44 +17316,6 @@ def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
             *needs,
         )
     return tuple(g if wanted else None for g, wanted in zip(grads, needs, strict=True))
-
-
-_NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
-_NORM_GRADIENT_NAMESPACE = (
-    f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
-)
-
-
-def _fake_norm_backward(grad, value, weight, num_groups, eps, *needs):
-    channels = value.shape[1]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
-    return value.new_empty(value.shape), *grads
-
-
-def _norm_backward_kernels():
-    """The operator of kernels_src/binding/operator_group_norm_gradient.cpp."""
-    namespace = getattr(torch.ops, _NORM_GRADIENT_NAMESPACE)
-    if "_tconv_registry" not in vars(namespace):
-        _load_library(
-            _NORM_GRADIENT_NAMESPACE, (NORM_GRADIENT_OPERATOR_SOURCE,), _NORM_GRADIENT_CUDA
-        )
-        registry = torch.library.Library(_NORM_GRADIENT_NAMESPACE, "FRAGMENT")
-        torch.library.register_fake(
-            f"{_NORM_GRADIENT_NAMESPACE}::backward", _fake_norm_backward, lib=registry
-        )
-        namespace._tconv_registry = registry  # keeps it alive
-    return namespace.backward.default
-
-
-def _kernel_group_norm_gradients(grad, value, weight, num_groups: int, eps: float, needs) -> tuple:
-    """Gradients of GroupNorm's input, weight and bias (the last two None where not in `needs`) by
-    the library's kernels.
-    """
-    kernels = _norm_backward_kernels()
-    with _ALLOCATION:
-        grads = kernels(grad, value, weight, num_groups, eps, *needs)
-    wanted = (True, *needs)
-    return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
@@ -17042,6 +17374,13 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
+def _conv_gradients_with(sums, grad, x, weight, conv: _Conv, needs) -> tuple:
+    """The same where the bias's gradient may be there already: `sums`, or None."""
+    if sums is None:
+        return _conv_gradients(grad, x, weight, conv, needs)
+    return *_conv_gradients(grad, x, weight, conv, (*needs[:2], False))[:2], sums
+
+
 def _no_gradients(tensors) -> list:
     """Of an empty batch."""
     return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
@@ -17070,8 +17409,6 @@ def _group_norm_gradients(grad, value, weight, num_groups: int, eps: float, need
     """Gradients of GroupNorm's input, weight and bias; the last two only where `needs` says so."""
     if torch.is_grad_enabled():  # create_graph=True: ATen's operator has no derivative of its own
         return _differentiable_group_norm_gradients(grad, value, weight, num_groups, eps)
-    if _own_kernels(value):
-        return _kernel_group_norm_gradients(grad, value, weight, num_groups, eps, needs)
     batch, channels, height, width = value.shape
     sizes = batch, channels, height * width, num_groups
     _, mean, rstd = torch.ops.aten.native_group_norm.default(value, None, None, *sizes, eps)
@@ -17095,6 +17432,40 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     inner = scaled - scaled.mean(2, True) - normed * (scaled * normed).mean(2, True)
     products = grad * normed.view(value.shape)
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
+
+
+_NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_NORM_GRADIENT_NAMESPACE = (
+    f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
+)
+
+
+def _fake_norm_backward(grad, value, weight, num_groups, eps, *needs_and_chain):
+    channels = value.shape[1]
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs_and_chain[:-1]]
+    return value.new_empty(value.shape), *grads
+
+
+def _norm_backward_kernels():
+    """The operator of kernels_src/binding/operator_group_norm_gradient.cpp."""
+    fakes = {"backward": _fake_norm_backward}
+    namespace, _ = _load_operators(
+        _NORM_GRADIENT_NAMESPACE, NORM_GRADIENT_OPERATOR_SOURCE, _NORM_GRADIENT_CUDA, fakes
+    )
+    return namespace.backward.default
+
+
+def _kernel_group_norm_gradients(
+    grad, value, weight, num_groups: int, eps: float, needs, chain: int
+) -> tuple:
+    """Gradients of `value`, whose `chain` GroupNorm normalised, of GroupNorm's weight and bias, and
+    the first one's sums per channel (the last three None where not in `needs`).
+    """
+    kernels = _norm_backward_kernels()
+    with _ALLOCATION:
+        grads = kernels(grad, value, weight, num_groups, eps, *needs, chain)
+    wanted = (True, *needs)
+    return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
 
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -17172,13 +17543,25 @@ def _gradients(ctx, grad, norm_needs) -> tuple:
     conv = _Conv(*ctx.conv)
     grad, tensors = _widened(grad, saved)
     x, weight, bias, norm_weight, _, *vectors = tensors
-    # ATen's GroupNorm wants its input contiguous.
-    values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv).contiguous(), vectors)
-    grad, *norm_grads = _group_norm_gradients(
-        grad, values[-1], norm_weight, ctx.num_groups, ctx.norm_eps, norm_needs
-    )
-    grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+    value = _recompute_conv(x, weight, bias, conv)
+    needs = ctx.needs_input_grad[:3]
+    own, sums = _own_kernels(x), None
+    fused = own and _FUSES_CHAIN
+    if not fused:  # ATen's GroupNorm wants its input contiguous
+        values = _chain_forward(_CHAIN, value.contiguous(), vectors)
+        value = values[-1]
+    norm = norm_weight, ctx.num_groups, ctx.norm_eps
+    if own:
+        norm_needs = *norm_needs, fused and needs[2]
+        grad, *norm_grads, sums = _kernel_group_norm_gradients(
+            grad, value, *norm, norm_needs, _CHAIN_NUMBER
+        )
+    else:
+        grad, *norm_grads = _group_norm_gradients(grad, value, *norm, norm_needs)
+    vector_grads = [None] * len(vectors)
+    if not fused:
+        grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+    conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)
 
@@ -17226,6 +17609,7 @@ _run, _traced = _register(
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
 
+_CHAIN_NUMBER = 0
 _CHAIN = (_Gelu("none"),)
 _INNER = (
     ('conv_transpose', _nn.ConvTranspose2d),

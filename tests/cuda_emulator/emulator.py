@@ -126,7 +126,8 @@ class EmulatedLibrary:
 
 class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
-    `backward` and `convolve`, or GroupNorm's ("group_norm_gradient"), which has the first.
+    `backward` and `convolve`, or one through norms ("group_norm_gradient",
+    "batch_norm_pool_gradient"), which has the first.
     volumes: of a solution with layers of three dimensions.
     """
 

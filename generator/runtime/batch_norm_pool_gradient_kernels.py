@@ -1,0 +1,56 @@
+"""The library of the gradients through BatchNorm, activation, max-pool and GroupNorm: built and
+loaded when CUDA first asks for them.
+"""
+
+from generator.runtime.allocation import _ALLOCATION
+from generator.runtime.build import _short_digest
+from generator.runtime.generated import (
+    CUDA_SOURCE,
+    POOL_GRADIENT_CUDA_SOURCE,
+    POOL_GRADIENT_OPERATOR_SOURCE,
+)
+from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
+
+_POOL_GRADIENT_CUDA = _with_shared_lines(POOL_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
+_POOL_GRADIENT_NAMESPACE = (
+    f"tconv_pool_gradients_{_short_digest(_POOL_GRADIENT_CUDA, POOL_GRADIENT_OPERATOR_SOURCE)}"
+)
+_LARGEST_WINDOW = 256  # the place of a maximum in it is kept as a byte
+
+
+def _fake_pool_backward(grad, value, *args):
+    channels = value.shape[1]
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in args[-6:-1]]
+    return value.new_empty(value.shape), *grads
+
+
+def _pool_backward_kernels():
+    """The operator of kernels_src/binding/operator_batch_norm_pool_gradient.cpp."""
+    fakes = {"backward": _fake_pool_backward}
+    namespace, _ = _load_operators(
+        _POOL_GRADIENT_NAMESPACE, POOL_GRADIENT_OPERATOR_SOURCE, _POOL_GRADIENT_CUDA, fakes
+    )
+    return namespace.backward.default
+
+
+def _kernels_pool(pool) -> bool:
+    """Do they know these windows: apart from one another, none beyond the image's first values?"""
+    kernel, stride, padding, dilation, _ = pool
+    apart = all(step >= size for step, size in zip(stride, kernel, strict=True))
+    small = kernel[0] * kernel[1] <= _LARGEST_WINDOW
+    return apart and small and tuple(padding) == (0, 0) and tuple(dilation) == (1, 1)
+
+
+def _kernel_pool_gradients(grad, value, norm, pool, group_norm, needs, activation: int) -> tuple:
+    """Gradients of `value`, which BatchNorm read, of BatchNorm's weight and bias, of GroupNorm's,
+    and the first one's sums per channel (all but the first None where not in `needs`).
+
+    norm: (weight, bias, running_mean, running_var, use_batch_stats, eps); group_norm: (weight,
+    num_groups, eps); activation: its number in the library.
+    """
+    kernels = _pool_backward_kernels()
+    kernel, stride = pool[:2]
+    with _ALLOCATION:
+        grads = kernels(grad, value, *norm, *kernel, *stride, *group_norm, *needs, activation)
+    wanted = (True, *needs)
+    return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
