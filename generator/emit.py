@@ -289,7 +289,6 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_DIGEST",
         "_CHAIN",
         "_CHAIN_NUMBER",
-        "_FUSES_CHAIN",
         "_ACTIVATION",
         "_INNER",
         "_COMPILED_IN",

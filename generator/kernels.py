@@ -18,13 +18,10 @@ from generator.sources import (
 from generator.step_table import Step, activation_header, epilogue_header, gradient_header
 
 HEADERS = ("generated_epilogue.h", "generated_activation.h")
-_NO_ACTIVATION = Step("identity", "", "")
-# Of an entry: the library of the gradients through what follows its convolution, and what its
-# sources' names begin with.
-_LIBRARIES = {
-    "conv_group_norm": ("NORM_", "group_norm_gradient"),
-    "conv_batch_norm_pool_group_norm": ("POOL_", "batch_norm_pool_gradient"),
-}
+_NO_ACTIVATION = Step("identity", "", "", "")
+# The libraries of the gradients through what follows a convolution, by what the names of their
+# sources begin with.
+_LIBRARIES = {"NORM_": "group_norm_gradient", "POOL_": "batch_norm_pool_gradient"}
 
 
 @dataclasses.dataclass
@@ -37,13 +34,15 @@ class Kernel:
     @property
     def chain(self) -> list[Step]:
         """What a kernel takes the gradient of together with the norm behind it."""
-        steps = [self.fused.activation] if self.fused.activation else self.fused.steps
-        return steps if self.fuses_chain else []
+        return [self.fused.activation] if self.fused.activation else self.fused.steps
 
     @property
-    def fuses_chain(self) -> bool:
-        """Does it have any step's gradient?"""
-        return all(step.gradient is not None for step in self.fused.steps)
+    def library(self) -> str | None:
+        """The key in _LIBRARIES, or None where gradients need none of them."""
+        if self.fused.activation:
+            return "POOL_"
+        normed = self.fused.entry == "conv_group_norm"
+        return "NORM_" if normed or self.fused.steps else None
 
 
 @dataclasses.dataclass
@@ -73,9 +72,9 @@ class Kernels:
         if not self.all or not self.own_gradients:
             return {}
         libraries = [("", "gradients", None)]
-        for entry, (prefix, library) in _LIBRARIES.items():
-            if entry in self.entries:
-                libraries.append((prefix, library, gradient_header(self._chains(entry))))
+        for prefix, library in _LIBRARIES.items():
+            if chains := self._chains(prefix):
+                libraries.append((prefix, library, gradient_header(chains)))
         made = {}
         for prefix, library, chains in libraries:
             cuda = gradient_cuda_source(library, self.volumes, chains)
@@ -104,15 +103,15 @@ class Kernels:
             made["_CALLS"] = f"({', '.join(map(str, kinds))})"
         for kernel in self.all:
             made[f"_CALL{kernel.suffix}"] = repr(kernel.suffix)
-            number = self._chains(kernel.fused.entry).index(kernel.chain)
+            number = self._chains(kernel.library).index(kernel.chain) if kernel.library else 0
             made |= _constants(kernel, number)
         return made
 
-    def _chains(self, entry: str) -> list[list[Step]]:
-        """Those whose gradients the library of an entry has, each once."""
+    def _chains(self, library: str) -> list[list[Step]]:
+        """Those whose gradients a library has, each once."""
         found: list[list[Step]] = []
         for kernel in self.all:
-            if kernel.fused.entry == entry and kernel.chain not in found:
+            if kernel.library == library and kernel.chain not in found:
                 found.append(kernel.chain)
         return found
 
@@ -151,13 +150,11 @@ def digest(source: str) -> str:
 
 def _constants(kernel: Kernel, number: int) -> dict[str, str]:
     fused, suffix = kernel.fused, kernel.suffix
-    of_library = {f"_CHAIN_NUMBER{suffix}": str(number)} if fused.entry in _LIBRARIES else {}
+    numbered = {f"_CHAIN_NUMBER{suffix}": str(number)}
     if fused.activation is not None:
-        return {f"_ACTIVATION{suffix}": fused.activation.python} | of_library
+        return {f"_ACTIVATION{suffix}": fused.activation.python} | numbered
     steps = [step.python for step in fused.steps]
-    if of_library:
-        of_library[f"_FUSES_CHAIN{suffix}"] = str(kernel.fuses_chain)
-    return of_library | {
+    return numbered | {
         f"_CHAIN{suffix}": f"({', '.join(steps)}{',' if steps else ''})",
         f"_NUM_VECTORS{suffix}": str(len(fused.vectors)),
     }

@@ -16,14 +16,12 @@ _OF_GRADIENTS = (
 )
 _ALWAYS = ("step_gradients", "activation_gradients", "forward", "described", "construction")
 # What the constants of one call are called in generator/runtime/generated.py.
-_OF_A_CALL = frozenset(
-    {"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_FUSES_CHAIN", "_NUM_VECTORS", "_ACTIVATION"}
-)
+_OF_A_CALL = frozenset({"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_NUM_VECTORS", "_ACTIVATION"})
 
 
 def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
     """The statements in an order that Python can execute. `written`: the text that uses them."""
-    statements = _Collected(kernels.own_gradients)
+    statements = _Collected(kernels)
     modules = [*_ALWAYS, "inner_modules"]
     if kernels.all:
         modules += [*kernels.entries, "build"]
@@ -43,8 +41,9 @@ def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
 class _Collected:
     """Statements of the modules of generator/runtime/; those of an entry apart."""
 
-    def __init__(self, own_gradients: bool):
-        self._own_gradients = own_gradients
+    def __init__(self, kernels: Kernels):
+        self._own_gradients = kernels.own_gradients
+        self._norm_gradients = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
         self.shared: list[Statement] = []
         self.of_entry: dict[str, list[Statement]] = {}
         self._seen: set[str] = set()
@@ -55,6 +54,8 @@ class _Collected:
         self._seen.add(module)
         if module in _OF_GRADIENTS and not self._own_gradients:
             return self.collect("pytorch_gradients")
+        if module == "group_norm_gradient_kernels" and not self._norm_gradients:
+            return self.collect("no_norm_gradients")
         place = self.shared
         if module.startswith("conv") and module != "conv_gradients":
             place = self.of_entry.setdefault(module, [])

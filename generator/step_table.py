@@ -4,6 +4,7 @@ steps are in generator/ops/.
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 
@@ -12,15 +13,16 @@ class Step:
     """One element-wise step. `device` is C++ that changes `v`; `python` constructs the step for the
     backward. `header`: of kernels_src, with what `device` calls beside elementwise.h. `monotone`:
     it never falls, and makes NaN of NaN alone. `gradient`: C++ that turns `grad`, the gradient of
-    `after`, into that of `before` (elementwise/slopes.h); None where no kernel has it.
+    `after`, into that of `before` (with elementwise/slopes.h), and adds that of the per-channel
+    operand of index i to `sums[i]`.
     """
 
     kind: str
     device: str
     python: str
+    gradient: str
     monotone: bool = False
     header: str | None = None
-    gradient: str | None = None
 
 
 def number(value: float) -> str:
@@ -98,6 +100,8 @@ struct Chain;
 
 def _chain_gradient(index: int, chain: list[Step]) -> str:
     value = "".join(f"    {step.device}\n" for step in chain)
+    taken = re.findall(r"\bsums\[(\d+)\]", "".join(step.gradient for step in chain))
+    vectors = 1 + max(map(int, taken), default=-1)
     forward = "".join(
         f"    {step.device}\n    const Acc v{i} = v;\n" for i, step in enumerate(chain, 1)
     )
@@ -109,12 +113,16 @@ def _chain_gradient(index: int, chain: list[Step]) -> str:
     return f"""
 template <>
 struct Chain<{index}> {{
-  template <typename Storage, typename Acc>
-  static TCONV_HD Acc value(Acc v) {{
+  static constexpr int kVectors = {vectors};
+  template <typename Storage, typename Acc, typename Operands>
+  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {{
+    (void)args, (void)channel;
 {value}    return v;
   }}
-  template <typename Storage, typename Acc, typename Outer>
-  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {{
+  template <typename Storage, typename Acc, typename Operands, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Operands& args, int64_t channel, const Outer& outer,
+                               Acc* sums) {{
+    (void)args, (void)channel, (void)sums;
     const Acc v0 = v;
     (void)v0;
 {forward}    Acc grad = outer(v);

@@ -1,7 +1,8 @@
 // Stand-in for what the generator writes: the chains of element-wise operations whose gradients one library holds, here
 // the identity alone.
-//   value<Storage>(v): the chain of v, in its type
-//   gradient<Storage>(v, outer): of v, where outer(value) is the gradient of the chain's value
+//   value<Storage>(v, args, channel): the chain of v, in its type; args.channel_vectors[i][channel]: its operands
+//   gradient<Storage>(v, args, channel, outer, sums): of v, where outer(value) is the gradient of the chain's value;
+//   the one of operand i, of kVectors, is added to sums[i]
 #pragma once
 
 namespace tconv {
@@ -13,12 +14,13 @@ struct Chain;
 
 template <>
 struct Chain<0> {
-  template <typename Storage, typename Acc>
-  static TCONV_HD Acc value(Acc v) {
+  static constexpr int kVectors = 0;
+  template <typename Storage, typename Acc, typename Operands>
+  static TCONV_HD Acc value(Acc v, const Operands&, int64_t) {
     return v;
   }
-  template <typename Storage, typename Acc, typename Outer>
-  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {
+  template <typename Storage, typename Acc, typename Operands, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Operands&, int64_t, const Outer& outer, Acc*) {
     return outer(v);
   }
 };

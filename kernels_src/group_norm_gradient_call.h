@@ -6,20 +6,21 @@
 
 namespace tconv {
 
-// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
-// dtype.
+// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
+// All contiguous, of the call's dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
-  int64_t chain;       // which one (generated_gradient.h)
+  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
   int64_t batch, channels, plane, num_groups;
   double eps;
-  void* grad_value;   // [batch, channels, plane]
-  void* grad_weight;  // [channels] or null where not wanted
-  void* grad_bias;    // [channels] or null where not wanted
-  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_value;                        // [batch, channels, plane]
+  void* grad_weight;                       // [channels] or null where not wanted
+  void* grad_bias;                         // [channels] or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
 }  // namespace tconv

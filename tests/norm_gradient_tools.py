@@ -3,7 +3,7 @@
 import torch
 
 from generator import ops
-from generator.ops.record import Number
+from generator.ops.record import ChannelVector, Number
 from generator.step_table import Step, gradient_header
 
 _RECORDS = {record.name: record for record in ops.RECORDS}
@@ -12,10 +12,29 @@ CHAINS: list[tuple[list[Step], object]] = [
     ([], lambda v: v),
     ([_RECORDS["gelu"].make()], torch.nn.functional.gelu),
     (
-        [_RECORDS["mul"].step(Number(1.5), False), _RECORDS["tanh"].make()],
-        lambda v: torch.tanh(v * 1.5),
+        [
+            _RECORDS["mul"].step(ChannelVector(0), False),
+            _RECORDS["tanh"].make(),
+            _RECORDS["add"].step(ChannelVector(1), False),
+            _RECORDS["mul"].step(Number(1.5), False),
+        ],
+        lambda v, by, to: (torch.tanh(v * by) + to) * 1.5,
     ),
 ]
+
+
+def chain_vectors(chain: int, channels: int, dtype, device="cpu") -> list[torch.Tensor]:
+    """Of a chain of CHAINS."""
+    generator = torch.Generator().manual_seed(7)
+    count = 2 if chain == 2 else 0
+    return [torch.randn(channels, generator=generator).to(device, dtype) for _ in range(count)]
+
+
+def arguments(case, given: tuple, needs=(True, True, True), chain: int = 0, eps=1e-5) -> tuple:
+    """Of the operator, for `given`: (grad, value, weight)."""
+    value = given[1]
+    vectors = chain_vectors(chain, value.shape[1], value.dtype, value.device)
+    return *given, case[2], eps, *vectors, *[None] * (4 - len(vectors)), *needs, chain
 
 
 def chains_header() -> str:
@@ -47,14 +66,18 @@ def norm_case(case: tuple, dtype=torch.float32, device="cpu", mean: float = 0.0,
 
 
 def norm_truth(case: tuple, grad, value, weight, eps: float, chain: int = 0) -> tuple:
-    """Gradients of value, weight and bias in float64, and the first one's sums per channel."""
+    """Gradients of value, weight and bias in float64, the first one's sums per channel, and those
+    of the chain's operands.
+    """
     channels, groups = case[1:3]
-    value = value.double().requires_grad_()
+    vectors = chain_vectors(chain, channels, value.dtype, value.device)
+    value, *vectors = [t.double().detach().requires_grad_() for t in (value, *vectors)]
     affine = [torch.ones(channels), torch.zeros(channels)] if weight is None else [weight, weight]
     affine = [t.double().to(value.device).detach().requires_grad_() for t in affine]
-    y = torch.nn.functional.group_norm(CHAINS[chain][1](value), groups, *affine, eps)
-    grads = torch.autograd.grad(y, (value, *affine), grad.double())
-    return *grads, grads[0].sum((0, 2, 3))
+    behind = CHAINS[chain][1](value, *(vector.view(-1, 1, 1) for vector in vectors))
+    y = torch.nn.functional.group_norm(behind, groups, *affine, eps)
+    found = torch.autograd.grad(y, (value, *affine, *vectors), grad.double())
+    return *found[:3], found[0].sum((0, 2, 3)), found[3:]
 
 
 def check_norm(
@@ -70,11 +93,14 @@ def check_norm(
 ):
     """Every gradient within `allowed` of its size, those that nobody wants empty. The value's is a
     difference, of groups of few values of nearly equal numbers: there it is its first term's size,
-    and its sums are those of as many terms.
+    as of the sums of such differences.
     """
-    found = backward(grad, value, weight, case[2], eps, *needs, chain)
-    exact = norm_truth(case, grad, value, weight, eps, chain)
-    first = _first_term(case, grad, CHAINS[chain][1](value.double()), weight, eps)
+    given = grad, value, weight
+    *found, of_vectors = backward(*arguments(case, given, needs, chain, eps))
+    *exact, of_exact = norm_truth(case, *given, eps, chain)
+    vectors = chain_vectors(chain, case[1], torch.float64, value.device)
+    behind = CHAINS[chain][1](value.double(), *(vector.view(-1, 1, 1) for vector in vectors))
+    first = _first_term(case, grad, behind, weight, eps) * (1.5 if vectors else 1.0)
     sizes = [first, *(float(t.norm()) for t in exact[1:3]), first * case[0] ** 0.5]
     for got, wanted, size, asked in zip(found, exact, sizes, (True, *needs), strict=True):
         assert got.dtype == value.dtype
@@ -82,6 +108,9 @@ def check_norm(
             assert got.shape == (0,)
             continue
         assert float((got.double() - wanted).norm()) <= allowed * size
+    assert of_vectors.shape == (len(of_exact), case[1])
+    for got, wanted in zip(of_vectors, of_exact, strict=True):
+        assert float((got.double() - wanted).norm()) <= 2 * allowed * sizes[3]
     return found
 
 

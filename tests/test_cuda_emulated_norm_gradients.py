@@ -7,7 +7,7 @@ import torch
 
 from tests.emulated_tools import needs_cuda_headers
 from tests.gpu_tools import LAYOUTS
-from tests.norm_gradient_tools import CASES, CHAINS, check_norm, norm_case
+from tests.norm_gradient_tools import CASES, CHAINS, arguments, chain_vectors, check_norm, norm_case
 
 pytestmark = needs_cuda_headers
 _GELU = 1  # its number in the tests' library
@@ -42,6 +42,30 @@ def test_through_element_wise_steps(emulated_norm_gradients, case, dtype, chain)
             chain=chain,
         )
         assert emulated_norm_gradients.races() == []
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("chain", range(len(CHAINS)))
+def test_steps_with_nothing_normalised(emulated_norm_gradients, chain, dtype):
+    """The gradient of the chain alone, of its operands, and its sums."""
+    case = CASES[3]
+    grad, value, _ = norm_case(case, dtype)
+    vectors = [v.double() for v in chain_vectors(chain, case[1], dtype)]
+    leaves = [t.requires_grad_() for t in (value.double(), *vectors)]
+    y = CHAINS[chain][1](leaves[0], *(vector.view(-1, 1, 1) for vector in leaves[1:]))
+    exact = torch.autograd.grad(y, leaves, grad.double())
+    needs = False, False, True
+    with emulated_norm_gradients.on(detect_races=True):
+        given = arguments(case, (grad, value, None), needs, chain)
+        found = emulated_norm_gradients.backward(*given[:3], 0, *given[4:])
+        assert emulated_norm_gradients.races() == []
+    size = float(exact[0].norm())
+    for got, wanted in (
+        (found[0], exact[0]),
+        (found[3], exact[0].sum((0, 2, 3))),
+        *zip(found[4], exact[1:], strict=True),
+    ):
+        assert float((got.double() - wanted).norm()) <= 2 * ALLOWED[dtype] * size
 
 
 @pytest.mark.parametrize("mean", [30.0, 1e3])
@@ -83,9 +107,7 @@ def test_the_same_bits_in_any_order_of_warps(emulated_norm_gradients, case):
     for seed in (1, 2):
         with emulated_norm_gradients.on(seed=seed):
             found.append(
-                emulated_norm_gradients.backward(
-                    grad, value, weight, case[2], 1e-5, True, True, True, 1
-                )
+                emulated_norm_gradients.backward(*arguments(case, (grad, value, weight), chain=2))
             )
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -94,9 +116,7 @@ def test_not_a_number_stays_in_its_group(emulated_norm_gradients):
     grad, value, weight = norm_case(CASES[0])
     value[1, 5, 2, 3] = float("nan")  # of channels 4 to 7
     with emulated_norm_gradients.on():
-        found, *_ = emulated_norm_gradients.backward(
-            grad, value, weight, 3, 1e-5, True, True, True, 0
-        )
+        found, *_ = emulated_norm_gradients.backward(*arguments(CASES[0], (grad, value, weight)))
     bad = found.isnan()
     assert bad[1, 4:8].all() and bad.sum() == bad[1, 4:8].numel()
 
@@ -104,14 +124,15 @@ def test_not_a_number_stays_in_its_group(emulated_norm_gradients):
 def test_what_is_refused_is_named(emulated_norm_gradients):
     grad, value, weight = norm_case(CASES[0])
     backward = emulated_norm_gradients.backward
-    for arguments, said in (
+    for given, said in (
         ((grad[..., 1:], value, weight, 3), r"grad must have the shape of value"),
-        ((grad, value, weight, 5), r"num_groups must divide 12 channels, got 5"),
+        ((grad, value, weight, 5), r"num_groups must divide 12 channels or be 0, got 5"),
         ((grad[0], value[0], weight, 3), r"value must have 4 dimensions"),
         ((grad.double(), value, weight, 3), r"grad must have the input's dtype"),
+        ((grad, value, weight, 0), r"where nothing is normalised there is no weight"),
     ):
         with pytest.raises(RuntimeError, match=said):
-            backward(*arguments, 1e-5, True, True, True, 0)
+            backward(*given, 1e-5, *[None] * 4, True, True, True, 0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 def _relu() -> Step:
     gradient = _WHERE("after <= Acc(0)", "Acc(0)", "grad")
-    return Step("relu", "v = elementwise::relu(v);", "_Relu()", True, gradient=gradient)
+    return Step("relu", "v = elementwise::relu(v);", "_Relu()", gradient, monotone=True)
 
 
 def _hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
@@ -47,12 +47,12 @@ def _gelu(approximate: str = "none") -> Step:
 
 def _tanh() -> Step:
     gradient = "grad = grad * (Acc(1) - after * after);"
-    return Step("tanh", "v = elementwise::tanh_(v);", "_Tanh()", True, gradient=gradient)
+    return Step("tanh", "v = elementwise::tanh_(v);", "_Tanh()", gradient, monotone=True)
 
 
 def _sigmoid() -> Step:
     gradient = "grad = grad * ((Acc(1) - after) * after);"
-    return Step("sigmoid", "v = elementwise::sigmoid(v);", "_Sigmoid()", True, gradient=gradient)
+    return Step("sigmoid", "v = elementwise::sigmoid(v);", "_Sigmoid()", gradient, monotone=True)
 
 
 def _leaky_relu(negative_slope: float = 0.01) -> Step:
@@ -60,7 +60,7 @@ def _leaky_relu(negative_slope: float = 0.01) -> Step:
     python = f"_LeakyRelu({literal(negative_slope)})"
     gradient = _WHERE("before > Acc(0)", "grad", f"grad * {number(negative_slope)}")
     rises = 0 < negative_slope < math.inf
-    return Step("leaky_relu", device, python, rises, _PIECEWISE, gradient)
+    return Step("leaky_relu", device, python, gradient, rises, _PIECEWISE)
 
 
 def _any_elu(kind: str, alpha: float, scale: float, input_scale: float) -> Step:
@@ -73,7 +73,7 @@ def _any_elu(kind: str, alpha: float, scale: float, input_scale: float) -> Step:
         f"{number(alpha * scale * input_scale)} * Acc(math::exp(before * {number(input_scale)}))"
     )
     gradient = f"grad = grad * (before <= Acc(0) ? {below} : {number(scale)});"
-    return Step(kind, device, python, rises, "elementwise/elu.h", gradient)
+    return Step(kind, device, python, gradient, rises, "elementwise/elu.h")
 
 
 def _elu(alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Step:
@@ -93,14 +93,14 @@ def _celu(alpha: float = 1.0) -> Step:
 def _silu() -> Step:
     gradient = _TIMES("silu_slope(before)")
     return Step(
-        "silu", "v = elementwise::silu(v);", "_Silu()", False, "elementwise/silu.h", gradient
+        "silu", "v = elementwise::silu(v);", "_Silu()", gradient, header="elementwise/silu.h"
     )
 
 
 def _mish() -> Step:
     gradient = _TIMES("mish_slope(before)")
     return Step(
-        "mish", "v = elementwise::mish(v);", "_Mish()", False, "elementwise/mish.h", gradient
+        "mish", "v = elementwise::mish(v);", "_Mish()", gradient, header="elementwise/mish.h"
     )
 
 
@@ -108,13 +108,13 @@ def _hardswish() -> Step:
     device = "v = elementwise::hardswish(v);"
     inner = _WHERE("before < Acc(3)", "grad * (before / Acc(3) + Acc(0.5))", "grad")
     gradient = f"{inner} {_WHERE('before <= Acc(-3)', 'Acc(0)', 'grad')}"
-    return Step("hardswish", device, "_Hardswish()", False, _PIECEWISE, gradient)
+    return Step("hardswish", device, "_Hardswish()", gradient, header=_PIECEWISE)
 
 
 def _hardsigmoid() -> Step:
     device = "v = elementwise::hardsigmoid(v);"
     gradient = _WHERE("before > Acc(-3) && before < Acc(3)", "grad / Acc(6)", "Acc(0)")
-    return Step("hardsigmoid", device, "_Hardsigmoid()", True, _PIECEWISE, gradient)
+    return Step("hardsigmoid", device, "_Hardsigmoid()", gradient, True, _PIECEWISE)
 
 
 def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
@@ -122,7 +122,7 @@ def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Step:
     device = f"v = elementwise::softplus(v, {numbers});"
     python = f"_Softplus({literal(beta)}, {literal(threshold)})"
     gradient = _TIMES(f"softplus_slope(before, {numbers})")
-    return Step("softplus", device, python, False, "elementwise/softplus.h", gradient)
+    return Step("softplus", device, python, gradient, header="elementwise/softplus.h")
 
 
 def _softsign() -> Step:
@@ -131,14 +131,14 @@ def _softsign() -> Step:
         f"grad = grad / {size} - grad * (before / {size}) / {size} * elementwise::sign(before);"
     )
     device = "v = elementwise::softsign(v);"
-    return Step("softsign", device, "_Softsign()", False, _PIECEWISE, gradient)
+    return Step("softsign", device, "_Softsign()", gradient, header=_PIECEWISE)
 
 
 def _threshold(threshold: float, value: float) -> Step:
     device = f"v = elementwise::threshold(v, {number(threshold)}, {number(value)});"
     python = f"_Threshold({literal(threshold)}, {literal(value)})"
     gradient = _WHERE(f"before <= {number(threshold)}", "Acc(0)", "grad")
-    return Step("threshold", device, python, False, _PIECEWISE, gradient)
+    return Step("threshold", device, python, gradient, header=_PIECEWISE)
 
 
 ACTIVATIONS = (

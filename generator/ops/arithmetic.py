@@ -38,7 +38,7 @@ def _reciprocal() -> Step:
 
 
 def _exp() -> Step:
-    return Step("exp", "v = math::exp(v);", "_Exp()", True, gradient="grad = grad * after;")
+    return Step("exp", "v = math::exp(v);", "_Exp()", "grad = grad * after;", monotone=True)
 
 
 def _log() -> Step:
@@ -108,65 +108,57 @@ def _is_finite(operand: Operand) -> bool:
     return isinstance(operand, Number) and math.isfinite(operand.value)
 
 
-def _of_number(operand: Operand, gradient: str) -> str | None:
-    """A channel's operand has a gradient of its own, which no kernel sums."""
-    return gradient if _is_number(operand) else None
-
-
-def _of_bound(operand: Operand, beyond: str) -> str | None:
-    """None of it where `before` is `beyond` the bound, half of it where they are equal."""
-    other = operand.device
-    share = f"grad = before == {other} ? grad / Acc(2) : grad;"
-    return _of_number(operand, f"{share} grad = before {beyond} {other} ? Acc(0) : grad;")
-
-
 def _add(operand: Operand, swapped: bool) -> Step:
     device, python = f"v = v + {operand.device};", f"_Add({operand.python}, 1, 1)"
-    return Step("add", device, python, _is_finite(operand), gradient=_of_number(operand, ""))
+    return Step("add", device, python, operand.take("grad"), monotone=_is_finite(operand))
 
 
 def _subtract(operand: Operand, swapped: bool) -> Step:
     if swapped:
         device, python = f"v = {operand.device} - v;", f"_Add({operand.python}, -1, 1)"
-        return Step("sub", device, python, gradient=_of_number(operand, "grad = -grad;"))
+        return Step("sub", device, python, f"{operand.take('grad')} grad = -grad;")
     device, python = f"v = v - {operand.device};", f"_Add({operand.python}, 1, -1)"
-    return Step("sub", device, python, _is_finite(operand), gradient=_of_number(operand, ""))
+    return Step("sub", device, python, operand.take("-grad"), monotone=_is_finite(operand))
 
 
 def _multiply(operand: Operand, swapped: bool) -> Step:
-    gradient = _of_number(operand, f"grad = grad * {operand.device};")
-    return Step(
-        "mul", f"v = v * {operand.device};", f"_Multiply({operand.python})", gradient=gradient
-    )
+    device, python = f"v = v * {operand.device};", f"_Multiply({operand.python})"
+    gradient = f"{operand.take('grad * before')} grad = grad * {operand.device};"
+    return Step("mul", device, python, gradient)
 
 
 def _divide(operand: Operand, swapped: bool) -> Step:
     if not swapped:
-        gradient = _of_number(operand, f"grad = grad / {operand.device};")
-        return Step(
-            "div", f"v = v / {operand.device};", f"_Divide({operand.python})", gradient=gradient
-        )
+        device, python = f"v = v / {operand.device};", f"_Divide({operand.python})"
+        take = operand.take(f"-grad * (after / {operand.device})")
+        return Step("div", device, python, f"{take} grad = grad / {operand.device};")
     # PyTorch multiplies the reciprocal by a number, and divides a tensor.
     device = "Acc(1) / v * {}" if _is_number(operand) else "{} / v"
-    device = f"v = {device.format(operand.device)};"
-    gradient = _of_number(operand, "grad = -grad * (after / before);")
-    return Step("div", device, f"_DivideInto({operand.python})", gradient=gradient)
+    device, python = f"v = {device.format(operand.device)};", f"_DivideInto({operand.python})"
+    gradient = f"{operand.take('grad / before')} grad = -grad * (after / before);"
+    return Step("div", device, python, gradient)
+
+
+def _bound(kind: str, operand: Operand, beyond: str, within: str) -> Step:
+    """min or max: v gets no gradient where it is `beyond` the operand, which gets none where v is
+    `within`, and each gets half of it where they are equal.
+    """
+    other = operand.device
+    function = {"min": "minimum", "max": "maximum"}[kind]
+    share = f"grad = before == {other} ? grad / Acc(2) : grad;"
+    take = operand.take(f"before {within} {other} ? Acc(0) : grad")
+    gradient = f"{share} {take} grad = before {beyond} {other} ? Acc(0) : grad;"
+    device = f"v = elementwise::{function}(v, {other});"
+    python = f"_{function.capitalize()}({operand.python})"
+    return Step(kind, device, python, gradient, _is_number(operand), _PIECEWISE)
 
 
 def _minimum(operand: Operand, swapped: bool) -> Step:
-    device, python = (
-        f"v = elementwise::minimum(v, {operand.device});",
-        f"_Minimum({operand.python})",
-    )
-    return Step("min", device, python, _is_number(operand), _PIECEWISE, _of_bound(operand, ">"))
+    return _bound("min", operand, ">", "<")
 
 
 def _maximum(operand: Operand, swapped: bool) -> Step:
-    device, python = (
-        f"v = elementwise::maximum(v, {operand.device});",
-        f"_Maximum({operand.python})",
-    )
-    return Step("max", device, python, _is_number(operand), _PIECEWISE, _of_bound(operand, "<"))
+    return _bound("max", operand, "<", ">")
 
 
 BINARY = (

@@ -83,6 +83,10 @@ class Number:
     def python(self) -> str:
         return literal(self.value)
 
+    def take(self, gradient: str) -> str:
+        """C++ that keeps its gradient: a number has none."""
+        return ""
+
 
 @dataclasses.dataclass(frozen=True)
 class ChannelVector:
@@ -97,6 +101,10 @@ class ChannelVector:
     @property
     def python(self) -> str:
         return f"_Channel({self.index})"
+
+    def take(self, gradient: str) -> str:
+        """C++ that keeps its gradient, as Step.gradient has it."""
+        return f"sums[{self.index}] += {gradient};"
 
 
 Operand = Number | ChannelVector

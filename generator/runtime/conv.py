@@ -3,16 +3,18 @@
 from generator.runtime.arguments import _Conv, _make_conv
 from generator.runtime.autocast import _autocast_chain, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
-from generator.runtime.generated import _CALL, _CHAIN, _NUM_VECTORS
+from generator.runtime.generated import _CALL, _CHAIN, _CHAIN_NUMBER, _NUM_VECTORS
 from generator.runtime.gradients import (
     _batched,
     _chain_backward,
     _chain_forward,
     _chain_needs_values,
-    _conv_gradients,
+    _conv_gradients_with,
     _no_gradients,
+    _own_kernels,
     _recompute_conv,
 )
+from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.operator_forms import _fake, _make_fake_run, _make_run, _make_traced
 from generator.runtime.registration import _register, _vector_arguments
@@ -38,11 +40,18 @@ def _gradients(ctx, grad) -> tuple:
     conv = _Conv(*ctx.conv)
     grad, tensors = _widened(grad, saved)
     x, weight, bias, *vectors = tensors
-    values = None
+    needs, grad = ctx.needs_input_grad[:3], _batched(grad)
+    values = sums = None
     if _chain_needs_values(_CHAIN):
-        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv), vectors)
-    grad, vector_grads = _chain_backward(_CHAIN, _batched(grad), values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+        values = [_recompute_conv(x, weight, bias, conv)]
+    if values and _own_kernels(x):
+        grad, sums, vector_grads = _kernel_chain_gradients(
+            grad, values[0], vectors, needs[2], _CHAIN_NUMBER
+        )
+    else:
+        values = values and _chain_forward(_CHAIN, values[0], vectors)
+        grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+    conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     return _narrowed(conv_grads, saved[:3]), _narrowed(vector_grads, saved[3:])
 
 

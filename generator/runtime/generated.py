@@ -6,7 +6,6 @@ _CALL = ""
 _CALLS = ()
 _CHAIN = ()
 _CHAIN_NUMBER = 0
-_FUSES_CHAIN = False
 _NUM_VECTORS = 0
 _ACTIVATION = None
 CPU_SOURCE = ""

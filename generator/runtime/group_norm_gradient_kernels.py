@@ -1,5 +1,5 @@
-"""The library of the gradients through element-wise steps and GroupNorm: built and loaded when CUDA
-first asks for them.
+"""The library of the gradients through element-wise steps, and GroupNorm behind them: built and
+loaded when CUDA first asks for them.
 """
 
 from generator.runtime.allocation import _ALLOCATION
@@ -16,11 +16,15 @@ _NORM_GRADIENT_NAMESPACE = (
     f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
 )
 
+_MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
 
-def _fake_norm_backward(grad, value, weight, num_groups, eps, *needs_and_chain):
+
+def _fake_norm_backward(grad, value, weight, num_groups, eps, *args):
     channels = value.shape[1]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs_and_chain[:-1]]
-    return value.new_empty(value.shape), *grads
+    vectors, needs = args[:_MOST_VECTORS], args[_MOST_VECTORS:-1]
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
+    count = sum(vector is not None for vector in vectors)
+    return value.new_empty(value.shape), *grads, value.new_empty((count, channels))
 
 
 def _norm_backward_kernels():
@@ -33,13 +37,26 @@ def _norm_backward_kernels():
 
 
 def _kernel_group_norm_gradients(
-    grad, value, weight, num_groups: int, eps: float, needs, chain: int
+    grad, value, weight, num_groups: int, eps: float, vectors, needs, chain: int
 ) -> tuple:
-    """Gradients of `value`, whose `chain` GroupNorm normalised, of GroupNorm's weight and bias, and
-    the first one's sums per channel (the last three None where not in `needs`).
+    """Gradients of `value`, whose `chain` with these per-channel operands GroupNorm normalised, of
+    GroupNorm's weight and bias, the first one's sums per channel (those three None where not in
+    `needs`), and those of the operands.
     """
     kernels = _norm_backward_kernels()
+    given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
     with _ALLOCATION:
-        grads = kernels(grad, value, weight, num_groups, eps, *needs, chain)
+        *grads, of_vectors = kernels(grad, value, weight, num_groups, eps, *given, *needs, chain)
     wanted = (True, *needs)
-    return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
+    found = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]
+    return *found, list(of_vectors.unbind(0))
+
+
+def _kernel_chain_gradients(grad, value, vectors, need_sums: bool, chain: int) -> tuple:
+    """(gradient of `value`, from that of its `chain`; its sums per channel or None; gradients of
+    the chain's operands)
+    """
+    grad, _, _, sums, of_vectors = _kernel_group_norm_gradients(
+        grad, value, None, 0, 0.0, vectors, (False, False, need_sums), chain
+    )
+    return grad, sums, of_vectors

@@ -18,6 +18,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor weight = stack.optional_tensor();
   const int64_t num_groups = stack.integer();
   const double eps = stack.number();
+  OptionalTensor vectors[kMaxChannelVectors];
+  for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
   const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
   const int64_t chain = stack.integer();
 
@@ -27,8 +29,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   bool same = grad.dim() == 4;
   for (int64_t axis = 0; same && axis < 4; ++axis) same = grad.sizes()[axis] == sizes[axis];
   if (!same) refuse("grad must have the shape of value, ", shape_text(value), ", got ", shape_text(grad));
-  if (num_groups <= 0 || sizes[1] % num_groups != 0)
-    refuse("num_groups must divide ", sizes[1], " channels, got ", num_groups);
+  if (num_groups < 0 || (num_groups > 0 && sizes[1] % num_groups != 0))
+    refuse("num_groups must divide ", sizes[1], " channels or be 0, got ", num_groups);
+  if (num_groups == 0 && (weight || need_weight || need_bias)) refuse("where nothing is normalised there is no weight");
   check_channel_vector("weight", weight, sizes[1], value);
   const Device device = device_of(value);
   const int32_t dtype = torch_dtype_of(value);
@@ -41,6 +44,14 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   };
   const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
   const Tensor grad_sums = channel_values(need_sums);
+  int64_t num_vectors = 0;
+  for (OptionalTensor& vector : vectors) {
+    check_channel_vector("a chain's operand", vector, sizes[1], value);
+    vector = dense(vector);
+    num_vectors += vector ? 1 : 0;
+  }
+  const int64_t of_vectors[] = {num_vectors, sizes[1]};
+  const Tensor grad_vectors = allocate(of_vectors, 2, dtype, device);
 
   GroupNormGradientCall call{};
   ConvTransposeLayer none{};
@@ -54,8 +65,13 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   if (need_weight) call.grad_weight = pointer_of(grad_weight);
   if (need_bias) call.grad_bias = pointer_of(grad_bias);
   if (need_sums) call.grad_sums = pointer_of(grad_sums);
+  const int64_t value_bytes = call.conv.dtype == kFloat64 ? 8 : call.conv.dtype == kFloat32 ? 4 : 2;
+  for (int64_t i = 0; i < num_vectors; ++i) {
+    call.conv.channel_vectors[i] = pointer_of(vectors[i]);
+    call.grad_vectors[i] = static_cast<char*>(pointer_of(grad_vectors)) + i * sizes[1] * value_bytes;
+  }
   if (value.numel() > 0) launch(call, device);
-  stack.give(grad_value, grad_weight, grad_bias, grad_sums);
+  stack.give(grad_value, grad_weight, grad_bias, grad_sums, grad_vectors);
 }
 
 }  // namespace binding
@@ -63,8 +79,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
-      "bool need_bias, bool need_sums, int chain) -> (Tensor, Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
+      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, int chain) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

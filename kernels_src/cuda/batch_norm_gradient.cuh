@@ -89,10 +89,11 @@ __global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
   if (args.grad_sums != nullptr) args.grad_sums[channel] = to_storage<S>(static_cast<Acc>(all));
 }
 
-// Inner (group_norm_gradient_args.cuh) of BatchNorm and the activation, a chain; its gradient is that of BatchNorm's output.
+// Inner (group_norm_gradient_args.cuh) of BatchNorm and the activation, a chain; its gradient is that of BatchNorm's
+// output.
 template <int kChain, typename S>
 struct BatchNormInner {
-  static constexpr bool kSumsProducts = true;
+  static constexpr int kSums = 1;  // of the gradient times the value's deviation from the map's mean
   using Acc = typename StorageTraits<S>::Acc;
   const norm::ChannelAffine<Acc>* maps;
 
@@ -101,13 +102,14 @@ struct BatchNormInner {
 
     template <typename Storage>
     __device__ __forceinline__ Acc value(Acc v) const {
-      return Chain<kChain>::template value<Storage>(map.apply(v));
+      return Chain<kChain>::template value<Storage>(map.apply(v), *this, 0);
     }
     template <typename Storage, typename Outer>
-    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer) const {
-      return Chain<kChain>::template gradient<Storage>(map.apply(v), outer);
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
+      const Acc result = Chain<kChain>::template gradient<Storage>(map.apply(v), *this, 0, outer, sums);
+      sums[0] += result * (v - map.mean);
+      return result;
     }
-    __device__ __forceinline__ Acc deviation(Acc v) const { return v - map.mean; }
   };
   __device__ __forceinline__ Channel of_channel(int64_t channel) const { return {maps[channel]}; }
 };

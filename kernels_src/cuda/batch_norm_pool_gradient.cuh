@@ -75,7 +75,7 @@ class BatchNormPoolGradient {
     else
       TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<false, S>, pool_.windows));
     TCONV_RETURN_IF_ERROR(group_norm.run());
-    norm_.sums = group_norm.args.sum_parts, norm_.products = group_norm.args.product_parts;
+    norm_.sums = group_norm.args.sum_parts[0], norm_.products = group_norm.args.sum_parts[1];
     norm_.sum_rows = group_norm.sum_rows();
     TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_finalise_kernel<S>));
     if (pairs()) return per_window(pool_gradient_kernel<true, S>, pool_.cells);
@@ -129,8 +129,8 @@ int64_t launch_batch_norm_pool_gradient(const BatchNormPoolGradientCall& call) {
     constexpr int kChain = decltype(index)::value;
     WorkspacePlaces places(call.conv.workspace);
     BatchNormPoolGradient<S> made(call, places);
-    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(
-        made.of_group_norm(), made.template inner<kChain>(), true, places);
+    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(made.of_group_norm(),
+                                                                     made.template inner<kChain>(), true, places);
     return made.run(group_norm);
   });
 }

@@ -24,11 +24,13 @@ template <int kLanes, typename Args>
 int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
   constexpr int kThreads = GroupNormGradientConfig::kThreads;
   const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
-  TCONV_RETURN_IF_ERROR(
-      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
-  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
-                                      norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
-                                      args));
+  if (args.num_groups > 0) {
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+  }
   return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
 }
 
@@ -56,14 +58,16 @@ class GroupNormGradient {
                    norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-    args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-    args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-    args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
-    args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    if (call.num_groups > 0) {
+      args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+      args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+      args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+      args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    }
     if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
     if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
-    if (with_sums) args.sum_parts = places.reserve<Acc>(args.num_units);
-    if (with_sums && Inner::kSumsProducts) args.product_parts = places.reserve<Acc>(args.num_units);
+    if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
+    for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
   }
 
   // Rows of args.sum_parts.
@@ -87,11 +91,46 @@ class GroupNormGradient {
   GroupNormGradientCall call_;
 };
 
+// The kernels of a call whose chain has this number.
+template <int kChain, typename Storage>
+class ChainGradient {
+ public:
+  using Inner = ChainInner<kChain, Storage>;
+
+  ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
+      : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
+
+  int64_t run() const {
+    TCONV_RETURN_IF_ERROR(kernels_.run());
+    TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
+    for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));
+    return kOk;
+  }
+
+ private:
+  static Inner inner_of(const GroupNormGradientCall& call) {
+    Inner made{};
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      made.channel_vectors[i] = static_cast<const Storage*>(call.conv.channel_vectors[i]);
+    return made;
+  }
+
+  int64_t add_up(int index, void* to) const {
+    return launch_channel_sums(kernels_.args.sum_parts[index], static_cast<Storage*>(to), kernels_.sum_rows(),
+                               call_.channels, call_.conv.stream);
+  }
+
+  GroupNormGradientCall call_;
+  GroupNormGradient<Inner, Storage> kernels_;
+};
+
 template <typename Storage>
 int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
-  WorkspacePlaces places(nullptr);
-  GroupNormGradient<ChainInner<0>, Storage>(call, {}, call.grad_sums != nullptr, places);
-  return places.bytes();
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(nullptr);
+    const ChainGradient<decltype(index)::value, Storage> made(call, places);
+    return places.bytes();
+  });
 }
 
 inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
@@ -103,11 +142,7 @@ template <typename Storage>
 int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
   return with_chain(call.chain, [&](auto index) {
     WorkspacePlaces places(call.conv.workspace);
-    const GroupNormGradient<ChainInner<decltype(index)::value>, Storage> made(call, {}, call.grad_sums != nullptr,
-                                                                              places);
-    TCONV_RETURN_IF_ERROR(made.run());
-    return launch_channel_sums(made.args.sum_parts, static_cast<Storage*>(call.grad_sums), made.sum_rows(),
-                               call.channels, call.conv.stream);
+    return ChainGradient<decltype(index)::value, Storage>(call, places).run();
   });
 }
 

@@ -30,23 +30,27 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
   using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  __shared__ Acc of_warps[2][Config::kThreads / 32];
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
     const PlanePart part(args, unit);
-    const GroupCoefficients<Acc> of_group =
-        args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const bool normed = args.num_groups > 0;
+    GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
+    if (normed)
+      of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
     const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
     const auto inner = args.inner.of_channel(part.channel);
-    Acc sum = 0, products = 0;
+    Acc sums[kSums] = {};
     const auto gradient = [&](Storage value, Storage grad) {
       const Acc v = static_cast<Acc>(value);
-      const Acc result = inner.template gradient<Storage>(v, [&](Acc inner_value) {
-        return scale * static_cast<Acc>(grad) + (of_group.slope * (inner_value - of_group.mean) + of_group.shift);
-      });
-      sum += result;
-      if constexpr (Args::Inner::kSumsProducts) products += result * inner.deviation(v);
+      const auto outer = [&](Acc inner_value) {
+        const Acc scaled = scale * static_cast<Acc>(grad);
+        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
+      };
+      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
+      sums[0] += result;
       return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;
@@ -78,13 +82,12 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
         }
       }
     }
-    if (args.sum_parts == nullptr) continue;
     const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
-    sum = sum_of_part<kLanes>(sum, of_warps[0]);
-    if (lane == 0) args.sum_parts[place] = sum;
-    if constexpr (Args::Inner::kSumsProducts) {
-      products = sum_of_part<kLanes>(products, of_warps[1]);
-      if (lane == 0) args.product_parts[place] = products;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (args.sum_parts[i] == nullptr) continue;
+      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
+      if (lane == 0) args.sum_parts[i][place] = sum;
     }
   }
 }

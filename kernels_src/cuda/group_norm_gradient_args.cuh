@@ -53,13 +53,32 @@ struct GroupCoefficients {
   Acc mean, rstd, slope, shift;
 };
 
-// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v), gradient<Storage>(v,
-// outer) (generated_gradient.h), and deviation(v), what the gradient's products are summed with.
-template <int kChain>
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v) and gradient<Storage>(v,
+// outer, sums) as in generated_gradient.h, with kSums sums.
+template <int kChain, typename StorageType>
 struct ChainInner {
-  static constexpr bool kSumsProducts = false;
-  using Channel = Chain<kChain>;
-  __device__ __forceinline__ Channel of_channel(int64_t) const { return {}; }
+  static constexpr int kSums = Chain<kChain>::kVectors;
+  using Acc = typename StorageTraits<StorageType>::Acc;
+  const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
+
+  struct Channel {
+    Acc channel_vectors[kSums > 0 ? kSums : 1][1];
+
+    template <typename Storage>
+    __device__ __forceinline__ Acc value(Acc v) const {
+      return Chain<kChain>::template value<Storage>(v, *this, 0);
+    }
+    template <typename Storage, typename Outer>
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
+      return Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums);
+    }
+  };
+  __device__ __forceinline__ Channel of_channel(int64_t channel) const {
+    Channel made{};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
+    return made;
+  }
 };
 
 template <typename InnerType, typename StorageType>
@@ -76,8 +95,8 @@ struct GroupNormGradientArgs {
   GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
   Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
   Acc* bias_parts;
-  Acc* sum_parts;      // [batch][parts_per_plane][channels]: sums of grad_value, or null
-  Acc* product_parts;  // of grad_value times a value's deviation, where Inner has one
+  // [batch][parts_per_plane][channels] each: sums of grad_value, or null, and Inner's
+  Acc* sum_parts[1 + Inner::kSums];
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;

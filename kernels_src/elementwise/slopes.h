@@ -37,9 +37,9 @@ TCONV_HD T silu_slope(T v) {
 // tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
 template <typename T>
 TCONV_HD T mish_slope(T v) {
-  const T bounded = v > T(40) ? T(40) : v;  // where the gate is 1
-  const T e = T(math::exp(bounded)), h = e + e * e / T(2);
-  const T rest = T(1) / (h + T(1)), gate = h * rest;
+  const bool open = v > T(40);  // the gate is 1
+  const T e = T(math::exp(open ? T(40) : v)), h = e + e * e / T(2);
+  const T rest = open ? T(0) : T(1) / (h + T(1)), gate = open ? T(1) : h * rest;
   return gate + v * sigmoid(v) * (rest * (T(1) + gate));
 }
 
@@ -49,10 +49,10 @@ TCONV_HD T softplus_slope(T v, T beta, T threshold) {
   return scaled > threshold ? T(1) : sigmoid(scaled);
 }
 
-// Above 0, at 0, below.
+// 0 of NaN, as torch.sgn.
 template <typename T>
 TCONV_HD T sign(T v) {
-  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : v);
+  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : T(0));
 }
 
 }  // namespace elementwise

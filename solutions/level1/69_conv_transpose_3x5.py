@@ -11953,7 +11953,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '9d0df2bb808b33352a928b6ae9f06a17fff0018a0914a4afa09c509d712b1183'
+_DIGEST = '09a10f84898d90efe12ae65e48275f4f01ee38c95ab65d91728668b104da2fb2'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -12585,6 +12585,13 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
+def _conv_gradients_with(sums, grad, x, weight, conv: _Conv, needs) -> tuple:
+    """The same where the bias's gradient may be there already: `sums`, or None."""
+    if sums is None:
+        return _conv_gradients(grad, x, weight, conv, needs)
+    return *_conv_gradients(grad, x, weight, conv, (*needs[:2], False))[:2], sums
+
+
 def _no_gradients(tensors) -> list:
     """Of an empty batch."""
     return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
@@ -12613,6 +12620,7 @@ def _chain_backward(chain, grad, values, vectors) -> tuple:
     return grad, vector_grads
 
 
+_kernel_chain_gradients = None
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -12684,11 +12692,18 @@ def _gradients(ctx, grad) -> tuple:
     conv = _Conv(*ctx.conv)
     grad, tensors = _widened(grad, saved)
     x, weight, bias, *vectors = tensors
-    values = None
+    needs, grad = ctx.needs_input_grad[:3], _batched(grad)
+    values = sums = None
     if _chain_needs_values(_CHAIN):
-        values = _chain_forward(_CHAIN, _recompute_conv(x, weight, bias, conv), vectors)
-    grad, vector_grads = _chain_backward(_CHAIN, _batched(grad), values, vectors)
-    conv_grads = _conv_gradients(grad, x, weight, conv, ctx.needs_input_grad[:3])
+        values = [_recompute_conv(x, weight, bias, conv)]
+    if values and _own_kernels(x):
+        grad, sums, vector_grads = _kernel_chain_gradients(
+            grad, values[0], vectors, needs[2], _CHAIN_NUMBER
+        )
+    else:
+        values = values and _chain_forward(_CHAIN, values[0], vectors)
+        grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+    conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     return _narrowed(conv_grads, saved[:3]), _narrowed(vector_grads, saved[3:])
 
 
@@ -12731,6 +12746,7 @@ _run, _traced = _register(
 _run_with_gradient, _transformed_run = _make_functions(_run, _save_eager, _backward_eager)
 
 
+_CHAIN_NUMBER = 0
 _CHAIN = ()
 _INNER = (
     ('conv_transpose2d', _nn.ConvTranspose2d),

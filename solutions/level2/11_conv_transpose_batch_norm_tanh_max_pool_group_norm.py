@@ -34,7 +34,7 @@ sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
 sha256 of GRADIENT_CUDA_SOURCE: 60cab0935baa817277d5c6851c563c2949fc2edfb83e86a0c9048e4cb91a948a
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of POOL_GRADIENT_CUDA_SOURCE: be2a12035fff65774a20131835dcf6ddb9b9e7a0ef32ae8c5d614f981d1df037
+sha256 of POOL_GRADIENT_CUDA_SOURCE: dfa29c48f749179e1c8eb4cfb96ecaa2472741b6e190bc103e50936b60b07435
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: fa415bcf8ee1ede8ecc73475258068a954b0eafeea4e426892307595ba09bda7
 """
 
@@ -13944,20 +13944,21 @@ POOL_GRADIENT_CUDA_SOURCE = r"""
 
 namespace tconv {
 
-// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
-// dtype.
+// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
+// All contiguous, of the call's dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
-  int64_t chain;       // which one (generated_gradient.h)
+  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
   int64_t batch, channels, plane, num_groups;
   double eps;
-  void* grad_value;   // [batch, channels, plane]
-  void* grad_weight;  // [channels] or null where not wanted
-  void* grad_bias;    // [channels] or null where not wanted
-  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_value;                        // [batch, channels, plane]
+  void* grad_weight;                       // [channels] or null where not wanted
+  void* grad_bias;                         // [channels] or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
 }  // namespace tconv
@@ -14200,9 +14201,9 @@ TCONV_HD T silu_slope(T v) {
 // tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
 template <typename T>
 TCONV_HD T mish_slope(T v) {
-  const T bounded = v > T(40) ? T(40) : v;  // where the gate is 1
-  const T e = T(math::exp(bounded)), h = e + e * e / T(2);
-  const T rest = T(1) / (h + T(1)), gate = h * rest;
+  const bool open = v > T(40);  // the gate is 1
+  const T e = T(math::exp(open ? T(40) : v)), h = e + e * e / T(2);
+  const T rest = open ? T(0) : T(1) / (h + T(1)), gate = open ? T(1) : h * rest;
   return gate + v * sigmoid(v) * (rest * (T(1) + gate));
 }
 
@@ -14212,10 +14213,10 @@ TCONV_HD T softplus_slope(T v, T beta, T threshold) {
   return scaled > threshold ? T(1) : sigmoid(scaled);
 }
 
-// Above 0, at 0, below.
+// 0 of NaN, as torch.sgn.
 template <typename T>
 TCONV_HD T sign(T v) {
-  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : v);
+  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : T(0));
 }
 
 }  // namespace elementwise
@@ -14231,13 +14232,17 @@ struct Chain;
 
 template <>
 struct Chain<0> {
-  template <typename Storage, typename Acc>
-  static TCONV_HD Acc value(Acc v) {
+  static constexpr int kVectors = 0;
+  template <typename Storage, typename Acc, typename Operands>
+  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {
+    (void)args, (void)channel;
     v = elementwise::tanh_(v);
     return v;
   }
-  template <typename Storage, typename Acc, typename Outer>
-  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {
+  template <typename Storage, typename Acc, typename Operands, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Operands& args, int64_t channel, const Outer& outer,
+                               Acc* sums) {
+    (void)args, (void)channel, (void)sums;
     const Acc v0 = v;
     (void)v0;
     v = elementwise::tanh_(v);
@@ -14311,13 +14316,32 @@ struct GroupCoefficients {
   Acc mean, rstd, slope, shift;
 };
 
-// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v), gradient<Storage>(v,
-// outer) (generated_gradient.h), and deviation(v), what the gradient's products are summed with.
-template <int kChain>
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v) and gradient<Storage>(v,
+// outer, sums) as in generated_gradient.h, with kSums sums.
+template <int kChain, typename StorageType>
 struct ChainInner {
-  static constexpr bool kSumsProducts = false;
-  using Channel = Chain<kChain>;
-  __device__ __forceinline__ Channel of_channel(int64_t) const { return {}; }
+  static constexpr int kSums = Chain<kChain>::kVectors;
+  using Acc = typename StorageTraits<StorageType>::Acc;
+  const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
+
+  struct Channel {
+    Acc channel_vectors[kSums > 0 ? kSums : 1][1];
+
+    template <typename Storage>
+    __device__ __forceinline__ Acc value(Acc v) const {
+      return Chain<kChain>::template value<Storage>(v, *this, 0);
+    }
+    template <typename Storage, typename Outer>
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
+      return Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums);
+    }
+  };
+  __device__ __forceinline__ Channel of_channel(int64_t channel) const {
+    Channel made{};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
+    return made;
+  }
 };
 
 template <typename InnerType, typename StorageType>
@@ -14334,8 +14358,8 @@ struct GroupNormGradientArgs {
   GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
   Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
   Acc* bias_parts;
-  Acc* sum_parts;      // [batch][parts_per_plane][channels]: sums of grad_value, or null
-  Acc* product_parts;  // of grad_value times a value's deviation, where Inner has one
+  // [batch][parts_per_plane][channels] each: sums of grad_value, or null, and Inner's
+  Acc* sum_parts[1 + Inner::kSums];
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
@@ -14400,23 +14424,27 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
   using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  __shared__ Acc of_warps[2][Config::kThreads / 32];
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
     const PlanePart part(args, unit);
-    const GroupCoefficients<Acc> of_group =
-        args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const bool normed = args.num_groups > 0;
+    GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
+    if (normed)
+      of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
     const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
     const auto inner = args.inner.of_channel(part.channel);
-    Acc sum = 0, products = 0;
+    Acc sums[kSums] = {};
     const auto gradient = [&](Storage value, Storage grad) {
       const Acc v = static_cast<Acc>(value);
-      const Acc result = inner.template gradient<Storage>(v, [&](Acc inner_value) {
-        return scale * static_cast<Acc>(grad) + (of_group.slope * (inner_value - of_group.mean) + of_group.shift);
-      });
-      sum += result;
-      if constexpr (Args::Inner::kSumsProducts) products += result * inner.deviation(v);
+      const auto outer = [&](Acc inner_value) {
+        const Acc scaled = scale * static_cast<Acc>(grad);
+        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
+      };
+      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
+      sums[0] += result;
       return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;
@@ -14448,13 +14476,12 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
         }
       }
     }
-    if (args.sum_parts == nullptr) continue;
     const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
-    sum = sum_of_part<kLanes>(sum, of_warps[0]);
-    if (lane == 0) args.sum_parts[place] = sum;
-    if constexpr (Args::Inner::kSumsProducts) {
-      products = sum_of_part<kLanes>(products, of_warps[1]);
-      if (lane == 0) args.product_parts[place] = products;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (args.sum_parts[i] == nullptr) continue;
+      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
+      if (lane == 0) args.sum_parts[i][place] = sum;
     }
   }
 }
@@ -14680,11 +14707,13 @@ template <int kLanes, typename Args>
 int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
   constexpr int kThreads = GroupNormGradientConfig::kThreads;
   const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
-  TCONV_RETURN_IF_ERROR(
-      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
-  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
-                                      norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
-                                      args));
+  if (args.num_groups > 0) {
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+  }
   return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
 }
 
@@ -14712,14 +14741,16 @@ class GroupNormGradient {
                    norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-    args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-    args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-    args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
-    args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    if (call.num_groups > 0) {
+      args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+      args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+      args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+      args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    }
     if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
     if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
-    if (with_sums) args.sum_parts = places.reserve<Acc>(args.num_units);
-    if (with_sums && Inner::kSumsProducts) args.product_parts = places.reserve<Acc>(args.num_units);
+    if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
+    for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
   }
 
   // Rows of args.sum_parts.
@@ -14743,11 +14774,46 @@ class GroupNormGradient {
   GroupNormGradientCall call_;
 };
 
+// The kernels of a call whose chain has this number.
+template <int kChain, typename Storage>
+class ChainGradient {
+ public:
+  using Inner = ChainInner<kChain, Storage>;
+
+  ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
+      : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
+
+  int64_t run() const {
+    TCONV_RETURN_IF_ERROR(kernels_.run());
+    TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
+    for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));
+    return kOk;
+  }
+
+ private:
+  static Inner inner_of(const GroupNormGradientCall& call) {
+    Inner made{};
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      made.channel_vectors[i] = static_cast<const Storage*>(call.conv.channel_vectors[i]);
+    return made;
+  }
+
+  int64_t add_up(int index, void* to) const {
+    return launch_channel_sums(kernels_.args.sum_parts[index], static_cast<Storage*>(to), kernels_.sum_rows(),
+                               call_.channels, call_.conv.stream);
+  }
+
+  GroupNormGradientCall call_;
+  GroupNormGradient<Inner, Storage> kernels_;
+};
+
 template <typename Storage>
 int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
-  WorkspacePlaces places(nullptr);
-  GroupNormGradient<ChainInner<0>, Storage>(call, {}, call.grad_sums != nullptr, places);
-  return places.bytes();
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(nullptr);
+    const ChainGradient<decltype(index)::value, Storage> made(call, places);
+    return places.bytes();
+  });
 }
 
 inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
@@ -14759,11 +14825,7 @@ template <typename Storage>
 int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
   return with_chain(call.chain, [&](auto index) {
     WorkspacePlaces places(call.conv.workspace);
-    const GroupNormGradient<ChainInner<decltype(index)::value>, Storage> made(call, {}, call.grad_sums != nullptr,
-                                                                              places);
-    TCONV_RETURN_IF_ERROR(made.run());
-    return launch_channel_sums(made.args.sum_parts, static_cast<Storage*>(call.grad_sums), made.sum_rows(),
-                               call.channels, call.conv.stream);
+    return ChainGradient<decltype(index)::value, Storage>(call, places).run();
   });
 }
 
@@ -14862,10 +14924,11 @@ __global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
   if (args.grad_sums != nullptr) args.grad_sums[channel] = to_storage<S>(static_cast<Acc>(all));
 }
 
-// Inner (group_norm_gradient_args.cuh) of BatchNorm and the activation, a chain; its gradient is that of BatchNorm's output.
+// Inner (group_norm_gradient_args.cuh) of BatchNorm and the activation, a chain; its gradient is that of BatchNorm's
+// output.
 template <int kChain, typename S>
 struct BatchNormInner {
-  static constexpr bool kSumsProducts = true;
+  static constexpr int kSums = 1;  // of the gradient times the value's deviation from the map's mean
   using Acc = typename StorageTraits<S>::Acc;
   const norm::ChannelAffine<Acc>* maps;
 
@@ -14874,13 +14937,14 @@ struct BatchNormInner {
 
     template <typename Storage>
     __device__ __forceinline__ Acc value(Acc v) const {
-      return Chain<kChain>::value<Storage>(map.apply(v));
+      return Chain<kChain>::template value<Storage>(map.apply(v), *this, 0);
     }
     template <typename Storage, typename Outer>
-    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer) const {
-      return Chain<kChain>::gradient<Storage>(map.apply(v), outer);
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
+      const Acc result = Chain<kChain>::template gradient<Storage>(map.apply(v), *this, 0, outer, sums);
+      sums[0] += result * (v - map.mean);
+      return result;
     }
-    __device__ __forceinline__ Acc deviation(Acc v) const { return v - map.mean; }
   };
   __device__ __forceinline__ Channel of_channel(int64_t channel) const { return {maps[channel]}; }
 };
@@ -15144,7 +15208,7 @@ class BatchNormPoolGradient {
     else
       TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<false, S>, pool_.windows));
     TCONV_RETURN_IF_ERROR(group_norm.run());
-    norm_.sums = group_norm.args.sum_parts, norm_.products = group_norm.args.product_parts;
+    norm_.sums = group_norm.args.sum_parts[0], norm_.products = group_norm.args.sum_parts[1];
     norm_.sum_rows = group_norm.sum_rows();
     TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_finalise_kernel<S>));
     if (pairs()) return per_window(pool_gradient_kernel<true, S>, pool_.cells);
@@ -15198,8 +15262,8 @@ int64_t launch_batch_norm_pool_gradient(const BatchNormPoolGradientCall& call) {
     constexpr int kChain = decltype(index)::value;
     WorkspacePlaces places(call.conv.workspace);
     BatchNormPoolGradient<S> made(call, places);
-    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(
-        made.of_group_norm(), made.template inner<kChain>(), true, places);
+    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(made.of_group_norm(),
+                                                                     made.template inner<kChain>(), true, places);
     return made.run(group_norm);
   });
 }

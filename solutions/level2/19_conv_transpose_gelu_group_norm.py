@@ -34,8 +34,8 @@ sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
 sha256 of GRADIENT_CUDA_SOURCE: 23d13a579da584a6de3712374ac321b8490f1dcd895e69ee78512f4b83405cc0
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 0d1e5ad6c320e268121f3174d9ff33a6a58c1951cdae2ba9267a6dec3e2c6446
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: d614ba20427e93126ec771481ed81bed970ab0fb0401f02ef1cb26ea683910a2
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 5b11c70b575778f4bf98f30063c7ff6a5b1f4b88eea99ee9b29ef7a8b1bf2d24
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 7787f72d61206358e9917bbaa6306014b4bf5254bb70127c8b2d074ccd5c496d
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -14927,20 +14927,21 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 
 namespace tconv {
 
-// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
-// dtype.
+// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
+// All contiguous, of the call's dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
-  int64_t chain;       // which one (generated_gradient.h)
+  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
   int64_t batch, channels, plane, num_groups;
   double eps;
-  void* grad_value;   // [batch, channels, plane]
-  void* grad_weight;  // [channels] or null where not wanted
-  void* grad_bias;    // [channels] or null where not wanted
-  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_value;                        // [batch, channels, plane]
+  void* grad_weight;                       // [channels] or null where not wanted
+  void* grad_bias;                         // [channels] or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
 // ==== lines 1266 to 1318 of CUDA_SOURCE
@@ -15114,9 +15115,9 @@ TCONV_HD T silu_slope(T v) {
 // tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
 template <typename T>
 TCONV_HD T mish_slope(T v) {
-  const T bounded = v > T(40) ? T(40) : v;  // where the gate is 1
-  const T e = T(math::exp(bounded)), h = e + e * e / T(2);
-  const T rest = T(1) / (h + T(1)), gate = h * rest;
+  const bool open = v > T(40);  // the gate is 1
+  const T e = T(math::exp(open ? T(40) : v)), h = e + e * e / T(2);
+  const T rest = open ? T(0) : T(1) / (h + T(1)), gate = open ? T(1) : h * rest;
   return gate + v * sigmoid(v) * (rest * (T(1) + gate));
 }
 
@@ -15126,10 +15127,10 @@ TCONV_HD T softplus_slope(T v, T beta, T threshold) {
   return scaled > threshold ? T(1) : sigmoid(scaled);
 }
 
-// Above 0, at 0, below.
+// 0 of NaN, as torch.sgn.
 template <typename T>
 TCONV_HD T sign(T v) {
-  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : v);
+  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : T(0));
 }
 
 }  // namespace elementwise
@@ -15145,13 +15146,17 @@ struct Chain;
 
 template <>
 struct Chain<0> {
-  template <typename Storage, typename Acc>
-  static TCONV_HD Acc value(Acc v) {
+  static constexpr int kVectors = 0;
+  template <typename Storage, typename Acc, typename Operands>
+  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {
+    (void)args, (void)channel;
     v = elementwise::gelu_erf<Storage>(v);
     return v;
   }
-  template <typename Storage, typename Acc, typename Outer>
-  static TCONV_HD Acc gradient(Acc v, const Outer& outer) {
+  template <typename Storage, typename Acc, typename Operands, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Operands& args, int64_t channel, const Outer& outer,
+                               Acc* sums) {
+    (void)args, (void)channel, (void)sums;
     const Acc v0 = v;
     (void)v0;
     v = elementwise::gelu_erf<Storage>(v);
@@ -15225,13 +15230,32 @@ struct GroupCoefficients {
   Acc mean, rstd, slope, shift;
 };
 
-// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v), gradient<Storage>(v,
-// outer) (generated_gradient.h), and deviation(v), what the gradient's products are summed with.
-template <int kChain>
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v) and gradient<Storage>(v,
+// outer, sums) as in generated_gradient.h, with kSums sums.
+template <int kChain, typename StorageType>
 struct ChainInner {
-  static constexpr bool kSumsProducts = false;
-  using Channel = Chain<kChain>;
-  __device__ __forceinline__ Channel of_channel(int64_t) const { return {}; }
+  static constexpr int kSums = Chain<kChain>::kVectors;
+  using Acc = typename StorageTraits<StorageType>::Acc;
+  const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
+
+  struct Channel {
+    Acc channel_vectors[kSums > 0 ? kSums : 1][1];
+
+    template <typename Storage>
+    __device__ __forceinline__ Acc value(Acc v) const {
+      return Chain<kChain>::template value<Storage>(v, *this, 0);
+    }
+    template <typename Storage, typename Outer>
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
+      return Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums);
+    }
+  };
+  __device__ __forceinline__ Channel of_channel(int64_t channel) const {
+    Channel made{};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
+    return made;
+  }
 };
 
 template <typename InnerType, typename StorageType>
@@ -15248,8 +15272,8 @@ struct GroupNormGradientArgs {
   GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
   Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
   Acc* bias_parts;
-  Acc* sum_parts;      // [batch][parts_per_plane][channels]: sums of grad_value, or null
-  Acc* product_parts;  // of grad_value times a value's deviation, where Inner has one
+  // [batch][parts_per_plane][channels] each: sums of grad_value, or null, and Inner's
+  Acc* sum_parts[1 + Inner::kSums];
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
@@ -15314,23 +15338,27 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
   using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  __shared__ Acc of_warps[2][Config::kThreads / 32];
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
     const PlanePart part(args, unit);
-    const GroupCoefficients<Acc> of_group =
-        args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const bool normed = args.num_groups > 0;
+    GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
+    if (normed)
+      of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
     const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
     const auto inner = args.inner.of_channel(part.channel);
-    Acc sum = 0, products = 0;
+    Acc sums[kSums] = {};
     const auto gradient = [&](Storage value, Storage grad) {
       const Acc v = static_cast<Acc>(value);
-      const Acc result = inner.template gradient<Storage>(v, [&](Acc inner_value) {
-        return scale * static_cast<Acc>(grad) + (of_group.slope * (inner_value - of_group.mean) + of_group.shift);
-      });
-      sum += result;
-      if constexpr (Args::Inner::kSumsProducts) products += result * inner.deviation(v);
+      const auto outer = [&](Acc inner_value) {
+        const Acc scaled = scale * static_cast<Acc>(grad);
+        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
+      };
+      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
+      sums[0] += result;
       return to_storage<Storage>(result);
     };
     const Storage* const value = args.value + part.begin;
@@ -15362,13 +15390,12 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
         }
       }
     }
-    if (args.sum_parts == nullptr) continue;
     const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
-    sum = sum_of_part<kLanes>(sum, of_warps[0]);
-    if (lane == 0) args.sum_parts[place] = sum;
-    if constexpr (Args::Inner::kSumsProducts) {
-      products = sum_of_part<kLanes>(products, of_warps[1]);
-      if (lane == 0) args.product_parts[place] = products;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (args.sum_parts[i] == nullptr) continue;
+      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
+      if (lane == 0) args.sum_parts[i][place] = sum;
     }
   }
 }
@@ -15594,11 +15621,13 @@ template <int kLanes, typename Args>
 int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
   constexpr int kThreads = GroupNormGradientConfig::kThreads;
   const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
-  TCONV_RETURN_IF_ERROR(
-      launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
-  TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
-                                      norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
-                                      args));
+  if (args.num_groups > 0) {
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+  }
   return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
 }
 
@@ -15626,14 +15655,16 @@ class GroupNormGradient {
                    norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-    args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-    args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-    args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
-    args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    if (call.num_groups > 0) {
+      args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+      args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+      args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+      args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    }
     if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
     if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
-    if (with_sums) args.sum_parts = places.reserve<Acc>(args.num_units);
-    if (with_sums && Inner::kSumsProducts) args.product_parts = places.reserve<Acc>(args.num_units);
+    if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
+    for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
   }
 
   // Rows of args.sum_parts.
@@ -15657,11 +15688,46 @@ class GroupNormGradient {
   GroupNormGradientCall call_;
 };
 
+// The kernels of a call whose chain has this number.
+template <int kChain, typename Storage>
+class ChainGradient {
+ public:
+  using Inner = ChainInner<kChain, Storage>;
+
+  ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
+      : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
+
+  int64_t run() const {
+    TCONV_RETURN_IF_ERROR(kernels_.run());
+    TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
+    for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));
+    return kOk;
+  }
+
+ private:
+  static Inner inner_of(const GroupNormGradientCall& call) {
+    Inner made{};
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      made.channel_vectors[i] = static_cast<const Storage*>(call.conv.channel_vectors[i]);
+    return made;
+  }
+
+  int64_t add_up(int index, void* to) const {
+    return launch_channel_sums(kernels_.args.sum_parts[index], static_cast<Storage*>(to), kernels_.sum_rows(),
+                               call_.channels, call_.conv.stream);
+  }
+
+  GroupNormGradientCall call_;
+  GroupNormGradient<Inner, Storage> kernels_;
+};
+
 template <typename Storage>
 int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
-  WorkspacePlaces places(nullptr);
-  GroupNormGradient<ChainInner<0>, Storage>(call, {}, call.grad_sums != nullptr, places);
-  return places.bytes();
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(nullptr);
+    const ChainGradient<decltype(index)::value, Storage> made(call, places);
+    return places.bytes();
+  });
 }
 
 inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
@@ -15673,11 +15739,7 @@ template <typename Storage>
 int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
   return with_chain(call.chain, [&](auto index) {
     WorkspacePlaces places(call.conv.workspace);
-    const GroupNormGradient<ChainInner<decltype(index)::value>, Storage> made(call, {}, call.grad_sums != nullptr,
-                                                                              places);
-    TCONV_RETURN_IF_ERROR(made.run());
-    return launch_channel_sums(made.args.sum_parts, static_cast<Storage*>(call.grad_sums), made.sum_rows(),
-                               call.channels, call.conv.stream);
+    return ChainGradient<decltype(index)::value, Storage>(call, places).run();
   });
 }
 
@@ -16004,20 +16066,21 @@ struct ConvBatchNormPoolGroupNormCall {
 
 namespace tconv {
 
-// GroupNorm of a chain of element-wise operations on `value`. grad: of the normalised. All contiguous, of the call's
-// dtype.
+// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
+// All contiguous, of the call's dtype.
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
-  int64_t chain;       // which one (generated_gradient.h)
+  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
   const void* grad;    // [batch, channels, plane]
   const void* value;   // [batch, channels, plane]
   const void* weight;  // [channels] or null
   int64_t batch, channels, plane, num_groups;
   double eps;
-  void* grad_value;   // [batch, channels, plane]
-  void* grad_weight;  // [channels] or null where not wanted
-  void* grad_bias;    // [channels] or null where not wanted
-  void* grad_sums;    // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_value;                        // [batch, channels, plane]
+  void* grad_weight;                       // [channels] or null where not wanted
+  void* grad_bias;                         // [channels] or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
 }  // namespace tconv
@@ -16670,6 +16733,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor weight = stack.optional_tensor();
   const int64_t num_groups = stack.integer();
   const double eps = stack.number();
+  OptionalTensor vectors[kMaxChannelVectors];
+  for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
   const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
   const int64_t chain = stack.integer();
 
@@ -16679,8 +16744,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   bool same = grad.dim() == 4;
   for (int64_t axis = 0; same && axis < 4; ++axis) same = grad.sizes()[axis] == sizes[axis];
   if (!same) refuse("grad must have the shape of value, ", shape_text(value), ", got ", shape_text(grad));
-  if (num_groups <= 0 || sizes[1] % num_groups != 0)
-    refuse("num_groups must divide ", sizes[1], " channels, got ", num_groups);
+  if (num_groups < 0 || (num_groups > 0 && sizes[1] % num_groups != 0))
+    refuse("num_groups must divide ", sizes[1], " channels or be 0, got ", num_groups);
+  if (num_groups == 0 && (weight || need_weight || need_bias)) refuse("where nothing is normalised there is no weight");
   check_channel_vector("weight", weight, sizes[1], value);
   const Device device = device_of(value);
   const int32_t dtype = torch_dtype_of(value);
@@ -16693,6 +16759,14 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   };
   const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
   const Tensor grad_sums = channel_values(need_sums);
+  int64_t num_vectors = 0;
+  for (OptionalTensor& vector : vectors) {
+    check_channel_vector("a chain's operand", vector, sizes[1], value);
+    vector = dense(vector);
+    num_vectors += vector ? 1 : 0;
+  }
+  const int64_t of_vectors[] = {num_vectors, sizes[1]};
+  const Tensor grad_vectors = allocate(of_vectors, 2, dtype, device);
 
   GroupNormGradientCall call{};
   ConvTransposeLayer none{};
@@ -16706,8 +16780,13 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   if (need_weight) call.grad_weight = pointer_of(grad_weight);
   if (need_bias) call.grad_bias = pointer_of(grad_bias);
   if (need_sums) call.grad_sums = pointer_of(grad_sums);
+  const int64_t value_bytes = call.conv.dtype == kFloat64 ? 8 : call.conv.dtype == kFloat32 ? 4 : 2;
+  for (int64_t i = 0; i < num_vectors; ++i) {
+    call.conv.channel_vectors[i] = pointer_of(vectors[i]);
+    call.grad_vectors[i] = static_cast<char*>(pointer_of(grad_vectors)) + i * sizes[1] * value_bytes;
+  }
   if (value.numel() > 0) launch(call, device);
-  stack.give(grad_value, grad_weight, grad_bias, grad_sums);
+  stack.give(grad_value, grad_weight, grad_bias, grad_sums, grad_vectors);
 }
 
 }  // namespace binding
@@ -16715,8 +16794,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, bool need_weight, "
-      "bool need_bias, bool need_sums, int chain) -> (Tensor, Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
+      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, int chain) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
@@ -16724,9 +16804,8 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
-_FUSES_CHAIN = True
 _NUM_VECTORS = 0
-_DIGEST = 'a69d1f93f154ef16fb5296953aad00fc162d1d8f57acc956c98cfa12cb41890e'
+_DIGEST = '39c5890dd460d2022f8665d761294fa37925b8767126ce8feff1dcb30505c628'
 
 
 class _Gelu:
@@ -17438,12 +17517,15 @@ _NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
 _NORM_GRADIENT_NAMESPACE = (
     f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
 )
+_MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
 
 
-def _fake_norm_backward(grad, value, weight, num_groups, eps, *needs_and_chain):
+def _fake_norm_backward(grad, value, weight, num_groups, eps, *args):
     channels = value.shape[1]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs_and_chain[:-1]]
-    return value.new_empty(value.shape), *grads
+    vectors, needs = args[:_MOST_VECTORS], args[_MOST_VECTORS:-1]
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
+    count = sum(vector is not None for vector in vectors)
+    return value.new_empty(value.shape), *grads, value.new_empty((count, channels))
 
 
 def _norm_backward_kernels():
@@ -17456,16 +17538,19 @@ def _norm_backward_kernels():
 
 
 def _kernel_group_norm_gradients(
-    grad, value, weight, num_groups: int, eps: float, needs, chain: int
+    grad, value, weight, num_groups: int, eps: float, vectors, needs, chain: int
 ) -> tuple:
-    """Gradients of `value`, whose `chain` GroupNorm normalised, of GroupNorm's weight and bias, and
-    the first one's sums per channel (the last three None where not in `needs`).
+    """Gradients of `value`, whose `chain` with these per-channel operands GroupNorm normalised, of
+    GroupNorm's weight and bias, the first one's sums per channel (those three None where not in
+    `needs`), and those of the operands.
     """
     kernels = _norm_backward_kernels()
+    given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
     with _ALLOCATION:
-        grads = kernels(grad, value, weight, num_groups, eps, *needs, chain)
+        *grads, of_vectors = kernels(grad, value, weight, num_groups, eps, *given, *needs, chain)
     wanted = (True, *needs)
-    return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
+    found = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]
+    return *found, list(of_vectors.unbind(0))
 
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -17545,21 +17630,14 @@ def _gradients(ctx, grad, norm_needs) -> tuple:
     x, weight, bias, norm_weight, _, *vectors = tensors
     value = _recompute_conv(x, weight, bias, conv)
     needs = ctx.needs_input_grad[:3]
-    own, sums = _own_kernels(x), None
-    fused = own and _FUSES_CHAIN
-    if not fused:  # ATen's GroupNorm wants its input contiguous
-        values = _chain_forward(_CHAIN, value.contiguous(), vectors)
-        value = values[-1]
-    norm = norm_weight, ctx.num_groups, ctx.norm_eps
-    if own:
-        norm_needs = *norm_needs, fused and needs[2]
-        grad, *norm_grads, sums = _kernel_group_norm_gradients(
-            grad, value, *norm, norm_needs, _CHAIN_NUMBER
+    norm, sums = (norm_weight, ctx.num_groups, ctx.norm_eps), None
+    if _own_kernels(x):
+        grad, *norm_grads, sums, vector_grads = _kernel_group_norm_gradients(
+            grad, value, *norm, vectors, (*norm_needs, needs[2]), _CHAIN_NUMBER
         )
-    else:
-        grad, *norm_grads = _group_norm_gradients(grad, value, *norm, norm_needs)
-    vector_grads = [None] * len(vectors)
-    if not fused:
+    else:  # ATen's GroupNorm wants its input contiguous
+        values = _chain_forward(_CHAIN, value.contiguous(), vectors)
+        grad, *norm_grads = _group_norm_gradients(grad, values[-1], *norm, norm_needs)
         grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
     conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
