@@ -87,9 +87,10 @@ class PoolCase:
         grads = torch.autograd.grad(y, list(leaves.values()), given["grad"].to(dtype))
         return [*grads, grads[0].sum((0, 2, 3))]
 
-    def check(self, backward, dtype, device="cpu") -> tuple:
+    def check(self, backward, dtype, device="cpu", room: float = 1.0) -> tuple:
         """Every gradient within ALLOWED of its size, or at most twice as far off as PyTorch's: a
         norm behind a norm leaves little of the first one's. Sums of the first one: of its terms.
+        `room`: in fp64, where PyTorch's answer is the truth, for what little is left.
         """
         given = self.tensors(dtype, device)
         found, exact = self.kernels(backward, given), self.truth(given)
@@ -99,7 +100,12 @@ class PoolCase:
             assert got.dtype == dtype
             error = float((got.double() - wanted).norm())
             pytorch = float((theirs[index].double() - wanted).norm())
-            assert error <= max(ALLOWED[dtype] * size, 2 * pytorch), (index, error, size, pytorch)
+            assert error <= max(room * ALLOWED[dtype] * size, 2 * pytorch), (
+                index,
+                error,
+                size,
+                pytorch,
+            )
         return found
 
 

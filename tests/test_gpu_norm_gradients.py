@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from tests.gpu_tools import DTYPES, LAYOUTS
-from tests.norm_gradient_tools import CASES, check_norm, norm_case, norm_truth
+from tests.builds_ahead import NORM_GRADIENTS
+from tests.gpu_tools import DTYPES, LAYOUTS, gradients_library
+from tests.norm_gradient_tools import (
+    CASES,
+    CHAINS,
+    arguments,
+    check_norm,
+    norm_case,
+    norm_truth,
+)
 from tests.solution_tools import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -14,13 +22,21 @@ LARGE = [(8, 64, 8, (258, 258)), (64, 128, 8, (15, 15)), (2, 32, 1, (301, 77))]
 
 @pytest.fixture(scope="module")
 def backward(shelf):
-    return shelf["19"].solution["_norm_backward_kernels"]()
+    return gradients_library(shelf, NORM_GRADIENTS).backward.default
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*CASES, *LARGE], ids=str)
 def test_right(backward, case, dtype):
     check_norm(backward, case, *norm_case(case, dtype, "cuda"), ALLOWED[dtype])
+
+
+@pytest.mark.parametrize("chain", range(1, len(CHAINS)))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=str)
+def test_through_element_wise_steps(backward, case, dtype, chain):
+    given = norm_case(case, dtype, "cuda")
+    check_norm(backward, case, *given, 2 * ALLOWED[dtype], chain=chain)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -37,15 +53,16 @@ def test_no_worse_than_aten(backward, case, size, mean):
     grad, value, weight = norm_case(case, device="cuda", mean=mean)
     grad = grad * size
     exact = norm_truth(case, grad, value, weight, 1e-5)
-    ours = backward(grad, value, weight, case[2], 1e-5, True, True)
+    ours = backward(*arguments(case, (grad, value, weight)))
     leaves = [t.clone().requires_grad_() for t in (value, weight, weight)]
     y = torch.nn.functional.group_norm(leaves[0], case[2], *leaves[1:], 1e-5)
-    for got, their, wanted in zip(ours, torch.autograd.grad(y, leaves, grad), exact, strict=True):
+    theirs = torch.autograd.grad(y, leaves, grad)
+    for got, their, wanted in zip(ours[:3], theirs, exact[:3], strict=True):
         assert relative_error(got, wanted) <= max(2 * relative_error(their, wanted), 5e-7)
 
 
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_two_runs_give_the_same_bits(backward, case):
     made = norm_case(case, device="cuda")
-    first, again = (backward(*made, case[2], 1e-5, True, True) for _ in range(2))
+    first, again = (backward(*arguments(case, made, chain=2)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -72,7 +72,12 @@ def test_norms_left_in_fp32(shelf, name, training, low):
         model(x)
     got, found = gradients(new, x)
     wanted, truth = gradients(exact, x.double())
+    # A bias in front of BatchNorm by the batch's statistics has none: rounding is all there is.
+    least = 1e-9 * max(float(t.double().norm()) for t in truth)
     for ours, theirs in zip((got, *found), (wanted, *truth), strict=True):
+        if float(theirs.norm()) < least:
+            assert float(ours.double().norm()) <= 4 * FLOOR[low]
+            continue
         assert relative_error(ours, theirs) <= 4 * FLOOR[low]
 
 

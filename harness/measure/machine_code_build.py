@@ -46,7 +46,7 @@ def gradients_sha256(text: str) -> str | None:
     make no machine code; None where there is none.
     """
     found = re.findall(
-        r'^(?:NORM_)?GRADIENT_CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE
+        r'^(?:NORM_|POOL_)?GRADIENT_CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE
     )
     if not found:
         return None
@@ -60,7 +60,7 @@ def cpu_text_sha256(text: str) -> str:
     the digest of the rest that its operator is called by.
     """
     text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
-    names = "(?:(?:NORM_)?GRADIENT_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
+    names = "(?:(?:NORM_|POOL_)?GRADIENT_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
     text = re.sub(rf'^{names} = r""".*?"""\n', "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^_DIGEST = .*\n", "", text, flags=re.MULTILINE)
     return hashlib.sha256(text.encode()).hexdigest()

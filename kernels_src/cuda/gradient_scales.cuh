@@ -11,8 +11,8 @@ namespace cuda {
 
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kBlocks = 64;  // at most, for each tensor
-  static constexpr int kPerThread = 16;
+  static constexpr int kBlocks = 256;  // at most, for each tensor
+  static constexpr int kPerThread = 4;
   // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
   // keep 11 bits.
   static constexpr int kExponent = 7;

@@ -1,11 +1,12 @@
 // g of a strided layer -> its planes (sliding_layer.h), zeros where a tap would read outside g:
 //   grad [batch, out_channels, out_h, out_w], any strides -> planes [batch][group][class h][class w][oc of
 //   group][plane_h][pitch]
-// A warp per row.
+// A thread per kVector values of a row, of all its classes in w: they are read from the same stretch of g.
 #pragma once
 
 #include "../gradient_call.h"
 #include "check.h"
+#include "fast_divisor.h"
 #include "gradient_sums.cuh"
 #include "sliding_layer.h"
 
@@ -14,67 +15,97 @@ namespace cuda {
 
 struct GradientPlanesConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kRowsPerBlock = kThreads / 32;
+  static constexpr int kVector = 4;  // pitch is a multiple of it
+  static constexpr int kMostBlocks = 1 << 20;
+};
+
+template <typename Storage>
+struct alignas(GradientPlanesConfig::kVector * sizeof(Storage)) PlaneVector {
+  Storage values[GradientPlanesConfig::kVector];
 };
 
 template <typename Storage>
 struct GradientPlanesArgs {
-  ConvTransposeLayer layer;
   const Storage* grad;
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
+  int64_t out_h, out_w, layer_stride_h, layer_stride_w, dilation_h, dilation_w, padding_h, padding_w;
   Storage* planes;
   int* not_finite;  // null, or set to 1 where a value of the planes is infinite or NaN
-  int64_t classes_w, channels_per_group, oc_per_group, plane_h, pitch, num_rows;
+  int64_t num_units, groups, oc_per_group, plane_h, pitch;
+  int classes_h, classes_w;
+  FastDivisor64 by_vectors, by_plane_h, by_oc, by_classes_h, by_groups;
 };
 
 template <typename Storage>
 __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
     gradient_planes_kernel(const __grid_constant__ GradientPlanesArgs<Storage> args) {
-  const ConvTransposeLayer& p = args.layer;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * GradientPlanesConfig::kRowsPerBlock;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * GradientPlanesConfig::kRowsPerBlock + threadIdx.x / 32;
-       row < args.num_rows; row += step) {
-    const int64_t plane = row / args.plane_h, h = row - plane * args.plane_h;
-    const int64_t group_of_all = plane / args.channels_per_group,
-                  channel = plane - group_of_all * args.channels_per_group;
-    const int64_t n = group_of_all / p.groups, group = group_of_all - n * p.groups;
-    const PlaneChannel from(channel, args.classes_w, args.oc_per_group);
-    const int64_t oh = h * p.stride_h + from.class_h * p.dilation_h - p.padding_h;
-    const bool inside = oh >= 0 && oh < p.out_h;
+  using Config = GradientPlanesConfig;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * Config::kThreads;
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x; unit < args.num_units;
+       unit += step) {
+    int64_t rest = unit;
+    const auto next_digit = [&rest](const FastDivisor64& by) {
+      const int64_t quotient = by.quotient(rest), digit = rest - quotient * static_cast<int64_t>(by.divisor);
+      rest = quotient;
+      return digit;
+    };
+    const int64_t w = next_digit(args.by_vectors) * Config::kVector, h = next_digit(args.by_plane_h);
+    const int64_t oc = next_digit(args.by_oc), class_h = next_digit(args.by_classes_h);
+    const int64_t group = next_digit(args.by_groups);  // rest: the sample
+    const int64_t oh = h * args.layer_stride_h + class_h * args.dilation_h - args.padding_h;
+    const bool inside = oh >= 0 && oh < args.out_h;
     const Storage* const source =
-        args.grad + n * args.stride_n + (group * args.oc_per_group + from.oc) * args.stride_c + oh * args.stride_h;
-    Storage* const to = args.planes + row * args.pitch;
-    for (int64_t w = threadIdx.x % 32; w < args.pitch; w += 32) {
-      const int64_t ow = w * p.stride_w + from.class_w * p.dilation_w - p.padding_w;
-      const Storage v = inside && ow >= 0 && ow < p.out_w ? source[ow * args.stride_w] : static_cast<Storage>(0.0f);
-      to[w] = v;
-      if (args.not_finite != nullptr && !is_finite(v)) *args.not_finite = 1;
+        args.grad + rest * args.stride_n + (group * args.oc_per_group + oc) * args.stride_c + oh * args.stride_h;
+    const int64_t plane = ((rest * args.groups + group) * args.classes_h + class_h) * args.classes_w;
+    Storage* to = args.planes + ((plane * args.oc_per_group + oc) * args.plane_h + h) * args.pitch + w;
+    const int64_t to_next_class = args.oc_per_group * args.plane_h * args.pitch;
+    bool finite = true;
+#pragma unroll 2
+    for (int class_w = 0; class_w < args.classes_w; ++class_w, to += to_next_class) {
+      const int64_t first = w * args.layer_stride_w + class_w * args.dilation_w - args.padding_w;
+      PlaneVector<Storage> made;
+#pragma unroll
+      for (int i = 0; i < Config::kVector; ++i) {
+        const int64_t ow = first + i * args.layer_stride_w;
+        made.values[i] = static_cast<Storage>(0.0f);
+        if (inside && ow >= 0 && ow < args.out_w) made.values[i] = source[ow * args.stride_w];
+        finite = finite && is_finite(made.values[i]);
+      }
+      *reinterpret_cast<PlaneVector<Storage>*>(to) = made;
     }
+    if (args.not_finite != nullptr && !finite) *args.not_finite = 1;
   }
 }
 
 template <typename Storage>
 int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes,
                                int* not_finite) {
+  using Config = GradientPlanesConfig;
   const ConvTransposeLayer& p = call.conv.layer;
   GradientPlanesArgs<Storage> args;
-  args.layer = p;
   args.grad = static_cast<const Storage*>(call.grad);
   args.stride_n = call.grad_stride_n, args.stride_c = call.grad_stride_c;
   args.stride_h = call.grad_stride_h, args.stride_w = call.grad_stride_w;
+  args.out_h = p.out_h, args.out_w = p.out_w;
+  args.layer_stride_h = p.stride_h, args.layer_stride_w = p.stride_w;
+  args.dilation_h = p.dilation_h, args.dilation_w = p.dilation_w;
+  args.padding_h = p.padding_h, args.padding_w = p.padding_w;
   args.planes = static_cast<Storage*>(planes);
   args.not_finite = not_finite;
-  args.classes_w = sliding.w.classes;
-  args.channels_per_group = sliding.channels_per_group;
-  args.oc_per_group = p.out_channels / p.groups;
-  args.plane_h = sliding.h.plane_size;
-  args.pitch = pitch;
-  args.num_rows = p.batch * p.groups * sliding.channels_per_group * sliding.h.plane_size;
-  const int64_t blocks =
-      (args.num_rows + GradientPlanesConfig::kRowsPerBlock - 1) / GradientPlanesConfig::kRowsPerBlock;
+  args.groups = p.groups, args.oc_per_group = p.out_channels / p.groups;
+  args.plane_h = sliding.h.plane_size, args.pitch = pitch;
+  args.classes_h = static_cast<int>(sliding.h.classes), args.classes_w = static_cast<int>(sliding.w.classes);
+  const int64_t vectors = pitch / Config::kVector;
+  args.num_units = p.batch * p.groups * args.classes_h * args.oc_per_group * args.plane_h * vectors;
+  args.by_vectors = FastDivisor64::make(static_cast<uint64_t>(vectors));
+  args.by_plane_h = FastDivisor64::make(static_cast<uint64_t>(args.plane_h));
+  args.by_oc = FastDivisor64::make(static_cast<uint64_t>(args.oc_per_group));
+  args.by_classes_h = FastDivisor64::make(static_cast<uint64_t>(args.classes_h));
+  args.by_groups = FastDivisor64::make(static_cast<uint64_t>(p.groups));
+  const int64_t blocks = (args.num_units + Config::kThreads - 1) / Config::kThreads;
   return launch_kernel(gradient_planes_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX)),
-                       dim3(GradientPlanesConfig::kThreads), 0, call.conv.stream, args);
+                       dim3(static_cast<unsigned>(blocks < Config::kMostBlocks ? blocks : Config::kMostBlocks)),
+                       dim3(Config::kThreads), 0, call.conv.stream, args);
 }
 
 }  // namespace cuda

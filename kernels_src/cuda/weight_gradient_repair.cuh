@@ -29,6 +29,10 @@ __global__ void __launch_bounds__(WeightGradientRepairConfig::kThreads)
     __syncthreads();  // the masks before these have been read
     if (threadIdx.x % 32 == 0) wrong[threadIdx.x / 32] = of_warp;
     __syncthreads();
+    unsigned any = 0;
+#pragma unroll
+    for (int warp = 0; warp < Config::kThreads / 32; ++warp) any |= wrong[warp];
+    if (any == 0) continue;  // as a rule
     for (int i = 0; i < Config::kThreads; ++i) {
       if ((wrong[i / 32] >> i % 32 & 1) == 0) continue;
       const int64_t value = first + i, pair = value / taps, ic = pair / args.oc_per_group;
