@@ -1,6 +1,7 @@
 """The CUDA kernels' convolutions on the CPU, thread by thread (tests/cuda_emulator)."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -56,6 +57,20 @@ def test_hopper_with_any_channels(emulated_conv, in_channels):
         )
         with emulated_conv.on(), forced("hopper"), tf32(True):
             check(emulated_conv, case, case.tensors(), True)
+
+
+def test_a_thread_that_asks_for_less_shared_memory(emulated_conv):
+    """What a kernel may ask for is the process's: another thread's smaller layer leaves it."""
+    small = Case(in_channels=64, out_channels=64, size=(6, 20), kernel=(3, 3))
+    large = Case(in_channels=64, out_channels=64, size=(40, 60), kernel=(7, 7))
+
+    def run(case: Case) -> None:
+        check(emulated_conv, case, case.tensors(), True)
+
+    with emulated_conv.on(), forced("hopper"), tf32(True), ThreadPoolExecutor(1) as other:
+        run(large)
+        other.submit(run, small).result()
+        run(large)
 
 
 MANY_CHANNELS = [

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -44,23 +46,33 @@ int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t 
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host
-// thread: each time takes a microsecond.
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below). What a host thread has
+// seen allowed it remembers, as asking takes a microsecond. What is allowed is the process's, and only ever rises:
+// another thread may count on more.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
-  thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
+  thread_local std::unordered_map<const void*, int64_t> seen[kMostDevices];
+  static std::mutex guard;
+  static std::map<std::pair<int, const void*>, int64_t> of_process;
   int device = 0;
   TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
+  const void* const key = reinterpret_cast<const void*>(kernel);
   int64_t unknown = 0;
-  int64_t& known = device < kMostDevices ? allowed[device][reinterpret_cast<const void*>(kernel)] : unknown;
+  int64_t& known = device < kMostDevices ? seen[device][key] : unknown;
   if (bytes <= known) return kOk;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error == cudaSuccess)
-    known = bytes;
-  else
-    (void)cudaGetLastError();
-  return static_cast<int64_t>(error);
+  const std::lock_guard<std::mutex> lock(guard);
+  int64_t& allowed = of_process[{device, key}];
+  if (bytes > allowed) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return static_cast<int64_t>(error);
+    }
+    allowed = bytes;
+  }
+  known = allowed;
+  return kOk;
 }
 
 // What a non-zero return code means.

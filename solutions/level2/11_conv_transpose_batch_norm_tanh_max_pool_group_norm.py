@@ -29,12 +29,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     54e99480148b44f2742a99acc10f725cceb4ae30b643cbcefb5137282ec6ffb4
+sha256 of CUDA_SOURCE:     714f08535a2c4a5585b2718ad7ff3641c1ee0cfcda077058fdf6cdf3101228a2
 sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
-sha256 of GRADIENT_CUDA_SOURCE: 05a94d426f688307a639444163bb79afe78e30cf85b570bf38ae469b3dd2ce3a
+sha256 of GRADIENT_CUDA_SOURCE: f0074e62419c97cb08d45814184ab22c3125d135481a047841a5a02c922f6d3e
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of POOL_GRADIENT_CUDA_SOURCE: dfa29c48f749179e1c8eb4cfb96ecaa2472741b6e190bc103e50936b60b07435
+sha256 of POOL_GRADIENT_CUDA_SOURCE: c6652d64ed2307d946f84f3757a9608e27de0dfc5af4d2551f02340e3e387690
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: fa415bcf8ee1ede8ecc73475258068a954b0eafeea4e426892307595ba09bda7
 """
 
@@ -433,6 +433,8 @@ TCONV_HD void update_running_statistics(const RunningStatistics& running, int64_
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -473,23 +475,33 @@ int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t 
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host
-// thread: each time takes a microsecond.
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below). What a host thread has
+// seen allowed it remembers, as asking takes a microsecond. What is allowed is the process's, and only ever rises:
+// another thread may count on more.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
-  thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
+  thread_local std::unordered_map<const void*, int64_t> seen[kMostDevices];
+  static std::mutex guard;
+  static std::map<std::pair<int, const void*>, int64_t> of_process;
   int device = 0;
   TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
+  const void* const key = reinterpret_cast<const void*>(kernel);
   int64_t unknown = 0;
-  int64_t& known = device < kMostDevices ? allowed[device][reinterpret_cast<const void*>(kernel)] : unknown;
+  int64_t& known = device < kMostDevices ? seen[device][key] : unknown;
   if (bytes <= known) return kOk;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error == cudaSuccess)
-    known = bytes;
-  else
-    (void)cudaGetLastError();
-  return static_cast<int64_t>(error);
+  const std::lock_guard<std::mutex> lock(guard);
+  int64_t& allowed = of_process[{device, key}];
+  if (bytes > allowed) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return static_cast<int64_t>(error);
+    }
+    allowed = bytes;
+  }
+  known = allowed;
+  return kOk;
 }
 
 // What a non-zero return code means.
@@ -9926,18 +9938,18 @@ struct GradientCall {
 
 #include <type_traits>
 
-// ==== lines 1514 to 1680 of CUDA_SOURCE
+// ==== lines 1526 to 1692 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 1681 to 1709 of CUDA_SOURCE
+// ==== lines 1693 to 1721 of CUDA_SOURCE
 // ==== lines 321 to 348 of CUDA_SOURCE
-// ==== lines 372 to 448 of CUDA_SOURCE
-// ==== lines 958 to 1009 of CUDA_SOURCE
-// ==== lines 1877 to 1977 of CUDA_SOURCE
-// ==== lines 448 to 478 of CUDA_SOURCE
+// ==== lines 372 to 460 of CUDA_SOURCE
+// ==== lines 970 to 1021 of CUDA_SOURCE
+// ==== lines 1889 to 1989 of CUDA_SOURCE
+// ==== lines 460 to 490 of CUDA_SOURCE
 
-// ==== lines 3726 to 3864 of CUDA_SOURCE
-// ==== lines 2460 to 2497 of CUDA_SOURCE
+// ==== lines 3738 to 3876 of CUDA_SOURCE
+// ==== lines 2472 to 2509 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10104,24 +10116,24 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 1709 to 1859 of CUDA_SOURCE
+// ==== lines 1721 to 1871 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 1859 to 1877 of CUDA_SOURCE
+// ==== lines 1871 to 1889 of CUDA_SOURCE
 
-// ==== lines 1978 to 2460 of CUDA_SOURCE
+// ==== lines 1990 to 2472 of CUDA_SOURCE
 
-// ==== lines 2498 to 3714 of CUDA_SOURCE
-// ==== lines 3864 to 4288 of CUDA_SOURCE
+// ==== lines 2510 to 3726 of CUDA_SOURCE
+// ==== lines 3876 to 4300 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
 #include <cstring>
 
 
-// ==== lines 476 to 584 of CUDA_SOURCE
-// ==== lines 4293 to 6405 of CUDA_SOURCE
+// ==== lines 488 to 596 of CUDA_SOURCE
+// ==== lines 4305 to 6417 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -14003,7 +14015,7 @@ struct GroupNormGradientCall {
 // Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
 //   from [rows][channels] of Acc -> one number a channel
 
-// ==== lines 372 to 448 of CUDA_SOURCE
+// ==== lines 372 to 460 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -14013,7 +14025,7 @@ struct GroupNormGradientCall {
 #include <cstring>
 
 // ==== lines 321 to 348 of CUDA_SOURCE
-// ==== lines 448 to 719 of CUDA_SOURCE
+// ==== lines 460 to 731 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -14064,7 +14076,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 // value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
 // a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 
-// ==== lines 958 to 1009 of CUDA_SOURCE
+// ==== lines 970 to 1021 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
@@ -14082,7 +14094,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 #include <cstring>
 #include <type_traits>
 
-// ==== lines 1519 to 1661 of CUDA_SOURCE
+// ==== lines 1531 to 1673 of CUDA_SOURCE
 namespace math {
 
 #ifdef TCONV_OWN_MATH
@@ -14878,7 +14890,7 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 // and without the last two terms where the statistics are running ones
 // (aten/src/ATen/native/cuda/Normalization.cuh in PyTorch).
 
-// ==== lines 896 to 950 of CUDA_SOURCE
+// ==== lines 908 to 962 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {

@@ -29,12 +29,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     17fd0a590c0ad41a515a81cf9930a8c57aa8c4b48abfadced866bfd317e8e644
+sha256 of CUDA_SOURCE:     d3c952279bee8d5f9f7a245936d7064611d96a008e6bd7437ad8eafb266bd5ac
 sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9fe56e80ad90
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: d79c4c6b795c596da8412d02ee3b2cdef746a7dc6810e05b3986e5ed10b21819
+sha256 of GRADIENT_CUDA_SOURCE: 5706fc23fc0484378143ce4b412c43b804fed2c15643e1cf502a235a494c4304
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 5b11c70b575778f4bf98f30063c7ff6a5b1f4b88eea99ee9b29ef7a8b1bf2d24
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 1e438b5aefb496a65bcc9c92bc5c03bf8d3a10a1e05d399faff1b905ae81909f
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 7787f72d61206358e9917bbaa6306014b4bf5254bb70127c8b2d074ccd5c496d
 """
 
@@ -1073,6 +1073,8 @@ __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, i
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -1113,23 +1115,33 @@ int64_t launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t 
   return launch_configured(launch_config(grid, block, dynamic_smem_bytes, stream), kernel, std::forward<Args>(args)...);
 }
 
-// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below), once per device and host
-// thread: each time takes a microsecond.
+// Lets `kernel` ask for that much dynamic shared memory (needed above 48 KB; harmless below). What a host thread has
+// seen allowed it remembers, as asking takes a microsecond. What is allowed is the process's, and only ever rises:
+// another thread may count on more.
 template <typename... Params>
 int64_t allow_dynamic_smem(void (*kernel)(Params...), int64_t bytes) {
-  thread_local std::unordered_map<const void*, int64_t> allowed[kMostDevices];
+  thread_local std::unordered_map<const void*, int64_t> seen[kMostDevices];
+  static std::mutex guard;
+  static std::map<std::pair<int, const void*>, int64_t> of_process;
   int device = 0;
   TCONV_RETURN_IF_ERROR(cudaGetDevice(&device));
+  const void* const key = reinterpret_cast<const void*>(kernel);
   int64_t unknown = 0;
-  int64_t& known = device < kMostDevices ? allowed[device][reinterpret_cast<const void*>(kernel)] : unknown;
+  int64_t& known = device < kMostDevices ? seen[device][key] : unknown;
   if (bytes <= known) return kOk;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (error == cudaSuccess)
-    known = bytes;
-  else
-    (void)cudaGetLastError();
-  return static_cast<int64_t>(error);
+  const std::lock_guard<std::mutex> lock(guard);
+  int64_t& allowed = of_process[{device, key}];
+  if (bytes > allowed) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return static_cast<int64_t>(error);
+    }
+    allowed = bytes;
+  }
+  known = allowed;
+  return kOk;
 }
 
 // What a non-zero return code means.
@@ -10807,13 +10819,13 @@ struct Epilogue {
     (void)args;
     (void)channel;
 // ==== lines 499 to 547 of CUDA_SOURCE
-// ==== lines 1012 to 1088 of CUDA_SOURCE
-// ==== lines 1267 to 1318 of CUDA_SOURCE
-// ==== lines 3356 to 3456 of CUDA_SOURCE
-// ==== lines 1607 to 1637 of CUDA_SOURCE
+// ==== lines 1012 to 1100 of CUDA_SOURCE
+// ==== lines 1279 to 1330 of CUDA_SOURCE
+// ==== lines 3368 to 3468 of CUDA_SOURCE
+// ==== lines 1619 to 1649 of CUDA_SOURCE
 
-// ==== lines 6157 to 6295 of CUDA_SOURCE
-// ==== lines 1088 to 1125 of CUDA_SOURCE
+// ==== lines 6169 to 6307 of CUDA_SOURCE
+// ==== lines 1100 to 1137 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10981,23 +10993,23 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 560 to 682 of CUDA_SOURCE
-// ==== lines 4601 to 4629 of CUDA_SOURCE
+// ==== lines 4613 to 4641 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4629 to 5337 of CUDA_SOURCE
+// ==== lines 4641 to 5349 of CUDA_SOURCE
 // ==== lines 859 to 1008 of CUDA_SOURCE
 
-// ==== lines 5338 to 5526 of CUDA_SOURCE
+// ==== lines 5350 to 5538 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
 
 
-// ==== lines 1126 to 1177 of CUDA_SOURCE
+// ==== lines 1138 to 1189 of CUDA_SOURCE
 
-// ==== lines 5530 to 6145 of CUDA_SOURCE
-// ==== lines 6295 to 6313 of CUDA_SOURCE
+// ==== lines 5542 to 6157 of CUDA_SOURCE
+// ==== lines 6307 to 6325 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11005,8 +11017,8 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 844 to 859 of CUDA_SOURCE
 
-// ==== lines 1175 to 1267 of CUDA_SOURCE
-// ==== lines 1318 to 1602 of CUDA_SOURCE
+// ==== lines 1187 to 1279 of CUDA_SOURCE
+// ==== lines 1330 to 1614 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
 // Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
 // per channel and the activation after it never decreases, so that a window's largest result comes from its largest
@@ -11022,14 +11034,14 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cstring>
 
 
-// ==== lines 1635 to 1741 of CUDA_SOURCE
-// ==== lines 2013 to 2485 of CUDA_SOURCE
-// ==== lines 3030 to 3356 of CUDA_SOURCE
-// ==== lines 6313 to 6408 of CUDA_SOURCE
-// ==== lines 2672 to 2746 of CUDA_SOURCE
-// ==== lines 6411 to 6685 of CUDA_SOURCE
-// ==== lines 4171 to 4502 of CUDA_SOURCE
-// ==== lines 6687 to 7229 of CUDA_SOURCE
+// ==== lines 1647 to 1753 of CUDA_SOURCE
+// ==== lines 2025 to 2497 of CUDA_SOURCE
+// ==== lines 3042 to 3368 of CUDA_SOURCE
+// ==== lines 6325 to 6420 of CUDA_SOURCE
+// ==== lines 2684 to 2758 of CUDA_SOURCE
+// ==== lines 6423 to 6697 of CUDA_SOURCE
+// ==== lines 4183 to 4514 of CUDA_SOURCE
+// ==== lines 6699 to 7241 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -14885,11 +14897,13 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 // ==== lines 140 to 186 of CUDA_SOURCE
-// ==== lines 1021 to 1088 of CUDA_SOURCE
+// ==== lines 1023 to 1100 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -14899,8 +14913,8 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 #include <cstring>
 
 // ==== lines 520 to 547 of CUDA_SOURCE
-// ==== lines 1607 to 1741 of CUDA_SOURCE
-// ==== lines 3736 to 3873 of CUDA_SOURCE
+// ==== lines 1619 to 1753 of CUDA_SOURCE
+// ==== lines 3748 to 3885 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -14978,7 +14992,7 @@ struct GroupNormGradientCall {
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
-// ==== lines 1266 to 1318 of CUDA_SOURCE
+// ==== lines 1278 to 1330 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
