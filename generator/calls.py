@@ -117,7 +117,8 @@ def _operator(fused: Fused, suffix: str, *arguments: str) -> str:
     if fused.dimensions == 1:
         return _call("_in_one_dimension", name, *arguments)
     if fused.dimensions == 3:
-        return _call("_in_three_dimensions", name, repr(suffix), f"_CHAIN{suffix}", *arguments)
+        chain = f"(_CHAIN{suffix}, _CHAIN_NUMBER{suffix})"
+        return _call("_in_three_dimensions", name, repr(suffix), chain, *arguments)
     return _call(name, *arguments)
 
 

@@ -5,6 +5,8 @@ the CPU, thread by thread: random layers, right and without races; what is decli
 import pytest
 import torch
 
+from generator.runtime import group_norm_gradient_kernels
+from generator.runtime.activation_gradients import _Gelu
 from generator.sources import gradient_cuda_source
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, needs_cuda_headers
@@ -53,7 +55,7 @@ def in_place(emulated, operands, case, tf32=True, detach=True):
         batched = x if x.dim() == 5 else x.unsqueeze(0)
         *axes, groups = case.parameters
         out = emulated.solution["_whole_volumes"](
-            None, "", (), batched, weight, bias, axes, groups, ()
+            None, "", ((), 0), batched, weight, bias, axes, groups, ()
         )
     finally:
         torch.backends.cudnn.conv.fp32_precision = old
@@ -98,7 +100,7 @@ def test_chosen_where_the_rule_has_hopper(emulated):
     weight = torch.randn(64, 64, 3, 3, 3, generator=made)
     axes = [(1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1)]
     with emulated.on():
-        out = emulated.solution["_whole_volumes"](None, "", (), x, weight, None, axes, 1, ())
+        out = emulated.solution["_whole_volumes"](None, "", ((), 0), x, weight, None, axes, 1, ())
         assert emulated.launches() == 3  # weights, the convolution, and what waits for the guard
     wanted = torch.nn.functional.conv_transpose3d(x.double(), weight.double())
     most = torch.nn.functional.conv_transpose3d(x.double().abs(), weight.double().abs())
@@ -175,3 +177,29 @@ def test_gradients(with_gradients, dtype, start):
             assert bool((error <= 4 * STEPS[dtype] * bound + 1e-30).all()), (case, error.max())
         computed += 1
     assert computed > LAYERS / 4
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_through_steps(with_gradients, emulated_norm_gradients, monkeypatch, stride):
+    """Of a chain behind the convolution: the output once more, then the chain's own library."""
+    emulated, library = with_gradients
+    chain_library = group_norm_gradient_kernels
+    norm = emulated_norm_gradients.backward
+    monkeypatch.setattr(chain_library, "_norm_backward_kernels", lambda: norm)
+    through = chain_library._kernel_chain_gradients
+    monkeypatch.setitem(emulated.solution, "_kernel_chain_gradients", through)
+    gelu = (_Gelu("none"),), 1  # its number in the tests' library
+    generator = torch.Generator().manual_seed(1)
+    sizes = (2, 16, 3, 8, 12), (16, 8, 3, 3, 3), (8,)
+    leaves = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    axes = [(stride,) * 3, (1, 1, 1), (0, 0, 0), (1, 1, 1)]
+    with emulated.on(), library.on(), emulated_norm_gradients.on(), forced("hopper"):
+        solution = emulated.solution
+        out = solution["_whole_volumes"](None, "", gelu, *leaves, axes, 1, ())
+        with torch.backends.cudnn.flags(allow_tf32=True):
+            found = gradients(out, leaves)
+        assert emulated_norm_gradients.launches() > 0
+    y = torch.nn.functional.conv_transpose3d(*exact, stride, 1)
+    for ours, wanted in zip(found, gradients(torch.nn.functional.gelu(y), exact), strict=True):
+        assert float((ours.double() - wanted).norm()) <= 2e-3 * float(wanted.norm())

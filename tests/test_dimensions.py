@@ -13,7 +13,7 @@ from tests.sweeps import swept
 LAYERS = 120
 LIFTED = {
     1: dimensions._in_one_dimension,
-    3: lambda operator, *rest: dimensions._in_three_dimensions(operator, "", (), *rest),
+    3: lambda operator, *rest: dimensions._in_three_dimensions(operator, "", ((), 0), *rest),
 }
 GRID = [(count, start) for start in range(0, 10 * LAYERS, LAYERS) for count in LIFTED]
 

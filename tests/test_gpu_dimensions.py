@@ -37,9 +37,8 @@ def lifted(solution, count, *arguments):
     """The operator of a solution with layers of three dimensions, in `count` dimensions."""
     if count == 1:
         return _in_one_dimension(solution["_operator"], *arguments)
-    return solution["_in_three_dimensions"](
-        solution["_operator"], "", solution["_CHAIN"], *arguments
-    )
+    chain = solution["_CHAIN"], solution["_CHAIN_NUMBER"]
+    return solution["_in_three_dimensions"](solution["_operator"], "", chain, *arguments)
 
 
 KINDS = {"1d": (1, layer), "3d": (3, layer), "volumes": (3, lambda count, seed: volume(seed))}

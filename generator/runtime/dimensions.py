@@ -53,7 +53,8 @@ def _in_three_dimensions(
 ):
     """operator's result for x [batch,] channels, depth, height, width and weight [channels,
     out_channels / groups, depth taps, height taps, width taps]. `call` tells the operator's name
-    from others in the same text, chain has the steps after the convolution.
+    from others in the same text; chain: (the steps after the convolution, their number in the
+    library of their gradients).
 
     Output slices with the same residue modulo the stride in depth read through the same depth taps,
     each from an input slice of its own: those slices stand behind one another as channels of an
@@ -87,7 +88,7 @@ def _in_three_dimensions(
 def _by_slices(operator, chain, x, weight, bias, axes, groups: int, rest) -> torch.Tensor:
     """By calls of the operator of two dimensions, one for each residue, over copies of x."""
     few = groups > 1 and x.shape[1] // groups <= _FEW_CHANNELS
-    if few and not chain and x.dtype is torch.float32 and x.device.type != "cpu":
+    if few and not chain[0] and x.dtype is torch.float32 and x.device.type != "cpu":
         operator = _tap_by_tap(operator, x.shape[1])
     depth, planes = tuple(values[0] for values in axes), [values[1:] for values in axes]
     slices = _depth(x.shape[2], weight.shape[2], *depth)

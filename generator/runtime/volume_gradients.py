@@ -5,7 +5,8 @@ import torch
 from generator.runtime.arguments import _Conv
 from generator.runtime.dispatch import _outside_autocast
 from generator.runtime.gradient_kernels import _gradient_library, _kernel_gradients
-from generator.runtime.gradients import _chain_backward, _chain_forward, _chain_needs_values
+from generator.runtime.gradients import _chain_backward, _chain_needs_values
+from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
 from generator.runtime.slices import _residues, _stacked_input, _stacked_weight
 from generator.runtime.volume_operator import _run_volumes, _volume_operator
 
@@ -36,21 +37,25 @@ def _gradients_of_volumes(ctx, grad) -> list:
     if torch.is_grad_enabled():  # create_graph=True
         return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, True)
     x, weight, bias, *vectors = ctx.saved_tensors
-    values = None
-    if _chain_needs_values(chain):
+    steps, number = chain
+    # To the steps a volume is an image, its slices below each other.
+    plane, sums = grad.contiguous().flatten(2, 3), None
+    if _chain_needs_values(steps):
         value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
         if value is None:
             return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, False)
-        values = _chain_forward(chain, value.flatten(2, 3), vectors)
-    # To the steps a volume is an image, its slices below each other.
-    plane = grad.contiguous().flatten(2, 3)
-    plane, vector_grads = _chain_backward(chain, plane, values, vectors)
+        plane, sums, vector_grads = _kernel_chain_gradients(
+            plane, value.flatten(2, 3), vectors, needs[2], number
+        )
+    else:
+        plane, vector_grads = _chain_backward(steps, plane, None, vectors)
     grad = plane.contiguous().view(grad.shape)
     grad_x = _grad_x_in_place(grad, weight, axes, groups) if needs[0] else None
     missing = needs[0] and grad_x is None
     by_slices = _gradients_by_slices(grad, x, weight, axes, groups, (missing, needs[1]))
-    grad_bias = grad.sum((0, 2, 3, 4)) if needs[2] else None
-    return [by_slices[0] if missing else grad_x, by_slices[1], grad_bias, *vector_grads]
+    if needs[2] and sums is None:
+        sums = grad.sum((0, 2, 3, 4))
+    return [by_slices[0] if missing else grad_x, by_slices[1], sums, *vector_grads]
 
 
 def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:

@@ -16,7 +16,8 @@ def _whole_volumes(other, call: str, chain, x, weight, bias, axes, groups: int, 
     is to be taken: for a compiler, a transform, and what the kernel does not serve.
 
     other(x, weight, bias, axes, groups, vectors): that way. call: what tells the operator's name
-    from others. chain: the steps after the convolution.
+    from others. chain: the steps after the convolution, and their number in the library of their
+    gradients.
     """
     if x.device.type not in _VOLUME_DEVICES or _as_operator() or _transformed():
         return None
