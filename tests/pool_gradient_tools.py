@@ -119,6 +119,9 @@ CASES = [
     PoolCase(2, 4, 1, (70, 96)),  # GroupNorm by blocks, several warps a plane
     PoolCase(2, 4, 2, (8, 8), mean=100.0),
     PoolCase(3, 5, 1, (6, 6), training=False, activation=1),
+    PoolCase(2, 32, 2, (34, 34)),  # 2/11's groups and images, in one go in fp32 and 16 bits
+    PoolCase(2, 34, 2, (6, 8)),  # a channel more than goes in one
+    PoolCase(1, 4, 2, (8, 82), activation=1),  # and values more
 ]
 
 

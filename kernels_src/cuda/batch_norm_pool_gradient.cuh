@@ -1,11 +1,12 @@
 // The one door to the gradients through BatchNorm, activation, max-pool and GroupNorm on CUDA. The big tensor is read
 // three times, for BatchNorm's moments, the windows' maxima and the gradient, and written once; all else is of the
-// pooled size.
+// pooled size, which small groups read and write once.
 #pragma once
 
 #include "../group_norm_gradient_call.h"
 #include "group_norm_gradient.cuh"
 #include "pool_gradient.cuh"
+#include "pool_group_norm_gradient.cuh"
 #include "pool_maxima.cuh"
 
 namespace tconv {
@@ -71,10 +72,9 @@ class BatchNormPoolGradient {
                                                                      static_cast<cudaStream_t>(stream)));
     TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_maps_kernel<S>));
     if (pairs())
-      TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<true, S>, pool_.windows));
+      TCONV_RETURN_IF_ERROR((to_maxima<true>(group_norm)));
     else
-      TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<false, S>, pool_.windows));
-    TCONV_RETURN_IF_ERROR(group_norm.run());
+      TCONV_RETURN_IF_ERROR((to_maxima<false>(group_norm)));
     norm_.sums = group_norm.args.sum_parts[0], norm_.products = group_norm.args.sum_parts[1];
     norm_.sum_rows = group_norm.sum_rows();
     TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_finalise_kernel<S>));
@@ -83,6 +83,26 @@ class BatchNormPoolGradient {
   }
 
  private:
+  // The gradients of the maxima's BatchNorm.
+  template <bool kPairs, typename Norm>
+  int64_t to_maxima(const Norm& group_norm) {
+    const int64_t group_channels = call_.channels / call_.group_norm.num_groups;
+    if constexpr (kPairs && PoolGroupNormConfig::serves(sizeof(S))) {
+      if (PoolGroupNormConfig::fits(group_channels, pooled_) && group_norm.args.num_sample_groups <= INT32_MAX) {
+        using Args = PoolGroupNormArgs<typename Norm::Args, S>;
+        const Args args{group_norm.args, pool_, static_cast<int>(group_channels), static_cast<int>(pooled_),
+                        FastDivisor::make(static_cast<uint32_t>(call_.batch_norm_pool.pooled_w))};
+        const int64_t threads = 32 * PoolGroupNormConfig::kWarps * group_channels;
+        TCONV_RETURN_IF_ERROR(launch_kernel(pool_group_norm_gradient_kernel<kPairs, typename Norm::Args, S>,
+                                            dim3(static_cast<unsigned>(group_norm.args.num_sample_groups)),
+                                            dim3(static_cast<unsigned>(threads)), 0, call_.conv.stream, args));
+        return group_norm.add_up_weights();
+      }
+    }
+    TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<kPairs, S>, pool_.windows));
+    return group_norm.run();
+  }
+
   int64_t per_channel(void (*kernel)(BatchNormGradientArgs<S>)) const {
     return launch_kernel(kernel, dim3(static_cast<unsigned>(call_.channels)), dim3(ChannelSumsConfig::kThreads), 0,
                          call_.conv.stream, norm_);

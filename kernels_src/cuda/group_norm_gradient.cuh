@@ -79,6 +79,12 @@ class GroupNormGradient {
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    return add_up_weights();
+  }
+
+  // The gradients of weight and bias from the samples' shares.
+  int64_t add_up_weights() const {
+    void* const stream = call_.conv.stream;
     TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
                                               call_.channels, stream));
     return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,

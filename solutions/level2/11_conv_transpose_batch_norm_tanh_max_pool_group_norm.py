@@ -34,7 +34,7 @@ sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
 sha256 of GRADIENT_CUDA_SOURCE: f0074e62419c97cb08d45814184ab22c3125d135481a047841a5a02c922f6d3e
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of POOL_GRADIENT_CUDA_SOURCE: c6652d64ed2307d946f84f3757a9608e27de0dfc5af4d2551f02340e3e387690
+sha256 of POOL_GRADIENT_CUDA_SOURCE: 8851e29906a14129164eaaeaf17a3914a3b65de6e8e09109330aba812d63e459
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: fa415bcf8ee1ede8ecc73475258068a954b0eafeea4e426892307595ba09bda7
 """
 
@@ -13980,7 +13980,7 @@ POOL_GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/batch_norm_pool_gradient.cuh
 // The one door to the gradients through BatchNorm, activation, max-pool and GroupNorm on CUDA. The big tensor is read
 // three times, for BatchNorm's moments, the windows' maxima and the gradient, and written once; all else is of the
-// pooled size.
+// pooled size, which small groups read and write once.
 
 // ---- kernels_src/group_norm_gradient_call.h
 // Argument block of the library of GroupNorm's gradients, filled by its operator
@@ -14662,10 +14662,46 @@ __device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& 
   return joined;
 }
 
+// By one warp: the coefficients of a group, and its channels' shares of the gradients of weight and bias.
+// of_channel(c): the moments of the group's channel c.
+template <typename Args, typename OfChannel>
+__device__ __forceinline__ void finalise_group(const Args& args, int64_t first, int64_t first_plane, int64_t channels,
+                                               int lane, const OfChannel& of_channel,
+                                               GroupCoefficients<typename Args::Acc>* to) {
+  using Acc = typename Args::Acc;
+  GradientMoments<double> whole{};
+#pragma unroll 1
+  for (int64_t c = lane; c < channels; c += 32) whole.join(of_channel(c));
+  join_lanes(whole);
+  const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
+  const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
+  double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
+#pragma unroll 1
+  for (int64_t c = lane; c < channels; c += 32) {
+    const GradientMoments<double> channel = of_channel(c);
+    const double product = channel.product + (channel.mean - mean) * channel.grad;
+    const double weight = args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
+    grads += weight * channel.grad;
+    products += weight * product;
+    if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
+    if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
+    products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
+  }
+  if (lane != 0) return;
+  // What rounding the mean takes from every deviation is given back by the shift.
+  const Acc rounded = static_cast<Acc>(mean);
+  const double slope = -rstd * rstd * rstd * products / count;
+  const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
+  *to = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+}
+
 template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
-  using Acc = typename Args::Acc;
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
@@ -14673,35 +14709,9 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     const int64_t sample = args.by_groups.quotient(index), group = index - sample * args.num_groups;
     const int64_t of_group = static_cast<int64_t>(args.by_group_channels.divisor), first = group * of_group;
     const int64_t first_plane = sample * args.channels + first;
-    GradientMoments<double> whole{};
-#pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c, first + c));
-    join_lanes(whole);
-    const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
-    const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
-    double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
-#pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) {
-      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c, first + c);
-      const double product = channel.product + (channel.mean - mean) * channel.grad;
-      const double weight =
-          args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
-      grads += weight * channel.grad;
-      products += weight * product;
-      if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
-      if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
-      products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
-    }
-    if (lane != 0) continue;
-    // What rounding the mean takes from every deviation is given back by the shift.
-    const Acc rounded = static_cast<Acc>(mean);
-    const double slope = -rstd * rstd * rstd * products / count;
-    const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
-    args.coefficients[index] = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+    finalise_group(
+        args, first, first_plane, of_group, lane,
+        [&](int64_t c) { return moments_of_plane(args, first_plane + c, first + c); }, &args.coefficients[index]);
   }
 }
 
@@ -14808,6 +14818,12 @@ class GroupNormGradient {
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    return add_up_weights();
+  }
+
+  // The gradients of weight and bias from the samples' shares.
+  int64_t add_up_weights() const {
+    void* const stream = call_.conv.stream;
     TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
                                               call_.channels, stream));
     return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
@@ -15034,6 +15050,7 @@ namespace cuda {
 struct PoolGradientConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMaxBlocks = 65536;  // which then take several windows
+  static constexpr int kAtOnce = 2;         // cells of a thread
 
   static dim3 blocks(int64_t units) {
     const int64_t blocks = (units + kThreads - 1) / kThreads;
@@ -15095,53 +15112,79 @@ struct alignas(2 * sizeof(S)) PoolPair {
 namespace tconv {
 namespace cuda {
 
-// kPairs: as in pool_maxima.cuh; the image may have a row more than its windows.
+// kPairs: as in pool_maxima.cuh; the image may have a row more than its windows. A thread takes kAtOnce cells, all of
+// whose values are under way before the first is written.
 template <bool kPairs, typename S>
 __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
     pool_gradient_kernel(const __grid_constant__ PoolGradientArgs<S> args) {
   using Acc = typename StorageTraits<S>::Acc;
+  constexpr int kAtOnce = kPairs ? PoolGradientConfig::kAtOnce : 1;
   const int64_t count = args.planes * args.cells.rows * args.cells.cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += step) {
-    const PoolPlace place = args.cells.place(index);
-    const auto of_channel = static_cast<const BatchNormCoefficients<Acc>*>(args.coefficients)[place.channel];
-    int winner = -1;
-    Acc of_winner = 0;
-    if (place.row < args.windows.rows && place.col < args.windows.cols) {
-      const int64_t window = (place.plane * args.windows.rows + place.row) * args.windows.cols + place.col;
-      winner = args.winners[window];
-      of_winner = of_channel.scale * norm::to_acc(args.grad[window]);
-    }
-    const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
-    const int64_t first = (place.plane * args.height + top) * args.width + left;
-    const auto gradient = [&](S value, bool wins) {
-      Acc result = wins ? of_winner : Acc(0);
-      if (args.batch_stats) result += of_channel.slope * (norm::to_acc(value) - of_channel.mean) + of_channel.shift;
-      return to_storage<S>(result);
-    };
-    if constexpr (kPairs) {
+  for (int64_t begin = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; begin < count;
+       begin += kAtOnce * step) {
+    BatchNormCoefficients<Acc> of_channel[kAtOnce];
+    int winner[kAtOnce];
+    int64_t top[kAtOnce], left[kAtOnce], first[kAtOnce];
+    Acc of_winner[kAtOnce];
+    PoolPair<S> pairs[kAtOnce][2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (top + i >= args.height) break;
-        PoolPair<S> pair{};
-        if (args.batch_stats) pair = *reinterpret_cast<const PoolPair<S>*>(args.value + first + i * args.width);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) pair.values[j] = gradient(pair.values[j], winner == 2 * i + j);
-        *reinterpret_cast<PoolPair<S>*>(args.grad_value + first + i * args.width) = pair;
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t index = begin + k * step;
+      top[k] = args.height;  // nothing to do
+      if (index >= count) continue;
+      const PoolPlace place = args.cells.place(index);
+      of_channel[k] = static_cast<const BatchNormCoefficients<Acc>*>(args.coefficients)[place.channel];
+      winner[k] = -1, of_winner[k] = 0;
+      if (place.row < args.windows.rows && place.col < args.windows.cols) {
+        const int64_t window = (place.plane * args.windows.rows + place.row) * args.windows.cols + place.col;
+        winner[k] = args.winners[window];
+        of_winner[k] = of_channel[k].scale * norm::to_acc(args.grad[window]);
       }
-    } else {
-      for (int i = 0; i < args.stride_h && top + i < args.height; ++i)
-        for (int j = 0; j < args.stride_w && left + j < args.width; ++j) {
-          const int64_t at = first + i * args.width + j;
-          const bool wins = j < args.kernel_w && winner == i * args.kernel_w + j;
-          args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
+      top[k] = place.row * args.stride_h, left[k] = place.col * args.stride_w;
+      first[k] = (place.plane * args.height + top[k]) * args.width + left[k];
+      if constexpr (kPairs)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (args.batch_stats && top[k] + i < args.height)
+            pairs[k][i] = *reinterpret_cast<const PoolPair<S>*>(args.value + first[k] + i * args.width);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const auto gradient = [&](S value, bool wins) {
+        Acc result = wins ? of_winner[k] : Acc(0);
+        if (args.batch_stats)
+          result += of_channel[k].slope * (norm::to_acc(value) - of_channel[k].mean) + of_channel[k].shift;
+        return to_storage<S>(result);
+      };
+      if constexpr (kPairs) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (top[k] + i >= args.height) break;
+          PoolPair<S> made;
+#pragma unroll
+          for (int j = 0; j < 2; ++j) made.values[j] = gradient(pairs[k][i].values[j], winner[k] == 2 * i + j);
+          *reinterpret_cast<PoolPair<S>*>(args.grad_value + first[k] + i * args.width) = made;
         }
+      } else {
+        for (int i = 0; i < args.stride_h && top[k] + i < args.height; ++i)
+          for (int j = 0; j < args.stride_w && left[k] + j < args.width; ++j) {
+            const int64_t at = first[k] + i * args.width + j;
+            const bool wins = j < args.kernel_w && winner[k] == i * args.kernel_w + j;
+            args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
+          }
+      }
     }
   }
 }
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/pool_group_norm_gradient.cuh
+// Small groups behind a pool, in one go: of a sample's group a block finds the windows' maxima, GroupNorm's
+// coefficients (group_norm_gradient_args.cuh), and the gradients of the maxima's BatchNorm with their sums. Two warps
+// for each channel, whose windows their lanes hold in registers, so that every value is read once. Bound by memory.
+
 // ---- kernels_src/cuda/pool_maxima.cuh
 // Of each window the value whose BatchNorm is largest, by PyTorch's rule: the first of equal ones, NaN above all, the
 // last NaN. The activation never falls, so that its maximum is there, too. Bound by memory.
@@ -15150,38 +15193,171 @@ __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
 namespace tconv {
 namespace cuda {
 
-// kPairs: windows of 2 x 2, side by side, whose rows are aligned pairs.
+// Of the window at this row and column of an image, and its number in it. kPairs: windows of 2 x 2, side by side, whose
+// rows are aligned pairs.
+template <bool kPairs, typename S, typename Map, typename Index>
+__device__ __forceinline__ S window_maximum(const PoolGradientArgs<S>& args, const Map& map, const S* image, Index row,
+                                            Index col, int* winner) {
+  using Acc = typename StorageTraits<S>::Acc;
+  const Index top = row * (kPairs ? 2 : args.stride_h), left = col * (kPairs ? 2 : args.stride_w);
+  const S* const first = image + (top * static_cast<Index>(args.width) + left);
+  PoolPair<S> above{}, below{};
+  if constexpr (kPairs) {
+    above = *reinterpret_cast<const PoolPair<S>*>(first);
+    below = *reinterpret_cast<const PoolPair<S>*>(first + args.width);
+  }
+  S winning = kPairs ? above.values[0] : first[0];
+  *winner = 0;
+  Acc best = map.apply(norm::to_acc(winning));
+  const auto take = [&](S value, int number) {
+    const Acc mapped = map.apply(norm::to_acc(value));
+    if (!(mapped > best || mapped != mapped)) return;
+    best = mapped, winning = value, *winner = number;
+  };
+  if constexpr (kPairs) {
+    take(above.values[1], 1), take(below.values[0], 2), take(below.values[1], 3);
+  } else {
+    for (int i = 0; i < args.kernel_h && top + i < args.height; ++i)
+      for (int j = 0; j < args.kernel_w && left + j < args.width; ++j)
+        if (i + j > 0) take(first[i * args.width + j], i * args.kernel_w + j);
+  }
+  return winning;
+}
+
 template <bool kPairs, typename S>
 __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
     pool_maxima_kernel(const __grid_constant__ PoolGradientArgs<S> args) {
-  using Acc = typename StorageTraits<S>::Acc;
   const int64_t count = args.planes * args.windows.rows * args.windows.cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += step) {
     const PoolPlace place = args.windows.place(index);
-    const norm::ChannelAffine<Acc> map = args.maps[place.channel];
-    const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
-    const S* const first = args.value + (place.plane * args.height + top) * args.width + left;
-    S winning = first[0];
-    int winner = 0;
-    Acc best = map.apply(norm::to_acc(winning));
-    const auto take = [&](S value, int number) {
-      const Acc mapped = map.apply(norm::to_acc(value));
-      if (!(mapped > best || mapped != mapped)) return;
-      best = mapped, winning = value, winner = number;
-    };
-    if constexpr (kPairs) {
-      const auto above = *reinterpret_cast<const PoolPair<S>*>(first);
-      const auto below = *reinterpret_cast<const PoolPair<S>*>(first + args.width);
-      take(above.values[1], 1), take(below.values[0], 2), take(below.values[1], 3);
-    } else {
-      for (int i = 0; i < args.kernel_h && top + i < args.height; ++i)
-        for (int j = 0; j < args.kernel_w && left + j < args.width; ++j)
-          if (i + j > 0) take(first[i * args.width + j], i * args.kernel_w + j);
-    }
-    args.maxima[index] = winning;
+    int winner;
+    const S* const image = args.value + place.plane * args.height * args.width;
+    args.maxima[index] = window_maximum<kPairs>(args, args.maps[place.channel], image, place.row, place.col, &winner);
     args.winners[index] = static_cast<uint8_t>(winner);
   }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct PoolGroupNormConfig {
+  static constexpr int kMaxChannels = 16;  // of a group
+  static constexpr int kWarps = 2;         // of a channel
+  static constexpr int kItems = 5;         // of a lane
+  static constexpr int kMaxPooled = 32 * kWarps * kItems;
+  static constexpr int kMaxThreads = 32 * kWarps * kMaxChannels;
+
+  // fp64 has no registers for it.
+  TCONV_HD static constexpr bool serves(int64_t storage_bytes) { return storage_bytes < 8; }
+  static bool fits(int64_t group_channels, int64_t pooled) {
+    return group_channels <= kMaxChannels && pooled <= kMaxPooled;
+  }
+};
+
+template <typename Norm, typename S>
+struct PoolGroupNormArgs {
+  Norm norm;  // GroupNorm's kernels' arguments; its value and parts are not used
+  PoolGradientArgs<S> pool;
+  int group_channels, pooled;
+  FastDivisor by_pooled_w;
+};
+
+// kPairs: as in pool_maxima.cuh.
+template <bool kPairs, typename Norm, typename S>
+__global__ void __launch_bounds__(PoolGroupNormConfig::kMaxThreads)
+    pool_group_norm_gradient_kernel(const __grid_constant__ PoolGroupNormArgs<Norm, S> args) {
+  using Config = PoolGroupNormConfig;
+  using Acc = typename StorageTraits<S>::Acc;
+  constexpr int kItems = Config::kItems;
+  __shared__ GradientMoments<double> moments[Config::kMaxChannels][Config::kWarps];
+  __shared__ Acc sums_of_warps[Config::kMaxChannels][Config::kWarps][2];
+  __shared__ GroupCoefficients<Acc> coefficients;
+  const int lane = threadIdx.x % 32, part = threadIdx.x / 32 % Config::kWarps;
+  const int of_group = threadIdx.x / (32 * Config::kWarps);  // the channel
+  const int64_t sample = args.norm.by_groups.quotient(blockIdx.x);
+  const int64_t group = blockIdx.x - sample * args.norm.num_groups;
+  const int64_t first_channel = group * args.group_channels, channel = first_channel + of_group;
+  const int64_t plane = sample * args.norm.channels + channel, first = plane * args.pooled;
+  const auto inner = args.norm.inner.of_channel(channel);
+  const int step = 32 * Config::kWarps, mine = part * 32 + lane;
+  const auto is_there = [&](int i) { return i * step + mine < args.pooled; };
+
+  const S* const grads = args.norm.grad + first + mine;  // read twice, the second time from L1
+  const S* const image = args.pool.value + plane * args.pool.height * args.pool.width;
+  Acc values[kItems];  // of a lane
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    values[i] = Acc(0);
+    if (!is_there(i)) continue;
+    const int at = i * step + mine, row = static_cast<int>(args.by_pooled_w.quotient(at));
+    int winner;
+    const int col = at - row * static_cast<int>(args.pool.windows.cols);
+    values[i] = norm::to_acc(window_maximum<kPairs>(args.pool, inner.map, image, row, col, &winner));
+    args.pool.winners[first + at] = static_cast<uint8_t>(winner);
+  }
+
+  // Two passes about the mean.
+  Acc count = 0, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (!is_there(i)) continue;
+    count += Acc(1), sum += inner.template value<S>(values[i]);
+  }
+  count = norm::warp_sum(count), sum = norm::warp_sum(sum);
+  const Acc centre = count > Acc(0) ? sum / count : Acc(0);
+  Acc deviation = 0, squares = 0, grad = 0, product = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (!is_there(i)) continue;
+    const Acc d = inner.template value<S>(values[i]) - centre;
+    const Acc g = norm::to_acc(grads[i * step]);
+    deviation += d, squares += d * d, grad += g, product += g * d;
+  }
+  deviation = norm::warp_sum(deviation), squares = norm::warp_sum(squares);
+  grad = norm::warp_sum(grad), product = norm::warp_sum(product);
+  if (lane == 0) {
+    const double correction = count > Acc(0) ? static_cast<double>(deviation / count) : 0.0;
+    moments[of_group][part] = {count, centre + correction, squares - deviation * correction, grad,
+                               product - correction * grad};
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    if (lane < args.group_channels)
+      for (int i = 1; i < Config::kWarps; ++i) moments[lane][0].join(moments[lane][i]);
+    finalise_group(
+        args.norm, first_channel, sample * args.norm.channels + first_channel, args.group_channels, lane,
+        [&](int64_t c) { return moments[c][0]; }, &coefficients);
+  }
+  __syncthreads();
+
+  const Acc scale =
+      coefficients.rstd * (args.norm.weight != nullptr ? static_cast<Acc>(args.norm.weight[channel]) : Acc(1));
+  Acc sums[2] = {};
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (!is_there(i)) continue;
+    const auto outer = [&](Acc value) {
+      return scale * norm::to_acc(grads[i * step]) +
+             (coefficients.slope * (value - coefficients.mean) + coefficients.shift);
+    };
+    const Acc result = inner.template gradient<S>(values[i], outer, sums + 1);
+    sums[0] += result;
+    args.norm.grad_value[first + i * step + mine] = to_storage<S>(result);
+  }
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    sums[k] = norm::warp_sum(sums[k]);
+    if (lane == 0) sums_of_warps[of_group][part][k] = sums[k];
+  }
+  __syncthreads();
+  if (part > 0 || lane >= 2) return;
+  Acc all = 0;
+  for (int i = 0; i < Config::kWarps; ++i) all += sums_of_warps[of_group][i][lane];
+  args.norm.sum_parts[lane][plane] = all;
 }
 
 }  // namespace cuda
@@ -15250,10 +15426,9 @@ class BatchNormPoolGradient {
                                                                      static_cast<cudaStream_t>(stream)));
     TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_maps_kernel<S>));
     if (pairs())
-      TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<true, S>, pool_.windows));
+      TCONV_RETURN_IF_ERROR((to_maxima<true>(group_norm)));
     else
-      TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<false, S>, pool_.windows));
-    TCONV_RETURN_IF_ERROR(group_norm.run());
+      TCONV_RETURN_IF_ERROR((to_maxima<false>(group_norm)));
     norm_.sums = group_norm.args.sum_parts[0], norm_.products = group_norm.args.sum_parts[1];
     norm_.sum_rows = group_norm.sum_rows();
     TCONV_RETURN_IF_ERROR(per_channel(batch_norm_gradient_finalise_kernel<S>));
@@ -15262,6 +15437,26 @@ class BatchNormPoolGradient {
   }
 
  private:
+  // The gradients of the maxima's BatchNorm.
+  template <bool kPairs, typename Norm>
+  int64_t to_maxima(const Norm& group_norm) {
+    const int64_t group_channels = call_.channels / call_.group_norm.num_groups;
+    if constexpr (kPairs && PoolGroupNormConfig::serves(sizeof(S))) {
+      if (PoolGroupNormConfig::fits(group_channels, pooled_) && group_norm.args.num_sample_groups <= INT32_MAX) {
+        using Args = PoolGroupNormArgs<typename Norm::Args, S>;
+        const Args args{group_norm.args, pool_, static_cast<int>(group_channels), static_cast<int>(pooled_),
+                        FastDivisor::make(static_cast<uint32_t>(call_.batch_norm_pool.pooled_w))};
+        const int64_t threads = 32 * PoolGroupNormConfig::kWarps * group_channels;
+        TCONV_RETURN_IF_ERROR(launch_kernel(pool_group_norm_gradient_kernel<kPairs, typename Norm::Args, S>,
+                                            dim3(static_cast<unsigned>(group_norm.args.num_sample_groups)),
+                                            dim3(static_cast<unsigned>(threads)), 0, call_.conv.stream, args));
+        return group_norm.add_up_weights();
+      }
+    }
+    TCONV_RETURN_IF_ERROR(per_window(pool_maxima_kernel<kPairs, S>, pool_.windows));
+    return group_norm.run();
+  }
+
   int64_t per_channel(void (*kernel)(BatchNormGradientArgs<S>)) const {
     return launch_kernel(kernel, dim3(static_cast<unsigned>(call_.channels)), dim3(ChannelSumsConfig::kThreads), 0,
                          call_.conv.stream, norm_);

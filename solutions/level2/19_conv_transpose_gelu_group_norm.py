@@ -34,7 +34,7 @@ sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
 sha256 of GRADIENT_CUDA_SOURCE: 5706fc23fc0484378143ce4b412c43b804fed2c15643e1cf502a235a494c4304
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 1e438b5aefb496a65bcc9c92bc5c03bf8d3a10a1e05d399faff1b905ae81909f
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 3194ba0af422705a0d88c66cfa8cd54418402ee2cff6a2cafbdb2a77c9eec844
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 7787f72d61206358e9917bbaa6306014b4bf5254bb70127c8b2d074ccd5c496d
 """
 
@@ -15578,10 +15578,46 @@ __device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& 
   return joined;
 }
 
+// By one warp: the coefficients of a group, and its channels' shares of the gradients of weight and bias.
+// of_channel(c): the moments of the group's channel c.
+template <typename Args, typename OfChannel>
+__device__ __forceinline__ void finalise_group(const Args& args, int64_t first, int64_t first_plane, int64_t channels,
+                                               int lane, const OfChannel& of_channel,
+                                               GroupCoefficients<typename Args::Acc>* to) {
+  using Acc = typename Args::Acc;
+  GradientMoments<double> whole{};
+#pragma unroll 1
+  for (int64_t c = lane; c < channels; c += 32) whole.join(of_channel(c));
+  join_lanes(whole);
+  const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
+  const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
+  double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
+#pragma unroll 1
+  for (int64_t c = lane; c < channels; c += 32) {
+    const GradientMoments<double> channel = of_channel(c);
+    const double product = channel.product + (channel.mean - mean) * channel.grad;
+    const double weight = args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
+    grads += weight * channel.grad;
+    products += weight * product;
+    if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
+    if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
+    products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
+  }
+  if (lane != 0) return;
+  // What rounding the mean takes from every deviation is given back by the shift.
+  const Acc rounded = static_cast<Acc>(mean);
+  const double slope = -rstd * rstd * rstd * products / count;
+  const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
+  *to = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+}
+
 template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
-  using Acc = typename Args::Acc;
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
@@ -15589,35 +15625,9 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads)
     const int64_t sample = args.by_groups.quotient(index), group = index - sample * args.num_groups;
     const int64_t of_group = static_cast<int64_t>(args.by_group_channels.divisor), first = group * of_group;
     const int64_t first_plane = sample * args.channels + first;
-    GradientMoments<double> whole{};
-#pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) whole.join(moments_of_plane(args, first_plane + c, first + c));
-    join_lanes(whole);
-    const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
-    const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
-    double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
-#pragma unroll 1
-    for (int64_t c = lane; c < of_group; c += 32) {
-      const GradientMoments<double> channel = moments_of_plane(args, first_plane + c, first + c);
-      const double product = channel.product + (channel.mean - mean) * channel.grad;
-      const double weight =
-          args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
-      grads += weight * channel.grad;
-      products += weight * product;
-      if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
-      if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
-      products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
-    }
-    if (lane != 0) continue;
-    // What rounding the mean takes from every deviation is given back by the shift.
-    const Acc rounded = static_cast<Acc>(mean);
-    const double slope = -rstd * rstd * rstd * products / count;
-    const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
-    args.coefficients[index] = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+    finalise_group(
+        args, first, first_plane, of_group, lane,
+        [&](int64_t c) { return moments_of_plane(args, first_plane + c, first + c); }, &args.coefficients[index]);
   }
 }
 
@@ -15724,6 +15734,12 @@ class GroupNormGradient {
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    return add_up_weights();
+  }
+
+  // The gradients of weight and bias from the samples' shares.
+  int64_t add_up_weights() const {
+    void* const stream = call_.conv.stream;
     TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
                                               call_.channels, stream));
     return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
