@@ -64,7 +64,7 @@ class BatchNormPoolGradient {
   }
 
   template <int kChain>
-  int64_t run(GroupNormGradient<BatchNormInner<kChain, S>, S>& group_norm) {
+  int64_t run(const GroupNormGradient<BatchNormInner<kChain, S>, S>& group_norm) {
     void* const stream = call_.conv.stream;
     if (partials_ != nullptr)
       TCONV_RETURN_IF_ERROR(norm::launch_group_norm_plane_moments<S>(pool_.value, partials_, call_.batch,
@@ -85,7 +85,7 @@ class BatchNormPoolGradient {
  private:
   // The gradients of the maxima's BatchNorm.
   template <bool kPairs, typename Norm>
-  int64_t to_maxima(Norm& group_norm) {
+  int64_t to_maxima(const Norm& group_norm) {
     const int64_t group_channels = call_.channels / call_.group_norm.num_groups;
     if constexpr (kPairs && PoolGroupNormConfig::serves(sizeof(S))) {
       if (PoolGroupNormConfig::fits(group_channels, pooled_) && group_norm.args.num_sample_groups <= INT32_MAX) {
@@ -149,8 +149,8 @@ int64_t launch_batch_norm_pool_gradient(const BatchNormPoolGradientCall& call) {
     constexpr int kChain = decltype(index)::value;
     WorkspacePlaces places(call.conv.workspace);
     BatchNormPoolGradient<S> made(call, places);
-    GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(made.of_group_norm(), made.template inner<kChain>(),
-                                                               true, places);
+    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(made.of_group_norm(),
+                                                                     made.template inner<kChain>(), true, places);
     return made.run(group_norm);
   });
 }

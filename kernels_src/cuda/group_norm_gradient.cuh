@@ -4,7 +4,6 @@
 #include "channel_sums.cuh"
 #include "group_norm_gradient_apply.cuh"
 #include "group_norm_gradient_finalise.cuh"
-#include "group_norm_gradient_flow.cuh"
 #include "group_norm_gradient_sums.cuh"
 #include "workspace_places.h"
 
@@ -21,6 +20,20 @@ inline dim3 norm_blocks(int64_t units, int units_per_block) {
       blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
 }
 
+template <int kLanes, typename Args>
+int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
+  constexpr int kThreads = GroupNormGradientConfig::kThreads;
+  const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
+  if (args.num_groups > 0) {
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+  }
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
+}
+
 // The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
 // (and products) are wanted, whoever adds them up.
 template <typename Inner, typename Storage>
@@ -31,7 +44,7 @@ class GroupNormGradient {
   using Config = GroupNormGradientConfig;
 
   GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
-      : call_(call), flow_(args, places) {
+      : call_(call) {
     args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
     args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
     args.inner = inner;
@@ -55,28 +68,17 @@ class GroupNormGradient {
     if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
     if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
     for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
-    flow_ = GroupNormFlow<Args>(args, places);
   }
 
   // Rows of args.sum_parts.
   int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
 
-  int64_t run() {
+  int64_t run() const {
     void* const stream = call_.conv.stream;
-    const bool by_warps = call_.plane <= Config::kMaxOfWarp;
-    if (args.num_groups == 0)
-      TCONV_RETURN_IF_ERROR(by_warps ? apply<32>() : apply<Config::kThreads>());
-    else if (!by_warps)
-      TCONV_RETURN_IF_ERROR(flow_.run(args, stream));
-    else {
-      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<32, Args>,
-                                          norm_blocks(args.num_units, Config::kThreads / 32), dim3(Config::kThreads), 0,
-                                          stream, args));
-      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
-                                          norm_blocks(args.num_sample_groups, Config::kThreads / 32),
-                                          dim3(Config::kThreads), 0, stream, args));
-      TCONV_RETURN_IF_ERROR(apply<32>());
-    }
+    if (call_.plane <= Config::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
+    else
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
     return add_up_weights();
   }
 
@@ -92,15 +94,7 @@ class GroupNormGradient {
   Args args{};
 
  private:
-  template <int kLanes>
-  int64_t apply() const {
-    return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>,
-                         norm_blocks(args.num_units, Config::kThreads / kLanes), dim3(Config::kThreads), 0,
-                         call_.conv.stream, args);
-  }
-
   GroupNormGradientCall call_;
-  GroupNormFlow<Args> flow_;
 };
 
 // The kernels of a call whose chain has this number.
@@ -112,7 +106,7 @@ class ChainGradient {
   ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
       : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
 
-  int64_t run() {
+  int64_t run() const {
     TCONV_RETURN_IF_ERROR(kernels_.run());
     TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
     for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));

@@ -22,84 +22,74 @@ __device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
   return sum;
 }
 
-// Of a part, with its group's coefficients; `of_warps` must not be in use.
-template <int kLanes, typename Args>
-__device__ __forceinline__ void apply_to_part(
-    const Args& args, const PlanePart& part, const GroupCoefficients<typename Args::Acc>& of_group, int lane,
-    typename Args::Acc (&of_warps)[1 + Args::Inner::kSums][GroupNormGradientConfig::kThreads / 32]) {
-  using Config = GroupNormGradientConfig;
-  using Storage = typename Args::Storage;
-  using Acc = typename Args::Acc;
-  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  constexpr int kSums = 1 + Args::Inner::kSums;
-  constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
-  const bool normed = args.num_groups > 0;
-  const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
-  const auto inner = args.inner.of_channel(part.channel);
-  Acc sums[kSums] = {};
-  const auto gradient = [&](Storage value, Storage grad) {
-    const Acc v = static_cast<Acc>(value);
-    const auto outer = [&](Acc inner_value) {
-      const Acc scaled = scale * static_cast<Acc>(grad);
-      return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
-    };
-    const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
-    sums[0] += result;
-    return to_storage<Storage>(result);
-  };
-  const Storage* const value = args.value + part.begin;
-  const Storage* const grad = args.grad + part.begin;
-  Storage* const to = args.grad_value + part.begin;
-  for (int first = 0; first < part.count; first += kLanes * kChunk) {
-    if (sizeof(Storage) < 8 && args.vectors) {
-      NormVector<Storage> v[kVectors], g[kVectors];
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int at = first + (i * kLanes + lane) * Config::kVector;
-        if (at >= part.count) continue;
-        v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-        g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-      }
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int at = first + (i * kLanes + lane) * Config::kVector;
-        if (at >= part.count) continue;
-#pragma unroll
-        for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-        *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
-      }
-    } else {
-#pragma unroll kAtOnce
-      for (int i = 0; i < kChunk; ++i) {
-        const int at = first + i * kLanes + lane;
-        if (at < part.count) to[at] = gradient(value[at], grad[at]);
-      }
-    }
-  }
-  const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    if (args.sum_parts[i] == nullptr) continue;
-    const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
-    if (lane == 0) args.sum_parts[i][place] = sum;
-  }
-}
-
 template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
     group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
+  using Storage = typename Args::Storage;
   using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
-  __shared__ Acc of_warps[1 + Args::Inner::kSums][Config::kThreads / 32];
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
+  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
     const PlanePart part(args, unit);
+    const bool normed = args.num_groups > 0;
     GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
-    if (args.num_groups > 0)
+    if (normed)
       of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
-    apply_to_part<kLanes>(args, part, of_group, lane, of_warps);
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
+    const auto inner = args.inner.of_channel(part.channel);
+    Acc sums[kSums] = {};
+    const auto gradient = [&](Storage value, Storage grad) {
+      const Acc v = static_cast<Acc>(value);
+      const auto outer = [&](Acc inner_value) {
+        const Acc scaled = scale * static_cast<Acc>(grad);
+        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
+      };
+      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
+      sums[0] += result;
+      return to_storage<Storage>(result);
+    };
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    Storage* const to = args.grad_value + part.begin;
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      if (sizeof(Storage) < 8 && args.vectors) {
+        NormVector<Storage> v[kVectors], g[kVectors];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          if (at >= part.count) continue;
+          v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+        }
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          if (at >= part.count) continue;
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
+        }
+      } else {
+#pragma unroll kAtOnce
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          if (at < part.count) to[at] = gradient(value[at], grad[at]);
+        }
+      }
+    }
+    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (args.sum_parts[i] == nullptr) continue;
+      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
+      if (lane == 0) args.sum_parts[i][place] = sum;
+    }
   }
 }
 

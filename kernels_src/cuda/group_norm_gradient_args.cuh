@@ -22,7 +22,7 @@ struct GroupNormGradientConfig {
   static constexpr int kVector = 4;     // values that lie side by side, loaded at once
   // Values of a thread that are taken together: fp64 has registers for half as many.
   TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
-  static constexpr int kPart = 8192;        // of a plane, at a time
+  static constexpr int kPart = 16384;       // of a plane, at a time
   static constexpr int kMaxOfWarp = 2048;   // planes up to this size are a warp's, others a block's
   static constexpr int kMaxBlocks = 65536;  // which then take several parts
 };

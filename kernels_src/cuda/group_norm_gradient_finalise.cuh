@@ -8,20 +8,13 @@
 namespace tconv {
 namespace cuda {
 
-// Past L1, where neighbours' moments may be of before other blocks wrote them.
-template <typename Acc>
-__device__ __forceinline__ Acc load_from_l2(const Acc& value) {
-  return *const_cast<const volatile Acc*>(&value);
-}
-
 template <typename Args>
 __device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
   const auto* const parts = args.parts + plane * args.parts_per_plane;
   GradientMoments<double> joined{};
 #pragma unroll 1
   for (int i = 0; i < args.parts_per_plane; ++i)
-    joined.join({load_from_l2(parts[i].count), load_from_l2(parts[i].mean), load_from_l2(parts[i].m2),
-                 load_from_l2(parts[i].grad), load_from_l2(parts[i].product)});
+    joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
   joined.mean += plane_origin(args, plane, channel);
   return joined;
 }

@@ -44,72 +44,64 @@ __device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
   }
 }
 
-// Of a part, in lane 0 of those that share it. `of_warps` has an entry a warp.
-template <int kLanes, typename Args>
-__device__ __forceinline__ GradientMoments<typename Args::Acc> moments_of_part(
-    const Args& args, const PlanePart& part, int lane, GradientMoments<typename Args::Acc>* of_warps) {
-  using Config = GroupNormGradientConfig;
-  using Storage = typename Args::Storage;
-  using Acc = typename Args::Acc;
-  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  const auto inner = args.inner.of_channel(part.channel);
-  const Storage* const value = args.value + part.begin;
-  const Storage* const grad = args.grad + part.begin;
-  const Acc origin = plane_origin(args, part.plane, part.channel);
-  GradientMoments<Acc> moments{};
-  for (int first = 0; first < part.count; first += kLanes * kChunk) {
-    Acc values[kChunk], grads[kChunk];
-    bool there[kChunk];
-    if (args.vectors) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int at = first + (i * kLanes + lane) * Config::kVector;
-        const bool all = at < part.count;
-        NormVector<Storage> v{}, g{};
-        if (all) {
-          v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-          g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-        }
-#pragma unroll
-        for (int k = 0; k < Config::kVector; ++k) {
-          values[i * Config::kVector + k] =
-              all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
-          grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-          there[i * Config::kVector + k] = all;
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        const int at = first + i * kLanes + lane;
-        there[i] = at < part.count;
-        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
-        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
-      }
-    }
-    moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
-  }
-  join_lanes(moments);
-  if constexpr (kLanes > 32) {
-    __syncthreads();  // those of the unit before have been read
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
-    __syncthreads();
-    if (threadIdx.x == 0)
-      for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
-  }
-  return moments;
-}
-
 template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
     group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
-  __shared__ GradientMoments<typename Args::Acc> of_warps[Config::kThreads / 32];
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const auto moments = moments_of_part<kLanes>(args, PlanePart(args, unit), lane, of_warps);
+    const PlanePart part(args, unit);
+    const auto inner = args.inner.of_channel(part.channel);
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    const Acc origin = plane_origin(args, part.plane, part.channel);
+    GradientMoments<Acc> moments{};
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      Acc values[kChunk], grads[kChunk];
+      bool there[kChunk];
+      if (args.vectors) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          const bool all = at < part.count;
+          NormVector<Storage> v{}, g{};
+          if (all) {
+            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          }
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) {
+            values[i * Config::kVector + k] =
+                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
+            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
+            there[i * Config::kVector + k] = all;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          there[i] = at < part.count;
+          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+        }
+      }
+      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+    }
+    join_lanes(moments);
+    if constexpr (kLanes > 32) {
+      __syncthreads();  // those of the unit before have been read
+      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
+    }
     if (lane == 0) args.parts[unit] = moments;
   }
 }

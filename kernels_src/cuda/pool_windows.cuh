@@ -12,7 +12,6 @@ namespace cuda {
 struct PoolGradientConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMaxBlocks = 65536;  // which then take several windows
-  static constexpr int kAtOnce = 2;         // cells of a thread
 
   static dim3 blocks(int64_t units) {
     const int64_t blocks = (units + kThreads - 1) / kThreads;

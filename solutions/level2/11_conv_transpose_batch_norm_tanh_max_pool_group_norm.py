@@ -34,7 +34,7 @@ sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416
 sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
 sha256 of GRADIENT_CUDA_SOURCE: f0074e62419c97cb08d45814184ab22c3125d135481a047841a5a02c922f6d3e
 sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of POOL_GRADIENT_CUDA_SOURCE: 7371bd55058966fd2add39a988f3b7ea7f325a038e9f75a1b233a4c0e4ced635
+sha256 of POOL_GRADIENT_CUDA_SOURCE: 3217c7c467785c956b5a13bb338c08602aa5a4d72907bee02dc8061f2d31473c
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: fa415bcf8ee1ede8ecc73475258068a954b0eafeea4e426892307595ba09bda7
 """
 
@@ -14331,7 +14331,7 @@ struct GroupNormGradientConfig {
   static constexpr int kVector = 4;     // values that lie side by side, loaded at once
   // Values of a thread that are taken together: fp64 has registers for half as many.
   TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
-  static constexpr int kPart = 8192;        // of a plane, at a time
+  static constexpr int kPart = 16384;       // of a plane, at a time
   static constexpr int kMaxOfWarp = 2048;   // planes up to this size are a warp's, others a block's
   static constexpr int kMaxBlocks = 65536;  // which then take several parts
 };
@@ -14463,84 +14463,74 @@ __device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
   return sum;
 }
 
-// Of a part, with its group's coefficients; `of_warps` must not be in use.
-template <int kLanes, typename Args>
-__device__ __forceinline__ void apply_to_part(
-    const Args& args, const PlanePart& part, const GroupCoefficients<typename Args::Acc>& of_group, int lane,
-    typename Args::Acc (&of_warps)[1 + Args::Inner::kSums][GroupNormGradientConfig::kThreads / 32]) {
-  using Config = GroupNormGradientConfig;
-  using Storage = typename Args::Storage;
-  using Acc = typename Args::Acc;
-  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  constexpr int kSums = 1 + Args::Inner::kSums;
-  constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
-  const bool normed = args.num_groups > 0;
-  const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
-  const auto inner = args.inner.of_channel(part.channel);
-  Acc sums[kSums] = {};
-  const auto gradient = [&](Storage value, Storage grad) {
-    const Acc v = static_cast<Acc>(value);
-    const auto outer = [&](Acc inner_value) {
-      const Acc scaled = scale * static_cast<Acc>(grad);
-      return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
-    };
-    const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
-    sums[0] += result;
-    return to_storage<Storage>(result);
-  };
-  const Storage* const value = args.value + part.begin;
-  const Storage* const grad = args.grad + part.begin;
-  Storage* const to = args.grad_value + part.begin;
-  for (int first = 0; first < part.count; first += kLanes * kChunk) {
-    if (sizeof(Storage) < 8 && args.vectors) {
-      NormVector<Storage> v[kVectors], g[kVectors];
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int at = first + (i * kLanes + lane) * Config::kVector;
-        if (at >= part.count) continue;
-        v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-        g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-      }
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int at = first + (i * kLanes + lane) * Config::kVector;
-        if (at >= part.count) continue;
-#pragma unroll
-        for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-        *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
-      }
-    } else {
-#pragma unroll kAtOnce
-      for (int i = 0; i < kChunk; ++i) {
-        const int at = first + i * kLanes + lane;
-        if (at < part.count) to[at] = gradient(value[at], grad[at]);
-      }
-    }
-  }
-  const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    if (args.sum_parts[i] == nullptr) continue;
-    const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
-    if (lane == 0) args.sum_parts[i][place] = sum;
-  }
-}
-
 template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
     group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
+  using Storage = typename Args::Storage;
   using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
-  __shared__ Acc of_warps[1 + Args::Inner::kSums][Config::kThreads / 32];
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
+  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
     const PlanePart part(args, unit);
+    const bool normed = args.num_groups > 0;
     GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
-    if (args.num_groups > 0)
+    if (normed)
       of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
-    apply_to_part<kLanes>(args, part, of_group, lane, of_warps);
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
+    const auto inner = args.inner.of_channel(part.channel);
+    Acc sums[kSums] = {};
+    const auto gradient = [&](Storage value, Storage grad) {
+      const Acc v = static_cast<Acc>(value);
+      const auto outer = [&](Acc inner_value) {
+        const Acc scaled = scale * static_cast<Acc>(grad);
+        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
+      };
+      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
+      sums[0] += result;
+      return to_storage<Storage>(result);
+    };
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    Storage* const to = args.grad_value + part.begin;
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      if (sizeof(Storage) < 8 && args.vectors) {
+        NormVector<Storage> v[kVectors], g[kVectors];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          if (at >= part.count) continue;
+          v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+        }
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          if (at >= part.count) continue;
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
+        }
+      } else {
+#pragma unroll kAtOnce
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          if (at < part.count) to[at] = gradient(value[at], grad[at]);
+        }
+      }
+    }
+    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (args.sum_parts[i] == nullptr) continue;
+      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
+      if (lane == 0) args.sum_parts[i][place] = sum;
+    }
   }
 }
 
@@ -14595,72 +14585,64 @@ __device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
   }
 }
 
-// Of a part, in lane 0 of those that share it. `of_warps` has an entry a warp.
-template <int kLanes, typename Args>
-__device__ __forceinline__ GradientMoments<typename Args::Acc> moments_of_part(
-    const Args& args, const PlanePart& part, int lane, GradientMoments<typename Args::Acc>* of_warps) {
-  using Config = GroupNormGradientConfig;
-  using Storage = typename Args::Storage;
-  using Acc = typename Args::Acc;
-  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  const auto inner = args.inner.of_channel(part.channel);
-  const Storage* const value = args.value + part.begin;
-  const Storage* const grad = args.grad + part.begin;
-  const Acc origin = plane_origin(args, part.plane, part.channel);
-  GradientMoments<Acc> moments{};
-  for (int first = 0; first < part.count; first += kLanes * kChunk) {
-    Acc values[kChunk], grads[kChunk];
-    bool there[kChunk];
-    if (args.vectors) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int at = first + (i * kLanes + lane) * Config::kVector;
-        const bool all = at < part.count;
-        NormVector<Storage> v{}, g{};
-        if (all) {
-          v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-          g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-        }
-#pragma unroll
-        for (int k = 0; k < Config::kVector; ++k) {
-          values[i * Config::kVector + k] =
-              all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
-          grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-          there[i * Config::kVector + k] = all;
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        const int at = first + i * kLanes + lane;
-        there[i] = at < part.count;
-        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
-        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
-      }
-    }
-    moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
-  }
-  join_lanes(moments);
-  if constexpr (kLanes > 32) {
-    __syncthreads();  // those of the unit before have been read
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
-    __syncthreads();
-    if (threadIdx.x == 0)
-      for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
-  }
-  return moments;
-}
-
 template <int kLanes, typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
     group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
   using Config = GroupNormGradientConfig;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
   constexpr int kUnits = Config::kThreads / kLanes;
-  __shared__ GradientMoments<typename Args::Acc> of_warps[Config::kThreads / 32];
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const auto moments = moments_of_part<kLanes>(args, PlanePart(args, unit), lane, of_warps);
+    const PlanePart part(args, unit);
+    const auto inner = args.inner.of_channel(part.channel);
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    const Acc origin = plane_origin(args, part.plane, part.channel);
+    GradientMoments<Acc> moments{};
+    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+      Acc values[kChunk], grads[kChunk];
+      bool there[kChunk];
+      if (args.vectors) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          const bool all = at < part.count;
+          NormVector<Storage> v{}, g{};
+          if (all) {
+            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
+            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          }
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) {
+            values[i * Config::kVector + k] =
+                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
+            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
+            there[i * Config::kVector + k] = all;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          there[i] = at < part.count;
+          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+        }
+      }
+      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+    }
+    join_lanes(moments);
+    if constexpr (kLanes > 32) {
+      __syncthreads();  // those of the unit before have been read
+      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
+    }
     if (lane == 0) args.parts[unit] = moments;
   }
 }
@@ -14671,20 +14653,13 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 namespace tconv {
 namespace cuda {
 
-// Past L1, where neighbours' moments may be of before other blocks wrote them.
-template <typename Acc>
-__device__ __forceinline__ Acc load_from_l2(const Acc& value) {
-  return *const_cast<const volatile Acc*>(&value);
-}
-
 template <typename Args>
 __device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
   const auto* const parts = args.parts + plane * args.parts_per_plane;
   GradientMoments<double> joined{};
 #pragma unroll 1
   for (int i = 0; i < args.parts_per_plane; ++i)
-    joined.join({load_from_l2(parts[i].count), load_from_l2(parts[i].mean), load_from_l2(parts[i].m2),
-                 load_from_l2(parts[i].grad), load_from_l2(parts[i].product)});
+    joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
   joined.mean += plane_origin(args, plane, channel);
   return joined;
 }
@@ -14744,13 +14719,6 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/group_norm_gradient_flow.cuh
-// GroupNorm's gradients of large planes in one launch. Blocks take parts of planes by tickets, in rounds: the parts of
-// one group for their sums, and those of the group `lag` rounds before for their gradients. By then its coefficients
-// are known, and L2 still has its values, so that memory delivers them once. Whoever sums a group's last part makes the
-// coefficients. A ticket waits for earlier ones alone, so the flow goes on however few blocks run at once.
-
-// ==== lines 2472 to 2509 of CUDA_SOURCE
 // ---- kernels_src/cuda/workspace_places.h
 // Places in a workspace, one behind the other: the same walk gives its size and the addresses.
 
@@ -14783,119 +14751,6 @@ class WorkspacePlaces {
 namespace tconv {
 namespace cuda {
 
-struct GroupNormFlowConfig {
-  static constexpr int kThreads = GroupNormGradientConfig::kThreads;
-  // Few, that little lies between a group's two visits; fp64 has registers for one.
-  TCONV_HD static constexpr int blocks_per_sm(int64_t storage_bytes) { return storage_bytes < 8 ? 2 : 1; }
-};
-
-template <typename Norm>
-struct GroupNormFlowArgs {
-  Norm norm;
-  unsigned* ticket;  // the next one
-  unsigned* summed;  // [groups of all samples]: parts whose sums are there
-  unsigned* known;   // [groups of all samples]: 1 where the coefficients are
-  unsigned num_groups, parts, lag, num_tickets;
-  FastDivisor64 by_round;  // 2 * parts
-};
-
-template <typename Norm>
-__global__ void __launch_bounds__(GroupNormFlowConfig::kThreads,
-                                  GroupNormFlowConfig::blocks_per_sm(sizeof(typename Norm::Storage)))
-    group_norm_gradient_flow_kernel(const __grid_constant__ GroupNormFlowArgs<Norm> args) {
-  constexpr int kThreads = GroupNormFlowConfig::kThreads;
-  using Acc = typename Norm::Acc;
-  __shared__ GradientMoments<Acc> moments_of_warps[kThreads / 32];
-  __shared__ Acc sums_of_warps[1 + Norm::Inner::kSums][kThreads / 32];
-  __shared__ GroupCoefficients<Acc> coefficients;
-  __shared__ unsigned ticket_of_block, is_last;
-  const Norm& norm = args.norm;
-  for (;;) {
-    __syncthreads();  // the ticket before has been read
-    if (threadIdx.x == 0) ticket_of_block = atomicAdd(args.ticket, 1u);
-    __syncthreads();
-    const unsigned ticket = ticket_of_block;
-    if (ticket >= args.num_tickets) return;
-    const unsigned round = static_cast<unsigned>(args.by_round.quotient(ticket)),
-                   within = ticket - round * 2 * args.parts;
-    const bool sums = within < args.parts;
-    if (sums ? round >= args.num_groups : round < args.lag) continue;
-    const unsigned group = sums ? round : round - args.lag;
-    const int64_t unit = static_cast<int64_t>(group) * args.parts + (sums ? within : within - args.parts);
-    const PlanePart part(norm, unit);
-    if (sums) {
-      const auto moments = moments_of_part<kThreads>(norm, part, static_cast<int>(threadIdx.x), moments_of_warps);
-      if (threadIdx.x == 0) {
-        norm.parts[unit] = moments;
-        __threadfence();
-        is_last = atomicAdd(&args.summed[group], 1u) + 1 == args.parts;
-      }
-      __syncthreads();
-      if (!is_last || threadIdx.x >= 32) continue;
-      __threadfence();
-      const int64_t channels = static_cast<int64_t>(norm.by_group_channels.divisor);
-      const int64_t first_plane = group * channels, first = first_plane - part.sample * norm.channels;
-      finalise_group(
-          norm, first, first_plane, channels, static_cast<int>(threadIdx.x),
-          [&](int64_t c) { return moments_of_plane(norm, first_plane + c, first + c); }, &norm.coefficients[group]);
-      if (threadIdx.x == 0) {  // who wrote them
-        __threadfence();
-        atomicAdd(&args.known[group], 1u);
-      }
-    } else {
-      if (threadIdx.x == 0) {
-        while (atomicAdd(&args.known[group], 0u) == 0) __nanosleep(100);
-        __threadfence();
-        const GroupCoefficients<Acc>& from = norm.coefficients[group];
-        coefficients = {load_from_l2(from.mean), load_from_l2(from.rstd), load_from_l2(from.slope),
-                        load_from_l2(from.shift)};
-      }
-      __syncthreads();
-      apply_to_part<kThreads>(norm, part, coefficients, static_cast<int>(threadIdx.x), sums_of_warps);
-    }
-  }
-}
-
-// The flow of a call, in a workspace that is zeros before each run.
-template <typename Norm>
-class GroupNormFlow {
- public:
-  GroupNormFlow(const Norm& norm, WorkspacePlaces& places) {
-    args_.num_groups = static_cast<unsigned>(norm.num_sample_groups);
-    args_.parts = static_cast<unsigned>(norm.num_units / (norm.num_sample_groups > 0 ? norm.num_sample_groups : 1));
-    count_ = 1 + 2 * norm.num_sample_groups;
-    args_.ticket = places.reserve<unsigned>(count_);
-    args_.summed = args_.ticket + 1, args_.known = args_.summed + norm.num_sample_groups;
-    if (args_.parts > 0) args_.by_round = FastDivisor64::make(2 * static_cast<uint64_t>(args_.parts));
-  }
-
-  int64_t run(const Norm& norm, void* stream) {
-    DeviceLimits device;
-    TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-    const unsigned blocks =
-        static_cast<unsigned>(GroupNormFlowConfig::blocks_per_sm(sizeof(typename Norm::Storage)) * device.sm_count);
-    args_.norm = norm;
-    // So many rounds that what is summed when a block takes a ticket has been taken by no block that still runs.
-    args_.lag = blocks / (2 * args_.parts) + 1;
-    args_.num_tickets = 2 * args_.parts * (args_.num_groups + args_.lag);
-    TCONV_RETURN_IF_ERROR(
-        cudaMemsetAsync(args_.ticket, 0, count_ * sizeof(unsigned), static_cast<cudaStream_t>(stream)));
-    return launch_kernel(group_norm_gradient_flow_kernel<Norm>,
-                         dim3(blocks < args_.num_tickets ? blocks : args_.num_tickets),
-                         dim3(GroupNormFlowConfig::kThreads), 0, stream, args_);
-  }
-
- private:
-  GroupNormFlowArgs<Norm> args_{};
-  int64_t count_;
-};
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
 inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }
@@ -14904,6 +14759,20 @@ inline dim3 norm_blocks(int64_t units, int units_per_block) {
   const int64_t blocks = (units + units_per_block - 1) / units_per_block;
   return dim3(static_cast<unsigned>(
       blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
+}
+
+template <int kLanes, typename Args>
+int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
+  constexpr int kThreads = GroupNormGradientConfig::kThreads;
+  const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
+  if (args.num_groups > 0) {
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+  }
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
 }
 
 // The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
@@ -14916,7 +14785,7 @@ class GroupNormGradient {
   using Config = GroupNormGradientConfig;
 
   GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
-      : call_(call), flow_(args, places) {
+      : call_(call) {
     args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
     args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
     args.inner = inner;
@@ -14940,28 +14809,17 @@ class GroupNormGradient {
     if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
     if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
     for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
-    flow_ = GroupNormFlow<Args>(args, places);
   }
 
   // Rows of args.sum_parts.
   int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
 
-  int64_t run() {
+  int64_t run() const {
     void* const stream = call_.conv.stream;
-    const bool by_warps = call_.plane <= Config::kMaxOfWarp;
-    if (args.num_groups == 0)
-      TCONV_RETURN_IF_ERROR(by_warps ? apply<32>() : apply<Config::kThreads>());
-    else if (!by_warps)
-      TCONV_RETURN_IF_ERROR(flow_.run(args, stream));
-    else {
-      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<32, Args>,
-                                          norm_blocks(args.num_units, Config::kThreads / 32), dim3(Config::kThreads), 0,
-                                          stream, args));
-      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
-                                          norm_blocks(args.num_sample_groups, Config::kThreads / 32),
-                                          dim3(Config::kThreads), 0, stream, args));
-      TCONV_RETURN_IF_ERROR(apply<32>());
-    }
+    if (call_.plane <= Config::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
+    else
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
     return add_up_weights();
   }
 
@@ -14977,15 +14835,7 @@ class GroupNormGradient {
   Args args{};
 
  private:
-  template <int kLanes>
-  int64_t apply() const {
-    return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>,
-                         norm_blocks(args.num_units, Config::kThreads / kLanes), dim3(Config::kThreads), 0,
-                         call_.conv.stream, args);
-  }
-
   GroupNormGradientCall call_;
-  GroupNormFlow<Args> flow_;
 };
 
 // The kernels of a call whose chain has this number.
@@ -14997,7 +14847,7 @@ class ChainGradient {
   ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
       : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
 
-  int64_t run() {
+  int64_t run() const {
     TCONV_RETURN_IF_ERROR(kernels_.run());
     TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
     for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));
@@ -15202,7 +15052,6 @@ namespace cuda {
 struct PoolGradientConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMaxBlocks = 65536;  // which then take several windows
-  static constexpr int kAtOnce = 2;         // cells of a thread
 
   static dim3 blocks(int64_t units) {
     const int64_t blocks = (units + kThreads - 1) / kThreads;
@@ -15264,68 +15113,47 @@ struct alignas(2 * sizeof(S)) PoolPair {
 namespace tconv {
 namespace cuda {
 
-// kPairs: as in pool_maxima.cuh; the image may have a row more than its windows. A thread takes kAtOnce cells, all of
-// whose values are under way before the first is written.
+// kPairs: as in pool_maxima.cuh; the image may have a row more than its windows.
 template <bool kPairs, typename S>
 __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
     pool_gradient_kernel(const __grid_constant__ PoolGradientArgs<S> args) {
   using Acc = typename StorageTraits<S>::Acc;
-  constexpr int kAtOnce = kPairs ? PoolGradientConfig::kAtOnce : 1;
   const int64_t count = args.planes * args.cells.rows * args.cells.cols;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t begin = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; begin < count;
-       begin += kAtOnce * step) {
-    BatchNormCoefficients<Acc> of_channel[kAtOnce];
-    int winner[kAtOnce];
-    int64_t top[kAtOnce], left[kAtOnce], first[kAtOnce];
-    Acc of_winner[kAtOnce];
-    PoolPair<S> pairs[kAtOnce][2];
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int64_t index = begin + k * step;
-      top[k] = args.height;  // nothing to do
-      if (index >= count) continue;
-      const PoolPlace place = args.cells.place(index);
-      of_channel[k] = static_cast<const BatchNormCoefficients<Acc>*>(args.coefficients)[place.channel];
-      winner[k] = -1, of_winner[k] = 0;
-      if (place.row < args.windows.rows && place.col < args.windows.cols) {
-        const int64_t window = (place.plane * args.windows.rows + place.row) * args.windows.cols + place.col;
-        winner[k] = args.winners[window];
-        of_winner[k] = of_channel[k].scale * norm::to_acc(args.grad[window]);
-      }
-      top[k] = place.row * args.stride_h, left[k] = place.col * args.stride_w;
-      first[k] = (place.plane * args.height + top[k]) * args.width + left[k];
-      if constexpr (kPairs)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if (args.batch_stats && top[k] + i < args.height)
-            pairs[k][i] = *reinterpret_cast<const PoolPair<S>*>(args.value + first[k] + i * args.width);
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; index < count; index += step) {
+    const PoolPlace place = args.cells.place(index);
+    const auto of_channel = static_cast<const BatchNormCoefficients<Acc>*>(args.coefficients)[place.channel];
+    int winner = -1;
+    Acc of_winner = 0;
+    if (place.row < args.windows.rows && place.col < args.windows.cols) {
+      const int64_t window = (place.plane * args.windows.rows + place.row) * args.windows.cols + place.col;
+      winner = args.winners[window];
+      of_winner = of_channel.scale * norm::to_acc(args.grad[window]);
     }
+    const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
+    const int64_t first = (place.plane * args.height + top) * args.width + left;
+    const auto gradient = [&](S value, bool wins) {
+      Acc result = wins ? of_winner : Acc(0);
+      if (args.batch_stats) result += of_channel.slope * (norm::to_acc(value) - of_channel.mean) + of_channel.shift;
+      return to_storage<S>(result);
+    };
+    if constexpr (kPairs) {
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const auto gradient = [&](S value, bool wins) {
-        Acc result = wins ? of_winner[k] : Acc(0);
-        if (args.batch_stats)
-          result += of_channel[k].slope * (norm::to_acc(value) - of_channel[k].mean) + of_channel[k].shift;
-        return to_storage<S>(result);
-      };
-      if constexpr (kPairs) {
+      for (int i = 0; i < 2; ++i) {
+        if (top + i >= args.height) break;
+        PoolPair<S> pair{};
+        if (args.batch_stats) pair = *reinterpret_cast<const PoolPair<S>*>(args.value + first + i * args.width);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (top[k] + i >= args.height) break;
-          PoolPair<S> made;
-#pragma unroll
-          for (int j = 0; j < 2; ++j) made.values[j] = gradient(pairs[k][i].values[j], winner[k] == 2 * i + j);
-          *reinterpret_cast<PoolPair<S>*>(args.grad_value + first[k] + i * args.width) = made;
-        }
-      } else {
-        for (int i = 0; i < args.stride_h && top[k] + i < args.height; ++i)
-          for (int j = 0; j < args.stride_w && left[k] + j < args.width; ++j) {
-            const int64_t at = first[k] + i * args.width + j;
-            const bool wins = j < args.kernel_w && winner[k] == i * args.kernel_w + j;
-            args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
-          }
+        for (int j = 0; j < 2; ++j) pair.values[j] = gradient(pair.values[j], winner == 2 * i + j);
+        *reinterpret_cast<PoolPair<S>*>(args.grad_value + first + i * args.width) = pair;
       }
+    } else {
+      for (int i = 0; i < args.stride_h && top + i < args.height; ++i)
+        for (int j = 0; j < args.stride_w && left + j < args.width; ++j) {
+          const int64_t at = first + i * args.width + j;
+          const bool wins = j < args.kernel_w && winner == i * args.kernel_w + j;
+          args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
+        }
     }
   }
 }
@@ -15570,7 +15398,7 @@ class BatchNormPoolGradient {
   }
 
   template <int kChain>
-  int64_t run(GroupNormGradient<BatchNormInner<kChain, S>, S>& group_norm) {
+  int64_t run(const GroupNormGradient<BatchNormInner<kChain, S>, S>& group_norm) {
     void* const stream = call_.conv.stream;
     if (partials_ != nullptr)
       TCONV_RETURN_IF_ERROR(norm::launch_group_norm_plane_moments<S>(pool_.value, partials_, call_.batch,
@@ -15591,7 +15419,7 @@ class BatchNormPoolGradient {
  private:
   // The gradients of the maxima's BatchNorm.
   template <bool kPairs, typename Norm>
-  int64_t to_maxima(Norm& group_norm) {
+  int64_t to_maxima(const Norm& group_norm) {
     const int64_t group_channels = call_.channels / call_.group_norm.num_groups;
     if constexpr (kPairs && PoolGroupNormConfig::serves(sizeof(S))) {
       if (PoolGroupNormConfig::fits(group_channels, pooled_) && group_norm.args.num_sample_groups <= INT32_MAX) {
@@ -15655,8 +15483,8 @@ int64_t launch_batch_norm_pool_gradient(const BatchNormPoolGradientCall& call) {
     constexpr int kChain = decltype(index)::value;
     WorkspacePlaces places(call.conv.workspace);
     BatchNormPoolGradient<S> made(call, places);
-    GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(made.of_group_norm(), made.template inner<kChain>(),
-                                                               true, places);
+    const GroupNormGradient<BatchNormInner<kChain, S>, S> group_norm(made.of_group_norm(),
+                                                                     made.template inner<kChain>(), true, places);
     return made.run(group_norm);
   });
 }

@@ -95,7 +95,6 @@ T reduce(T value, Combine&& combine) {
 
 inline void __syncthreads() { emu::block_barrier.wait(emu::live, true); }
 [[noreturn]] inline void __trap() { std::abort(); }
-inline void __threadfence() {}
 inline void __nanosleep(unsigned) { emu::yield(); }
 inline void __syncwarp() { emu::warp_barriers[emu::warp()].wait(emu::live_in_warp[emu::warp()], true); }
 
@@ -156,11 +155,6 @@ void __stcs(T* at, T value) {
   *at = value;
 }
 // Threads have turns: nothing comes between.
-inline unsigned atomicAdd(unsigned* at, unsigned value) {
-  const unsigned before = *at;
-  *at += value;
-  return before;
-}
 inline unsigned atomicMax(unsigned* at, unsigned value) {
   const unsigned before = *at;
   if (value > before) *at = value;
