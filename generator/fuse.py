@@ -16,6 +16,7 @@ from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
 
+_OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
 TRANSPOSED = {  # with their dimensions
     "aten.conv_transpose1d.default": 1,
     "aten.conv_transpose2d.input": 2,
@@ -197,7 +198,8 @@ class _Fusion:
             if read.step is None:
                 if self._take_norms(fused, node):
                     break
-                self._why[node] = read.why
+                over_slices = fused.dimensions == 3 and self._is_group_norm(node)
+                self._why[node] = _OVER_SLICES if over_slices else read.why
                 break
             if read.vector is not None:
                 if len(fused.vectors) == MAX_CHANNEL_VECTORS:
@@ -243,7 +245,7 @@ class _Fusion:
     def _take_norms(self, fused: Fused, node: Node) -> bool:
         """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""
         if self._is_group_norm(node):
-            if fused.dimensions == 3:  # a group's moments are over all slices
+            if fused.dimensions == 3:  # _OVER_SLICES
                 return False
             fused.entry, fused.rest = "conv_group_norm", [node]
             return True

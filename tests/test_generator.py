@@ -106,6 +106,10 @@ LEFT = {
         "return self.group(self.group(self.conv(x)))",
         ["group GroupNorm: in the kernel", "group GroupNorm: left"],
     ),
+    "norm over slices": (
+        "y = F.conv_transpose3d(x.unsqueeze(2), self.deep)\nreturn F.group_norm(y, 2)",
+        ["conv_transpose3d: in the kernel", "group_norm: left, a group's moments are over all"],
+    ),
     "batch norm last": ("return self.norm(self.conv(x))", ["norm BatchNorm2d: left"]),
     "step before batch norm": (
         "y = torch.tanh(self.norm(F.relu(self.conv(x))))\nreturn self.group(F.max_pool2d(y, 2))",
@@ -164,6 +168,7 @@ LEFT = {
 _INIT = """self.again = nn.ConvTranspose2d(8, 3, 2)
         self.soft = nn.Softshrink()
         self.row = nn.Parameter(torch.randn(9))
+        self.deep = nn.Parameter(torch.randn(4, 8, 1, 3, 3))
         self.normed = torch.nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(4, 8, 3))"""
 
 
