@@ -155,3 +155,14 @@ def test_autocast_computes_in_the_low_precision(operator, count):
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = called(operator, count)
     assert out.dtype is torch.bfloat16
+
+
+def test_export_with_any_batch(shelf):
+    """Of a model with layers of one, two and three dimensions."""
+    model, new = shelf["one_and_three_dimensions"].pair()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    example = torch.randn(3, 3, 5)
+    program = torch.export.export(new, (example,), dynamic_shapes=({0: batch},))
+    for size in (3, 7):
+        x = torch.randn(size, 3, 5)
+        torch.testing.assert_close(program.module()(x), model(x), equal_nan=True)
