@@ -3,11 +3,13 @@ CPU, thread by thread.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.emulated_tools import needs_cuda_headers
+from tests.gpu_tools import tf32
 from tests.pool_gradient_tools import ALLOWED, CASES, random_case
 from tests.sweeps import swept
 
@@ -87,3 +89,34 @@ def test_what_is_refused_is_named(emulated_pool_gradients):
     ):
         with pytest.raises(RuntimeError, match=said):
             case.kernels(backward, given | changed)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_step_asks_the_operators(
+    shelf, emulated_gradients, emulated_pool_gradients, monkeypatch, training
+):
+    """The whole backward of 2/11, on the CPU: output once more, what follows it, convolution."""
+    solution = shelf["11"].solution
+    convolution = SimpleNamespace(
+        backward=SimpleNamespace(default=emulated_gradients.backward),
+        convolve=SimpleNamespace(default=emulated_gradients.convolve),
+    )
+    pool = emulated_pool_gradients.backward  # its first activation is tanh, too
+    monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setitem(solution, "_gradient_library", lambda: convolution)
+    monkeypatch.setitem(solution, "_pool_backward_kernels", lambda: pool)
+    model, new = (m.train(training) for m in shelf["11"].pair())
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 64, 6, 8, generator=generator).requires_grad_()
+    exact_x = x.detach().double().requires_grad_()
+    y = model.double()(exact_x)
+    grad = torch.randn(y.shape, generator=generator)
+    y.backward(grad.double())
+    # Operands of 11 bits would decide near-ties of the pool otherwise.
+    with emulated_gradients.on(), emulated_pool_gradients.on(), tf32(False):
+        new(x).backward(grad)
+        assert emulated_gradients.launches() > 0 and emulated_pool_gradients.launches() > 0
+    largest = max(float(p.grad.norm()) for p in model.parameters())
+    for ours, theirs in zip((x, *new.parameters()), (exact_x, *model.parameters()), strict=True):
+        error = float((ours.grad.double() - theirs.grad).norm())
+        assert error <= 2e-5 * float(theirs.grad.norm()) + 1e-6 * largest
