@@ -122,7 +122,9 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
     """One namespace: what the reference defines keeps its value; all else has a name of our own."""
     reference = load_text(path.read_text())
     shared = {"ModelNew", "CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE", "torch", "nn"}
-    shared |= {f"{p}GRADIENT_{of}_SOURCE" for p in ("", "NORM_") for of in ("CUDA", "OPERATOR")}
+    shared |= {
+        f"{p}GRADIENT_{of}_SOURCE" for p in ("", "NORM_", "POOL_") for of in ("CUDA", "OPERATOR")
+    }
     for statement in split(generated(path)):
         for name in statement.defines - shared:
             assert name.startswith("_") or name in reference, name
