@@ -188,7 +188,10 @@ def test_what_no_kernel_takes_stays_pytorchs_and_is_explained(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("dimensions", "image", "word"),
-    [(1, "x.flatten(2)", "GroupNorm: in the"), (3, "x[:, :, None]", "GroupNorm: left, no kernel")],
+    [
+        (1, "x.flatten(2)", "GroupNorm: in the"),
+        (3, "x[:, :, None]", "GroupNorm: left, a group's moments"),
+    ],
 )
 def test_group_norm_is_fused_in_one_dimension_and_left_in_three(dimensions, image, word, tmp_path):
     init = f"self.other = nn.ConvTranspose{dimensions}d(4, 8, 3, stride=2)"
