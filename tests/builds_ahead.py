@@ -9,12 +9,14 @@ from pathlib import Path
 
 from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
+from generator.program import ambient_kept, read_program
 from generator.runtime.build import _CUDA_FLAGS
 from generator.sources import KERNELS, gradient_cuda_source
+from generator.step_table import gradient_header
 from tests.cuda_emulator import emulator
 from tests.norm_gradient_tools import chains_header
 from tests.pool_gradient_tools import activations_header
-from tests.solution_tools import SolutionShelf, generated
+from tests.solution_tools import REFERENCES, SolutionShelf, generated
 
 EMULATED = ("69", "19", "11")
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
@@ -25,6 +27,9 @@ GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all s
 # Likewise but for the chains.
 NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"
 POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
+# NORM_GRADIENTS with the chains of references, among them all that need most registers.
+CHAIN_GRADIENTS = Path("chain_gradients")
+_LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 
 
@@ -33,9 +38,21 @@ def cuda_source_of(path: Path) -> str:
     if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS):
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
+    if path == CHAIN_GRADIENTS:
+        return gradient_cuda_source(
+            NORM_GRADIENTS.stem.removeprefix("entry_"), chains=_long_chains()
+        )
     if path == VOLUME_GRADIENTS:
         return gradient_cuda_source(volumes=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
+
+
+def _long_chains() -> str:
+    """The text of generated_gradient.h."""
+    with ambient_kept():
+        programs = [read_program(REFERENCES / f"{name}.py") for name in _LONG_CHAINS]
+    fused = [fused for program in programs for fused in program.kernels.values()]
+    return gradient_header([one.steps for one in fused])
 
 
 class BuildsAhead:

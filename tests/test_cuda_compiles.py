@@ -10,6 +10,7 @@ import pytest
 
 from generator.sources import KERNELS
 from tests.builds_ahead import (
+    CHAIN_GRADIENTS,
     GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
@@ -26,7 +27,7 @@ from tests.sweeps import swept
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py"]
-LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, VOLUME_GRADIENTS]
+LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 

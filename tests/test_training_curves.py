@@ -7,19 +7,17 @@ from tests.gpu_tools import tf32
 from tests.sweeps import swept
 from tests.training_curves import gan_losses, unet_losses
 
-# Of a reference: its options, and what trains it for so many steps on a device.
+# Of a reference: the arguments of its Model, what trains it, and that one's other arguments.
 KINDS = {
-    "dcgan_generator": lambda model, steps, latent, device: gan_losses(
-        model, steps, 16, latent, device
-    ),
-    "unet": lambda model, steps, _, device: unet_losses(model, steps, 4, 16, device),
+    "dcgan_generator": ({"latent": 32, "width": 16}, gan_losses, {"batch": 16, "latent": 32}),
+    "unet": ({"width": 16}, unet_losses, {"batch": 4, "size": 16}),
 }
-OPTIONS = {"dcgan_generator": {"latent": 32, "width": 16}, "unet": {"width": 16}}
 
 
 def losses(shelf, name: str, ours: bool, steps: int, device: str) -> torch.Tensor:
-    model = shelf[name].pair(**OPTIONS[name])[ours]
-    return KINDS[name](model, steps, 32, device)
+    arguments, train, others = KINDS[name]
+    model = shelf[name].pair(**arguments)[ours]
+    return train(model, steps, device=device, **others)
 
 
 @pytest.mark.parametrize("name", swept(list(KINDS), (0,)))
