@@ -9,13 +9,14 @@ namespace tconv {
 // All contiguous, of the call's dtype unless BatchNormPoolArgs says otherwise. Windows neither overlap nor leave the
 // image to the left or above: strides are at least the kernel's size, paddings 0, dilations 1. null: not wanted.
 struct BatchNormPoolGradientCall {
-  ConvCall conv;  // dtype, workspace, stream
-  int64_t chain;  // which activation (generated_gradient.h)
-  BatchNormPoolArgs batch_norm_pool;
+  ConvCall conv;                      // dtype, workspace, stream
+  int64_t chain;                      // which activation (generated_gradient.h)
+  BatchNormPoolArgs batch_norm_pool;  // running_mean and running_var: where given, the batch's or the running ones
   GroupNormArgs group_norm;
   const void* grad;   // [batch, channels, pooled_h, pooled_w], of the normalised
   const void* value;  // [batch, channels, height, width], what BatchNorm read
   int64_t batch, channels, height, width;
+  int64_t row_columns;      // of grad_value in memory: width, or more, and zeros behind it
   void* grad_value;         // [batch, channels, height, width]
   void* grad_weight;        // [channels], BatchNorm's
   void* grad_bias;          // [channels]

@@ -11,6 +11,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]

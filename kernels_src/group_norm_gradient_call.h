@@ -11,15 +11,16 @@ namespace tconv {
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
   int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
-  const void* grad;    // [batch, channels, plane]
-  const void* value;   // [batch, channels, plane]
+  const void* grad;    // [batch, channels, height, width]
+  const void* value;   // [batch, channels, height, width]
   const void* weight;  // [channels] or null
-  int64_t batch, channels, plane, num_groups;
+  int64_t batch, channels, height, width, num_groups;
+  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
   double eps;
-  void* grad_value;                        // [batch, channels, plane]
+  void* grad_value;                        // [batch, channels, height, width]
   void* grad_weight;                       // [channels] or null where not wanted
   void* grad_bias;                         // [channels] or null where not wanted
-  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 

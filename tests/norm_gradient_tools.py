@@ -30,11 +30,13 @@ def chain_vectors(chain: int, channels: int, dtype, device="cpu") -> list[torch.
     return [torch.randn(channels, generator=generator).to(device, dtype) for _ in range(count)]
 
 
-def arguments(case, given: tuple, needs=(True, True, True), chain: int = 0, eps=1e-5) -> tuple:
+def arguments(
+    case, given: tuple, needs=(True, True, True), chain: int = 0, eps=1e-5, pad_rows=False
+) -> tuple:
     """Of the operator, for `given`: (grad, value, weight)."""
     value = given[1]
     vectors = chain_vectors(chain, value.shape[1], value.dtype, value.device)
-    return *given, case[2], eps, *vectors, *[None] * (4 - len(vectors)), *needs, chain
+    return *given, case[2], eps, *vectors, *[None] * (4 - len(vectors)), *needs, pad_rows, chain
 
 
 def chains_header() -> str:

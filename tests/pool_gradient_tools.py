@@ -36,6 +36,7 @@ class PoolCase:
     training: bool = True
     activation: int = 0
     mean: float = 0.0
+    kept: bool = False  # the batch's statistics, of forward
 
     def __str__(self):
         words = [str(value) for value in dataclasses.astuple(self)]
@@ -62,13 +63,28 @@ class PoolCase:
     def pooled(self, value: torch.Tensor) -> torch.Tensor:
         return F.max_pool2d(value, self.kernel, self.stride, ceil_mode=self.ceil)
 
-    def kernels(self, backward, given: dict, needs=(True,) * 5) -> tuple:
+    def statistics(self, given: dict) -> tuple:
+        """Mean and variance as the operator is told them: the running ones, or of the batch those
+        that a forward kept, or nothing.
+        """
+        if not self.training:
+            return given["running_mean"], given["running_var"]
+        if not self.kept:
+            return None, None
+        wide = given["value"].to(
+            torch.float64 if given["value"].dtype == torch.float64 else torch.float32
+        )
+        return tuple(
+            t.to(wide.dtype) for t in torch.var_mean(wide.double(), (0, 2, 3), correction=0)[::-1]
+        )
+
+    def kernels(self, backward, given: dict, needs=(True,) * 5, pad_rows=False) -> tuple:
         """The operator's answer."""
         return backward(
             *(given["grad"], given["value"], given["weight"], given["bias"]),
-            *(given["running_mean"], given["running_var"], self.training, 1e-5),
+            *(*self.statistics(given), self.training, 1e-5),
             *(*self.kernel, *self.stride, given["group_weight"], self.groups, 1e-5),
-            *(*needs, self.activation),
+            *(*needs, pad_rows, self.activation),
         )
 
     def truth(self, given: dict, dtype=torch.float64) -> list[torch.Tensor]:
@@ -129,6 +145,8 @@ CASES = [
     PoolCase(1, 8, 2, (9, 8), (1, 3), (2, 3), ceil=True, activation=1),
     PoolCase(2, 4, 1, (70, 96)),  # GroupNorm by blocks, several warps a plane
     PoolCase(2, 4, 2, (8, 8), mean=100.0),
+    PoolCase(2, 4, 2, (8, 10), mean=100.0, kept=True),
+    PoolCase(3, 6, 3, (7, 11), activation=1, kept=True),
     PoolCase(3, 5, 1, (6, 6), training=False, activation=1),
     PoolCase(2, 32, 2, (34, 34)),  # 2/11's groups and images, in one go in fp32 and 16 bits
     PoolCase(2, 34, 2, (6, 8)),  # a channel more than goes in one
@@ -147,4 +165,5 @@ def random_case(seed: int) -> PoolCase:
         groups * rng.randint(2, 5),
         groups,
         *(image, kernel, stride, rng.random() < 0.3, rng.random() < 0.6, rng.randrange(2)),
+        kept=rng.random() < 0.5,
     )

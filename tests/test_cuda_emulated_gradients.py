@@ -4,6 +4,7 @@ layers, magnitudes and layouts, the same bits whatever the order of warps, witho
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import LAYOUTS
@@ -56,6 +57,32 @@ def test_random_layers(emulated_gradients, kernel, seed):
         computed += 1
         wrong += [f"(seed {seed}, index {layer.index}) {layer}: {what}" for what in found[:1]]
     assert wrong == []
+    assert computed >= COUNTS[kernel] // 4
+
+
+SLIDING = Case(in_channels=12, out_channels=32, size=(7, 16), kernel=(3, 3))  # 18 columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kernel", COUNTS)
+def test_zeros_behind_each_row(emulated_gradients, kernel, dtype):
+    """Up to whole vectors of columns, which the Hopper kernel then loads at once."""
+    cases = [(SLIDING, SLIDING.tensors(dtype)[:2], True)]
+    for layer in random_layers(5, COUNTS[kernel], "small"):
+        cases.append((layer.case, layer.tensors()[:2], layer.allow_tf32))
+
+    def with_zeros(grad, *rest):
+        return emulated_gradients.backward(F.pad(grad, (0, -grad.shape[3] % 4)), *rest)
+
+    computed = 0
+    for case, (x, weight), allow_tf32 in cases:
+        try:
+            with emulated_gradients.on(), forced(kernel):
+                check(with_zeros, case, output_gradient(case, x.dtype), x, weight, allow_tf32)
+        except RuntimeError as error:
+            assert "forced by TCONV_KERNEL" in str(error) and kernel not in ("plain", "auto")
+            continue
+        computed += 1
     assert computed >= COUNTS[kernel] // 4
 
 

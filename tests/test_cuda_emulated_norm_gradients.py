@@ -132,7 +132,7 @@ def test_what_is_refused_is_named(emulated_norm_gradients):
         ((grad, value, weight, 0), r"where nothing is normalised there is no weight"),
     ):
         with pytest.raises(RuntimeError, match=said):
-            backward(*given, 1e-5, *[None] * 4, True, True, True, 0)
+            backward(*given, 1e-5, *[None] * 4, True, True, True, False, 0)
 
 
 @pytest.fixture
@@ -176,3 +176,25 @@ def test_a_step_asks_the_operators(pair, emulated_gradients, emulated_norm_gradi
 
 def _relative(got, exact) -> float:
     return float((got.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("chain", [0, 2])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_zeros_behind_each_row(emulated_norm_gradients, case, chain, dtype):
+    """Whole vectors of columns for kernels that slide over the gradient: the same values, and
+    zeros, whatever the memory held.
+    """
+    given = norm_case(case, dtype)
+    with emulated_norm_gradients.on(detect_races=True):
+        flat, *sums, _ = emulated_norm_gradients.backward(*arguments(case, given, chain=chain))
+        garbage = torch.full((4 * flat.numel(),), float("nan"), dtype=dtype)
+        del garbage
+        padded, *others, _ = emulated_norm_gradients.backward(
+            *arguments(case, given, chain=chain, pad_rows=True)
+        )
+        assert emulated_norm_gradients.races() == []
+    width = flat.shape[3]
+    assert padded.shape == (*flat.shape[:3], (width + 3) // 4 * 4)
+    assert torch.equal(padded[..., :width], flat) and not bool(padded[..., width:].any())
+    assert all(torch.equal(a, b) for a, b in zip(sums, others, strict=True))

@@ -120,3 +120,20 @@ def test_a_step_asks_the_operators(
     for ours, theirs in zip((x, *new.parameters()), (exact_x, *model.parameters()), strict=True):
         error = float((ours.grad.double() - theirs.grad).norm())
         assert error <= 2e-5 * float(theirs.grad.norm()) + 1e-6 * largest
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_zeros_behind_each_row(emulated_pool_gradients, case, dtype):
+    """As of GroupNorm's gradients."""
+    given = case.tensors(dtype)
+    with emulated_pool_gradients.on(detect_races=True):
+        flat, *sums = case.kernels(emulated_pool_gradients.backward, given)
+        garbage = torch.full((2 * flat.numel(),), float("nan"), dtype=dtype)
+        del garbage
+        padded, *others = case.kernels(emulated_pool_gradients.backward, given, pad_rows=True)
+        assert emulated_pool_gradients.races() == []
+    width = flat.shape[3]
+    assert padded.shape == (*flat.shape[:3], (width + 3) // 4 * 4)
+    assert torch.equal(padded[..., :width], flat) and not bool(padded[..., width:].any())
+    assert all(torch.equal(a, b) for a, b in zip(sums, others, strict=True))

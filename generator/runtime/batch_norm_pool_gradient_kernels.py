@@ -9,7 +9,11 @@ from generator.runtime.generated import (
     POOL_GRADIENT_CUDA_SOURCE,
     POOL_GRADIENT_OPERATOR_SOURCE,
 )
-from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
+from generator.runtime.gradient_kernels import (
+    _load_operators,
+    _with_row_padding,
+    _with_shared_lines,
+)
 
 _POOL_GRADIENT_CUDA = _with_shared_lines(POOL_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
 _POOL_GRADIENT_NAMESPACE = (
@@ -20,8 +24,8 @@ _LARGEST_WINDOW = 256  # the place of a maximum in it is kept as a byte
 
 def _fake_pool_backward(grad, value, *args):
     channels = value.shape[1]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in args[-6:-1]]
-    return value.new_empty(value.shape), *grads
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in args[-7:-2]]
+    return value.new_empty(_with_row_padding(value.shape, args[-2])), *grads
 
 
 def _pool_backward_kernels():
@@ -41,16 +45,21 @@ def _kernels_pool(pool) -> bool:
     return apart and small and tuple(padding) == (0, 0) and tuple(dilation) == (1, 1)
 
 
-def _kernel_pool_gradients(grad, value, norm, pool, group_norm, needs, activation: int) -> tuple:
+def _kernel_pool_gradients(
+    grad, value, norm, pool, group_norm, needs, pad_rows: bool, activation: int
+) -> tuple:
     """Gradients of `value`, which BatchNorm read, of BatchNorm's weight and bias, of GroupNorm's,
     and the first one's sums per channel (all but the first None where not in `needs`).
 
-    norm: (weight, bias, running_mean, running_var, use_batch_stats, eps); group_norm: (weight,
-    num_groups, eps); activation: its number in the library.
+    norm: (weight, bias, mean, variance, use_batch_stats, eps), of which the batch's statistics may
+    be None; group_norm: (weight, num_groups, eps); pad_rows: the first one has whole vectors of
+    columns, zeros behind its own; activation: its number in the library.
     """
     kernels = _pool_backward_kernels()
     kernel, stride = pool[:2]
     with _ALLOCATION:
-        grads = kernels(grad, value, *norm, *kernel, *stride, *group_norm, *needs, activation)
+        grads = kernels(
+            *(grad, value, *norm, *kernel, *stride, *group_norm, *needs, pad_rows, activation)
+        )
     wanted = (True, *needs)
     return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))

@@ -4,6 +4,7 @@ from generator.runtime.arguments import _Conv, _make_conv
 from generator.runtime.autocast import _autocast_chain, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.generated import _CALL, _CHAIN, _CHAIN_NUMBER, _NUM_VECTORS
+from generator.runtime.gradient_kernels import _slides
 from generator.runtime.gradients import (
     _batched,
     _chain_backward,
@@ -44,9 +45,9 @@ def _gradients(ctx, grad) -> tuple:
     values = sums = None
     if _chain_needs_values(_CHAIN):
         values = [_recompute_conv(x, weight, bias, conv)]
-    if values and _own_kernels(x):
+    if values and _own_kernels(x):  # the values' memory then serves the convolution's gradients
         grad, sums, vector_grads = _kernel_chain_gradients(
-            grad, values[0], vectors, needs[2], _CHAIN_NUMBER
+            grad, values.pop(), vectors, needs[2], _slides(conv), _CHAIN_NUMBER
         )
     else:
         values = values and _chain_forward(_CHAIN, values[0], vectors)

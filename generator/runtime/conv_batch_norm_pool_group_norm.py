@@ -20,6 +20,7 @@ from generator.runtime.batch_norm_pool_gradient_kernels import (
 )
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.generated import _ACTIVATION, _CALL, _CHAIN_NUMBER
+from generator.runtime.gradient_kernels import _slides
 from generator.runtime.gradients import (
     _conv_gradients_with,
     _group_norm_gradients,
@@ -27,13 +28,15 @@ from generator.runtime.gradients import (
     _own_kernels,
     _recompute_conv,
 )
+from generator.runtime.kept_output import _kept_output
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.registration import _register
 
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
-# batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
+# batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var);
+# conv_out what they write of the convolution's output, or None.
 _SCHEMA = (
     f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
     "int[] stride, int[] padding, "
@@ -48,7 +51,7 @@ _KEEPS_NOTHING = (None, None, None, 0.0, None, None)
 
 
 def _make_run(kernels):
-    def run(x, weight, bias, conv, norm, kept, pool, group_norm):
+    def run(x, weight, bias, conv, norm, kept, pool, group_norm, conv_out=None):
         (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
         norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
         num_batches, momentum, batch_mean, batch_var = kept[2:]
@@ -63,6 +66,7 @@ def _make_run(kernels):
                 *(batch_mean, batch_var, use_batch_stats, norm_eps),
                 *(pkh, pkw, psh, psw, pph, ppw, pdh, pdw, ceil_mode),
                 *group_norm,
+                conv_out,
             )
 
     return run
@@ -95,7 +99,7 @@ def _make_fake_run(fake):
         conv_pairs = zip(args[0:8:2], args[1:8:2], strict=True)
         pool_pairs = zip(args[20:28:2], args[21:28:2], strict=True)
         norm = args[10], args[11], args[12], args[13], args[18], args[19]
-        return fake(x, weight, bias, *conv_pairs, args[8], *norm, *pool_pairs, *args[28:])[0]
+        return fake(x, weight, bias, *conv_pairs, args[8], *norm, *pool_pairs, *args[28:32])[0]
 
     return fake_run
 
@@ -109,21 +113,27 @@ def _fake(x, weight, bias, *args):
     return _new_output(pooled, x, weight), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
-def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
+def _save(ctx, x, weight, bias, conv, norm, pool, group_norm, conv_out=None, batch=(None, None)):
+    """conv_out, batch: the convolution's output, and the batch's mean and variance, where kept."""
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
     ctx.conv, ctx.pool = conv, pool
     ctx.num_groups, group_weight, group_bias, ctx.group_eps = group_norm
     parameters = norm_weight, norm_bias, group_weight, group_bias
+    statistics = batch
     if not ctx.use_batch_stats:  # a later batch may move them
-        running_mean, running_var = running_mean.clone(), running_var.clone()
-    ctx.save_for_backward(x, weight, bias, *parameters, running_mean, running_var)
+        statistics = running_mean.clone(), running_var.clone()
+    ctx.save_for_backward(x, weight, bias, *parameters, *statistics, conv_out)
 
 
 def _aten_pool_gradients(grad, conv_out, norm, pool, group_norm, norm_needs, group_needs) -> tuple:
     """(gradient of conv_out, of BatchNorm's weight and bias, of GroupNorm's)"""
     aten = torch.ops.aten
-    norm_weight, _, running_mean, running_var, training, eps = norm
-    normed, mean, rstd = aten.native_batch_norm.default(conv_out, *norm[:5], 0.0, eps)
+    norm_weight, norm_bias, running_mean, running_var, training, eps = norm
+    if training:
+        running_mean = running_var = None
+    normed, mean, rstd = aten.native_batch_norm.default(
+        conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, eps
+    )
     active = _ACTIVATION.forward(normed, ())
     pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
     grad, *group_grads = _group_norm_gradients(grad, pooled, *group_norm, group_needs)
@@ -138,7 +148,7 @@ def _aten_pool_gradients(grad, conv_out, norm, pool, group_norm, norm_needs, gro
 
 def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
-    *saved, running_mean, running_var = ctx.saved_tensors
+    *saved, mean, var, conv_out = ctx.saved_tensors
     if saved[0].numel() == 0:
         grads = _no_gradients(saved)
         return grads[:3], grads[3:5], grads[5:]
@@ -146,21 +156,25 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     grad, tensors = _widened(grad, saved)
     x, weight, bias, norm_weight, norm_bias, group_weight, _ = tensors
     if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
-        running_mean, running_var = running_mean.float(), running_var.float()
-    conv_out = _recompute_conv(x, weight, bias, conv)
-    norm = norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps
+        mean, var = mean.float(), var.float()
+    own = _own_kernels(x) and _kernels_pool(ctx.pool)
+    if conv_out is None or not own:
+        conv_out = _recompute_conv(x, weight, bias, conv)
+    norm = norm_weight, norm_bias, mean, var, ctx.use_batch_stats, ctx.norm_eps
     group_norm = group_weight, ctx.num_groups, ctx.group_eps
     needs, sums = ctx.needs_input_grad[:3], None
-    if _own_kernels(x) and _kernels_pool(ctx.pool):
+    if own:
         norm_needs = *norm_needs, *group_needs, needs[2]
         grad, *grads, sums = _kernel_pool_gradients(
-            grad, conv_out, norm, ctx.pool, group_norm, norm_needs, _CHAIN_NUMBER
+            *(grad, conv_out, norm, ctx.pool, group_norm, norm_needs),
+            *(_slides(conv), _CHAIN_NUMBER),
         )
         norm_grads, group_grads = grads[:2], grads[2:]
     else:
         grad, norm_grads, group_grads = _aten_pool_gradients(
             grad, conv_out.contiguous(), norm, ctx.pool, group_norm, norm_needs, group_needs
         )
+    del conv_out  # its memory serves the convolution's gradients
     conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (group_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)
@@ -180,22 +194,24 @@ def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
 
 
 def _flat_run(x, weight, bias, conv, pool, *args):
-    return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
+    norm, kept, group_norm, conv_out = args[:6], args[6:12], args[12:16], args[16]
+    return _run(x, weight, bias, conv, norm, kept, pool, group_norm, conv_out)
 
 
 def _flat_traced(x, weight, bias, conv, pool, *args):
-    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:])
+    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:16])
 
 
 def _save_eager(ctx, args) -> None:
     x, weight, bias, conv, pool, *rest = args
-    _save(ctx, x, weight, bias, conv, rest[:6], pool, rest[12:])
+    norm, batch, group_norm, conv_out = rest[:6], rest[10:12], rest[12:16], rest[16]
+    _save(ctx, x, weight, bias, conv, norm, pool, group_norm, conv_out, batch)
 
 
 def _backward_eager(ctx, grad) -> tuple:
     needs = ctx.needs_input_grad
     conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
-    return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
+    return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None, None
 
 
 def _operator(x, weight, bias, *args):
@@ -210,14 +226,21 @@ def _operator(x, weight, bias, *args):
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
     if _transformed():
         return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
-    if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
-        return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    parameters = norm[0], norm[1], group_norm[1], group_norm[2]
+    if _wants_gradient(x, weight, bias, *parameters):
+        conv_out = _kept_output(x, weight, conv, pool, (bias, *parameters))
+        if conv_out is not None and norm[4] and kept[4] is None:
+            shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
+            kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
+        return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm, conv_out)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
 
 
 def _apply_transformed(x, weight, bias, conv, norm, pool, group_norm) -> tuple:
     """(output, mean and variance of the batch)"""
-    return _transformed_run(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm)
+    return _transformed_run(
+        *(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm), None
+    )
 
 
 def _is_batched(tensor) -> bool:

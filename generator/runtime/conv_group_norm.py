@@ -4,6 +4,7 @@ from generator.runtime.arguments import _Conv, _make_conv
 from generator.runtime.autocast import _autocast_norm, _autocasting
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.generated import _CALL, _CHAIN, _CHAIN_NUMBER, _NUM_VECTORS
+from generator.runtime.gradient_kernels import _slides
 from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
@@ -48,12 +49,14 @@ def _gradients(ctx, grad, norm_needs) -> tuple:
     norm, sums = (norm_weight, ctx.num_groups, ctx.norm_eps), None
     if _own_kernels(x):
         grad, *norm_grads, sums, vector_grads = _kernel_group_norm_gradients(
-            grad, value, *norm, vectors, (*norm_needs, needs[2]), _CHAIN_NUMBER
+            *(grad, value, *norm, vectors, (*norm_needs, needs[2])),
+            *(_slides(conv), _CHAIN_NUMBER),
         )
     else:  # ATen's GroupNorm wants its input contiguous
         values = _chain_forward(_CHAIN, value.contiguous(), vectors)
         grad, *norm_grads = _group_norm_gradients(grad, values[-1], *norm, norm_needs)
         grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+    del value  # its memory serves the convolution's gradients
     conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)

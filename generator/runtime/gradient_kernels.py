@@ -34,6 +34,16 @@ _GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
+def _with_row_padding(shape, pad_rows: bool) -> tuple:
+    """As kernels_src/padded_rows.h has it."""
+    return (*shape[:-1], (shape[-1] + 3) // 4 * 4) if pad_rows else tuple(shape)
+
+
+def _slides(conv: _Conv) -> bool:
+    """Does the gradient of the input slide over the output's, which then may have padded rows?"""
+    return tuple(conv.stride) == (1, 1)
+
+
 def _fake_backward(grad, x, weight, *args):
     needs = args[-3:]
     return (
@@ -104,7 +114,7 @@ def _kernel_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`) by the library's kernels; grad is
-    that of the convolution's output, of the rank of x.
+    that of the convolution's output, of the rank of x, or has rows padded (_with_row_padding).
     """
     kernels = _backward_kernels()
     with _ALLOCATION:

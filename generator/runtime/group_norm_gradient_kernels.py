@@ -9,7 +9,11 @@ from generator.runtime.generated import (
     NORM_GRADIENT_CUDA_SOURCE,
     NORM_GRADIENT_OPERATOR_SOURCE,
 )
-from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
+from generator.runtime.gradient_kernels import (
+    _load_operators,
+    _with_row_padding,
+    _with_shared_lines,
+)
 
 _NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
 _NORM_GRADIENT_NAMESPACE = (
@@ -21,10 +25,11 @@ _MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
 
 def _fake_norm_backward(grad, value, weight, num_groups, eps, *args):
     channels = value.shape[1]
-    vectors, needs = args[:_MOST_VECTORS], args[_MOST_VECTORS:-1]
+    vectors, needs, pad_rows = args[:_MOST_VECTORS], args[_MOST_VECTORS:-2], args[-2]
     grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
     count = sum(vector is not None for vector in vectors)
-    return value.new_empty(value.shape), *grads, value.new_empty((count, channels))
+    shape = _with_row_padding(value.shape, pad_rows)
+    return value.new_empty(shape), *grads, value.new_empty((count, channels))
 
 
 def _norm_backward_kernels():
@@ -37,26 +42,31 @@ def _norm_backward_kernels():
 
 
 def _kernel_group_norm_gradients(
-    grad, value, weight, num_groups: int, eps: float, vectors, needs, chain: int
+    grad, value, weight, num_groups: int, eps: float, vectors, needs, pad_rows: bool, chain: int
 ) -> tuple:
     """Gradients of `value`, whose `chain` with these per-channel operands GroupNorm normalised, of
     GroupNorm's weight and bias, the first one's sums per channel (those three None where not in
-    `needs`), and those of the operands.
+    `needs`), and those of the operands. pad_rows: the first one has whole vectors of columns, zeros
+    behind its own.
     """
     kernels = _norm_backward_kernels()
     given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
     with _ALLOCATION:
-        *grads, of_vectors = kernels(grad, value, weight, num_groups, eps, *given, *needs, chain)
+        *grads, of_vectors = kernels(
+            *(grad, value, weight, num_groups, eps, *given, *needs, pad_rows, chain)
+        )
     wanted = (True, *needs)
     found = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]
     return *found, list(of_vectors.unbind(0))
 
 
-def _kernel_chain_gradients(grad, value, vectors, need_sums: bool, chain: int) -> tuple:
+def _kernel_chain_gradients(
+    grad, value, vectors, need_sums: bool, pad_rows: bool, chain: int
+) -> tuple:
     """(gradient of `value`, from that of its `chain`; its sums per channel or None; gradients of
     the chain's operands)
     """
     grad, _, _, sums, of_vectors = _kernel_group_norm_gradients(
-        grad, value, None, 0, 0.0, vectors, (False, False, need_sums), chain
+        grad, value, None, 0, 0.0, vectors, (False, False, need_sums), pad_rows, chain
     )
     return grad, sums, of_vectors

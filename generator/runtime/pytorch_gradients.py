@@ -2,7 +2,7 @@
 
 _GRADIENT_DEVICES = ()
 _kernel_conv = _kernel_gradients = _kernel_group_norm_gradients = None
-_kernel_chain_gradients = _kernel_pool_gradients = _kernels_pool = None
+_kernel_chain_gradients = _kernel_pool_gradients = _kernels_pool = _slides = None
 
 
 def _volumes_with_gradient(*_):

@@ -45,7 +45,7 @@ def _gradients_of_volumes(ctx, grad) -> list:
         if value is None:
             return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, False)
         plane, sums, vector_grads = _kernel_chain_gradients(
-            plane, value.flatten(2, 3), vectors, needs[2], number
+            plane, value.flatten(2, 3), vectors, needs[2], False, number
         )
     else:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)

@@ -1,6 +1,7 @@
 // The operators of the gradients' library: gradients of input, weight and bias in one call, those that are wanted; and
 // the convolution's output once more, contiguous, for the gradients of what follows it.
 #include "../gradient_call.h"
+#include "../padded_rows.h"
 #include "cuda_half.h"
 
 TCONV_DECLARE_CUDA_HALF(GradientCall)
@@ -28,13 +29,14 @@ struct GradientInputs {
         need_weight(stack.boolean()),
         need_bias(stack.boolean()) {}
 
-  // grad: the shape of the output, [batch,] channels, h, w.
+  // grad: the shape of the output, [batch,] channels, h, w; or with zeros behind each row, up to whole vectors.
   void check_grad(const ConvTransposeLayer& p) const {
     check_same_kind("grad", grad, x);
     const auto sizes = grad.sizes();
     const bool batched = x.dim() == 4;
-    const int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
+    int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
     bool same = grad.dim() == x.dim();
+    if (same && sizes.back() == padded_columns(p.out_w)) wanted[3] = sizes.back();
     for (int64_t axis = 0; same && axis < grad.dim(); ++axis) same = sizes[axis] == wanted[batched ? axis : axis + 1];
     if (!same)
       refuse("grad must have the output's shape ", tuple_text(batched ? wanted : wanted + 1, batched ? 4 : 3), ", got ",
@@ -72,6 +74,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const auto strides = inputs.grad.strides();
   const size_t first = inputs.grad.dim() == 4 ? 1 : 0;
   call.grad_stride_n = first == 1 ? strides[0] : 0;
+  call.grad_columns = inputs.grad.sizes().back();
   call.grad_stride_c = strides[first], call.grad_stride_h = strides[first + 1], call.grad_stride_w = strides[first + 2];
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);

@@ -1,6 +1,8 @@
 // The operator of the library of GroupNorm's gradients: of `value`, whose chain of that number (generated_gradient.h)
-// was normalised, contiguous; of weight and bias, and the first one's sums per channel, where they are wanted.
+// was normalised, contiguous, with pad_rows rows in whole vectors, zeros behind (padded_rows.h); of weight and bias,
+// and the first one's sums per channel, where they are wanted.
 #include "../group_norm_gradient_call.h"
+#include "../padded_rows.h"
 #include "cuda_half.h"
 
 TCONV_DECLARE_CUDA_HALF(GroupNormGradientCall)
@@ -21,6 +23,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor vectors[kMaxChannelVectors];
   for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
   const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
+  const bool pad_rows = stack.boolean();
   const int64_t chain = stack.integer();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
@@ -37,7 +40,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const int32_t dtype = torch_dtype_of(value);
   grad = dense(grad), value = dense(value), weight = dense(weight);
 
-  const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
+  const int64_t row_columns = pad_rows ? padded_columns(sizes[3]) : sizes[3];
+  const int64_t of_grad_value[] = {sizes[0], sizes[1], sizes[2], row_columns};
+  const Tensor grad_value = allocate(of_grad_value, 4, dtype, device);
   const auto channel_values = [&](bool wanted) {
     const int64_t count = wanted ? sizes[1] : 0;
     return allocate(&count, 1, dtype, device);
@@ -59,7 +64,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   call.conv = make_call(none, kernel_dtype(dtype), false);
   call.chain = chain;
   call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
-  call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
+  call.batch = sizes[0], call.channels = sizes[1], call.height = sizes[2], call.width = sizes[3];
+  call.row_columns = row_columns;
   call.num_groups = num_groups, call.eps = eps;
   call.grad_value = pointer_of(grad_value);
   if (need_weight) call.grad_weight = pointer_of(grad_weight);
@@ -80,7 +86,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
-      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, int chain) "
+      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, bool pad_rows, "
+      "int chain) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }

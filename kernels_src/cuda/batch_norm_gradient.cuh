@@ -30,7 +30,7 @@ struct BatchNormGradientArgs {
   using Acc = typename StorageTraits<S>::Acc;
   BatchNormPoolArgs norm;
   int64_t rows, channels, sum_rows, count;
-  const norm::PartialOf<S>* partials;  // [rows][channels], or null where the statistics are running ones
+  const norm::PartialOf<S>* partials;  // [rows][channels], or null where norm has the statistics
   norm::ChannelAffine<Acc>* maps;      // [channels]
   BatchNormRest* rest;                 // [channels]
   const Acc* sums;                     // [sum_rows][channels], of d

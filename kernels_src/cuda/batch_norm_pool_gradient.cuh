@@ -29,7 +29,8 @@ class BatchNormPoolGradient {
     norm_.rest = places.reserve<BatchNormRest>(call.channels);
     norm_.coefficients = places.reserve<BatchNormCoefficients<Acc>>(call.channels);
     norm_.rows = call.batch * norm::PlaneMomentsConfig::num_partials(call.height * call.width);
-    if (norm.use_batch_stats) partials_ = places.reserve<norm::PartialOf<S>>(norm_.rows * call.channels);
+    if (norm.use_batch_stats && norm.running_mean == nullptr)
+      partials_ = places.reserve<norm::PartialOf<S>>(norm_.rows * call.channels);
     norm_.partials = partials_;
     norm_.grad_weight = static_cast<S*>(call.grad_weight), norm_.grad_bias = static_cast<S*>(call.grad_bias);
     norm_.grad_sums = static_cast<S*>(call.grad_sums);
@@ -38,6 +39,7 @@ class BatchNormPoolGradient {
     pool_.winners = places.reserve<uint8_t>(planes * pooled_);
     pool_.coefficients = norm_.coefficients;
     pool_.planes = planes, pool_.height = call.height, pool_.width = call.width;
+    pool_.row_columns = call.row_columns;
     pool_.kernel_h = static_cast<int>(norm.pool_kernel_h), pool_.kernel_w = static_cast<int>(norm.pool_kernel_w);
     pool_.stride_h = static_cast<int>(norm.pool_stride_h), pool_.stride_w = static_cast<int>(norm.pool_stride_w);
     pool_.windows = PoolGrid::make(norm.pooled_h, norm.pooled_w, call.channels);
@@ -51,7 +53,8 @@ class BatchNormPoolGradient {
     GroupNormGradientCall made{};
     made.conv = call_.conv;
     made.grad = call_.grad, made.value = maxima_, made.weight = call_.group_norm.weight;
-    made.batch = call_.batch, made.channels = call_.channels, made.plane = pooled_;
+    made.batch = call_.batch, made.channels = call_.channels;
+    made.height = call_.batch_norm_pool.pooled_h, made.width = made.row_columns = call_.batch_norm_pool.pooled_w;
     made.num_groups = call_.group_norm.num_groups, made.eps = call_.group_norm.eps;
     made.grad_value = grad_maxima_;
     made.grad_weight = call_.grad_group_weight, made.grad_bias = call_.grad_group_bias;

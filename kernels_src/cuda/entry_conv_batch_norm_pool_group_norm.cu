@@ -1,7 +1,9 @@
 // Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
-//   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
+//   2 x 2 windows on Hopper, and nobody keeps the convolution's output: convolution, pooled in its epilogue -> out (and
+//   moments of what was pooled)
 //   -> training: BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
-//   otherwise: convolution -> workspace (and moments of it) -> training: BatchNorm's affine map per channel
+//   otherwise: convolution -> workspace or what is kept (and moments of it) -> training: BatchNorm's affine map per
+//   channel
 //   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
 // TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
@@ -30,12 +32,12 @@ struct ConvBatchNormPoolGroupNorm {
         batch_norm(call.batch_norm_pool, call.conv.layer.batch, call.conv.layer.out_channels,
                    call.conv.layer.out_h * call.conv.layer.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
-        pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
+        pre_norm(layout.reserve(pooled || call.conv_out != nullptr ? 0 : pre_norm_elements(call) * sizeof(S))),
         conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes
                                              : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
-    return has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
+    return call.conv_out == nullptr && has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
   }
 
   // Are windows 2 x 2, side by side and unpadded?
@@ -53,7 +55,9 @@ struct ConvBatchNormPoolGroupNorm {
       return;
     }
     to->way = "then BatchNorm, activation, pooling and GroupNorm";
-    to->rule_out("hopper with pooling", has_2x2_windows(call) ? plan_pooled(call.conv).reason : reason::kOtherWindows);
+    to->rule_out("hopper with pooling", call.conv_out != nullptr ? reason::kKeepsOutput
+                                        : has_2x2_windows(call)  ? plan_pooled(call.conv).reason
+                                                                 : reason::kOtherWindows);
   }
 
   static int64_t pre_norm_elements(const ConvBatchNormPoolGroupNormCall& call) {
@@ -82,7 +86,7 @@ struct ConvBatchNormPoolGroupNorm {
 
     explain(call);
     if (pooled) return run_pooled(call, stream);
-    S* y = norm::at_offset<S>(conv.workspace, pre_norm);
+    S* y = call.conv_out != nullptr ? static_cast<S*>(call.conv_out) : norm::at_offset<S>(conv.workspace, pre_norm);
     S* out = static_cast<S*>(conv.out);
     ConvOutputs outputs{y, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);

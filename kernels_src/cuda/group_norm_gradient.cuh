@@ -48,14 +48,15 @@ class GroupNormGradient {
     args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
     args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
     args.inner = inner;
-    args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+    args.channels = call.channels, args.plane = call.height * call.width, args.num_groups = call.num_groups;
     args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-    args.parts_per_plane = static_cast<int>((call.plane + Config::kPart - 1) / Config::kPart);
+    args.parts_per_plane = static_cast<int>((args.plane + Config::kPart - 1) / Config::kPart);
     args.num_units = args.num_planes * args.parts_per_plane;
     args.eps = call.eps;
     constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-    args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
-                   norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+    args.vectors = norm_vectors_aligned(call.grad, kBytes) && norm_vectors_aligned(call.value, kBytes) &&
+                   norm_vectors_aligned(call.grad_value, kBytes);
+    args.rows = RowPadding::make(call.height, call.width, call.row_columns);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
     if (call.num_groups > 0) {
@@ -75,7 +76,7 @@ class GroupNormGradient {
 
   int64_t run() const {
     void* const stream = call_.conv.stream;
-    if (call_.plane <= Config::kMaxOfWarp)
+    if (args.plane <= Config::kMaxOfWarp)
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));

@@ -56,30 +56,37 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    Storage* const to = args.grad_value + part.begin;
-    for (int first = 0; first < part.count; first += kLanes * kChunk) {
-      if (sizeof(Storage) < 8 && args.vectors) {
-        NormVector<Storage> v[kVectors], g[kVectors];
+    const bool vectors = sizeof(Storage) < 8 && args.vectors;
+    const VectorSpan span(part, vectors);
+    const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
+      if (vectors) {
+        StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          if (at >= part.count) continue;
-          v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-          g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          v[i] = span.load(value, at), g[i] = span.load(grad, at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          if (at >= part.count) continue;
+          const bool whole = span.whole(at);
 #pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
+          for (int k = 0; k < Config::kVector; ++k)
+            if (whole || span.has(at + k)) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          if (whole) {
+            to.store(at, v[i]);
+          } else {
+#pragma unroll
+            for (int k = 0; k < Config::kVector; ++k)
+              if (span.has(at + k)) to.store(at + k, v[i].values[k]);
+          }
         }
       } else {
 #pragma unroll kAtOnce
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
-          if (at < part.count) to[at] = gradient(value[at], grad[at]);
+          if (at < part.count) to.store(at, gradient(value[at], grad[at]));
         }
       }
     }

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "fast_divisor.h"
 #include "gradient_chain.cuh"
+#include "row_writer.cuh"
 #include "storage.cuh"
 
 namespace tconv {
@@ -19,7 +20,7 @@ namespace cuda {
 struct GroupNormGradientConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 2;  // of an SM; without it the compiler spills some chains for four
-  static constexpr int kVector = 4;     // values that lie side by side, loaded at once
+  static constexpr int kVector = static_cast<int>(kRowVector);  // values that lie side by side, loaded at once
   // Values of a thread that are taken together: fp64 has registers for half as many.
   TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
   static constexpr int kPart = 16384;       // of a plane, at a time
@@ -101,7 +102,8 @@ struct GroupNormGradientArgs {
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
-  bool vectors;  // kVector values lie aligned
+  bool vectors;     // the tensors begin at whole vectors
+  RowPadding rows;  // of grad_value
   FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
 };
 
@@ -129,9 +131,29 @@ __device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int
   return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
-template <typename Storage>
-struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
-  Storage values[GroupNormGradientConfig::kVector];
+// Of a run of values the vectors that memory has: the first and the last may be there in part. Lanes take values `at`
+// to at + kVector - 1.
+struct VectorSpan {
+  int shift, count;  // values of the first vector that lie ahead of the run; of the run
+
+  __device__ __forceinline__ VectorSpan(const PlanePart& part, bool vectors)
+      : shift(vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
+
+  __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
+  __device__ __forceinline__ bool whole(int at) const {
+    return at >= 0 && at + GroupNormGradientConfig::kVector <= count;
+  }
+
+  // Zeros where the run is not.
+  template <typename Storage>
+  __device__ __forceinline__ StorageVector<Storage> load(const Storage* from, int at) const {
+    if (whole(at)) return *reinterpret_cast<const StorageVector<Storage>*>(from + at);
+    StorageVector<Storage> found{};
+#pragma unroll
+    for (int k = 0; k < GroupNormGradientConfig::kVector; ++k)
+      if (has(at + k)) found.values[k] = from[at + k];
+    return found;
+  }
 };
 
 }  // namespace cuda

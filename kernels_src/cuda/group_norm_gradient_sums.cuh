@@ -62,25 +62,22 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const Storage* const grad = args.grad + part.begin;
     const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
-    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+    const VectorSpan span(part, args.vectors);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
       bool there[kChunk];
       if (args.vectors) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          const bool all = at < part.count;
-          NormVector<Storage> v{}, g{};
-          if (all) {
-            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-          }
+          const StorageVector<Storage> v = span.load(value, at), g = span.load(grad, at);
 #pragma unroll
           for (int k = 0; k < Config::kVector; ++k) {
+            const bool is_there = span.has(at + k);
             values[i * Config::kVector + k] =
-                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
+                is_there ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
             grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-            there[i * Config::kVector + k] = all;
+            there[i * Config::kVector + k] = is_there;
           }
         }
       } else {

@@ -43,7 +43,7 @@ struct InputGradientPlan {
       planes_bytes = p.batch * to.x_stride_n * element;
     } else {
       to.padding_h -= p.padding_h, to.padding_w -= p.padding_w;
-      to.in_h = p.out_h, to.in_w = p.out_w;
+      to.in_h = p.out_h, to.in_w = call.grad_columns;
       to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
       to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
     }

@@ -26,7 +26,10 @@ __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
       of_winner = of_channel.scale * norm::to_acc(args.grad[window]);
     }
     const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
-    const int64_t first = (place.plane * args.height + top) * args.width + left;
+    const int64_t row = place.plane * args.height + top, first = row * args.width + left;
+    S* const to = args.grad_value + row * args.row_columns + left;
+    // The last cell of a row writes the zeros behind it, too.
+    const int zeros = place.col + 1 == args.cells.cols ? static_cast<int>(args.row_columns - args.width) : 0;
     const auto gradient = [&](S value, bool wins) {
       Acc result = wins ? of_winner : Acc(0);
       if (args.batch_stats) result += of_channel.slope * (norm::to_acc(value) - of_channel.mean) + of_channel.shift;
@@ -40,15 +43,19 @@ __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
         if (args.batch_stats) pair = *reinterpret_cast<const PoolPair<S>*>(args.value + first + i * args.width);
 #pragma unroll
         for (int j = 0; j < 2; ++j) pair.values[j] = gradient(pair.values[j], winner == 2 * i + j);
-        *reinterpret_cast<PoolPair<S>*>(args.grad_value + first + i * args.width) = pair;
+        *reinterpret_cast<PoolPair<S>*>(to + i * args.row_columns) = pair;
+        if (zeros > 0) *reinterpret_cast<PoolPair<S>*>(to + i * args.row_columns + 2) = PoolPair<S>{};
       }
     } else {
-      for (int i = 0; i < args.stride_h && top + i < args.height; ++i)
-        for (int j = 0; j < args.stride_w && left + j < args.width; ++j) {
-          const int64_t at = first + i * args.width + j;
+      for (int i = 0; i < args.stride_h && top + i < args.height; ++i) {
+        S* const to_row = to + i * args.row_columns;
+        const int columns = static_cast<int>(min(args.width - left, int64_t{args.stride_w}));
+        for (int j = 0; j < columns; ++j) {
           const bool wins = j < args.kernel_w && winner == i * args.kernel_w + j;
-          args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
+          to_row[j] = gradient(args.batch_stats ? args.value[first + i * args.width + j] : S{}, wins);
         }
+        for (int j = 0; j < zeros; ++j) to_row[columns + j] = S{};
+      }
     }
   }
 }

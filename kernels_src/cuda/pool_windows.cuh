@@ -56,6 +56,7 @@ struct PoolGradientArgs {
   const void* coefficients;              // BatchNormCoefficients<Acc>[channels]
   S* grad_value;                         // [planes][height][width]
   int64_t planes, height, width;
+  int64_t row_columns;  // of grad_value: width, or more, and zeros behind it
   int kernel_h, kernel_w, stride_h, stride_w;
   PoolGrid windows, cells;
   bool batch_stats;

@@ -26,11 +26,11 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     80e7f18a49677f5c893e8e5efbfddd473ef46fbffc6ca60df640b6c27e324bc2
-sha256 of CPU_SOURCE:      e07b37533fff12700a7e07975c0c567133224f37d5bf6f4d94e976417ec5240b
+sha256 of CUDA_SOURCE:     a685698039e62af7ecde0aff1eda302eeebe2a703720aa7bf37d7193f5b4aace
+sha256 of CPU_SOURCE:      048d1faf4cb76029229a0bd4a954cbf8a208ddbc8a5d238538755df1d4fee50e
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 26fccbc2de15011cb36b145f9a0c540ec70270d1da7a5dcd672be883a5229b1d
-sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
+sha256 of GRADIENT_CUDA_SOURCE: 22a834121a5d968b15b59e4ce14200bf9497b07936d35307960201ed41f41b55
+sha256 of GRADIENT_OPERATOR_SOURCE: 4dbcbd1567a2af6e3facb1dd58873ac570a9022d25060697eb0efcc25cc294e4
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -110,6 +110,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -350,6 +351,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -5818,6 +5820,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -6013,6 +6016,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -7943,7 +7947,7 @@ GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/gradient_call.h
 // Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
 
-// ==== lines 13 to 304 of CUDA_SOURCE
+// ==== lines 13 to 306 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -7953,6 +7957,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
@@ -7973,15 +7978,15 @@ struct GradientCall {
 // (generated_epilogue.h) from the element-wise operations that follow the convolution; the file of that
 // name in this folder is the identity, for building kernels on their own.
 
-// ==== lines 304 to 465 of CUDA_SOURCE
+// ==== lines 306 to 467 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 466 to 521 of CUDA_SOURCE
-// ==== lines 680 to 768 of CUDA_SOURCE
-// ==== lines 1539 to 1590 of CUDA_SOURCE
-// ==== lines 780 to 911 of CUDA_SOURCE
-// ==== lines 2707 to 2845 of CUDA_SOURCE
-// ==== lines 1390 to 1427 of CUDA_SOURCE
+// ==== lines 468 to 523 of CUDA_SOURCE
+// ==== lines 682 to 770 of CUDA_SOURCE
+// ==== lines 1541 to 1592 of CUDA_SOURCE
+// ==== lines 782 to 913 of CUDA_SOURCE
+// ==== lines 2709 to 2847 of CUDA_SOURCE
+// ==== lines 1392 to 1429 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -8148,14 +8153,14 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 521 to 680 of CUDA_SOURCE
-// ==== lines 768 to 780 of CUDA_SOURCE
+// ==== lines 523 to 682 of CUDA_SOURCE
+// ==== lines 770 to 782 of CUDA_SOURCE
 
-// ==== lines 908 to 1390 of CUDA_SOURCE
+// ==== lines 910 to 1392 of CUDA_SOURCE
 
-// ==== lines 1428 to 1539 of CUDA_SOURCE
-// ==== lines 1590 to 2695 of CUDA_SOURCE
-// ==== lines 2845 to 5495 of CUDA_SOURCE
+// ==== lines 1430 to 1541 of CUDA_SOURCE
+// ==== lines 1592 to 2697 of CUDA_SOURCE
+// ==== lines 2847 to 5497 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -8661,7 +8666,7 @@ struct InputGradientPlan {
       planes_bytes = p.batch * to.x_stride_n * element;
     } else {
       to.padding_h -= p.padding_h, to.padding_w -= p.padding_w;
-      to.in_h = p.out_h, to.in_w = p.out_w;
+      to.in_h = p.out_h, to.in_w = call.grad_columns;
       to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
       to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
     }
@@ -10885,6 +10890,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -11125,6 +11131,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -11139,6 +11146,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
@@ -11154,6 +11162,18 @@ TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GradientCall*) { return tconv::k
 // ---- kernels_src/binding/operator_gradients.cpp
 // The operators of the gradients' library: gradients of input, weight and bias in one call, those that are wanted; and
 // the convolution's output once more, contiguous, for the gradients of what follows it.
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -11908,13 +11928,14 @@ struct GradientInputs {
         need_weight(stack.boolean()),
         need_bias(stack.boolean()) {}
 
-  // grad: the shape of the output, [batch,] channels, h, w.
+  // grad: the shape of the output, [batch,] channels, h, w; or with zeros behind each row, up to whole vectors.
   void check_grad(const ConvTransposeLayer& p) const {
     check_same_kind("grad", grad, x);
     const auto sizes = grad.sizes();
     const bool batched = x.dim() == 4;
-    const int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
+    int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
     bool same = grad.dim() == x.dim();
+    if (same && sizes.back() == padded_columns(p.out_w)) wanted[3] = sizes.back();
     for (int64_t axis = 0; same && axis < grad.dim(); ++axis) same = sizes[axis] == wanted[batched ? axis : axis + 1];
     if (!same)
       refuse("grad must have the output's shape ", tuple_text(batched ? wanted : wanted + 1, batched ? 4 : 3), ", got ",
@@ -11952,6 +11973,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const auto strides = inputs.grad.strides();
   const size_t first = inputs.grad.dim() == 4 ? 1 : 0;
   call.grad_stride_n = first == 1 ? strides[0] : 0;
+  call.grad_columns = inputs.grad.sizes().back();
   call.grad_stride_c = strides[first], call.grad_stride_h = strides[first + 1], call.grad_stride_w = strides[first + 2];
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
@@ -11999,7 +12021,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '65_conv_transpose_3x7'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '11024d8a051b9c984a7b90a8636b7f622ea6f687fb321618cb450ef25c69290b'
+_DIGEST = 'c0ccb7a71f0068bd823884952a32aa30a2a90ea69c85bf676f4d1e5f3320d330'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -12491,6 +12513,11 @@ _GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
+def _slides(conv: _Conv) -> bool:
+    """Does the gradient of the input slide over the output's, which then may have padded rows?"""
+    return tuple(conv.stride) == (1, 1)
+
+
 def _fake_backward(grad, x, weight, *args):
     needs = args[-3:]
     return (
@@ -12561,7 +12588,7 @@ def _kernel_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`) by the library's kernels; grad is
-    that of the convolution's output, of the rank of x.
+    that of the convolution's output, of the rank of x, or has rows padded (_with_row_padding).
     """
     kernels = _backward_kernels()
     with _ALLOCATION:
@@ -12742,9 +12769,9 @@ def _gradients(ctx, grad) -> tuple:
     values = sums = None
     if _chain_needs_values(_CHAIN):
         values = [_recompute_conv(x, weight, bias, conv)]
-    if values and _own_kernels(x):
+    if values and _own_kernels(x):  # the values' memory then serves the convolution's gradients
         grad, sums, vector_grads = _kernel_chain_gradients(
-            grad, values[0], vectors, needs[2], _CHAIN_NUMBER
+            grad, values.pop(), vectors, needs[2], _slides(conv), _CHAIN_NUMBER
         )
     else:
         values = values and _chain_forward(_CHAIN, values[0], vectors)

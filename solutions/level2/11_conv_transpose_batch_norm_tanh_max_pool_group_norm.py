@@ -29,13 +29,13 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     714f08535a2c4a5585b2718ad7ff3641c1ee0cfcda077058fdf6cdf3101228a2
-sha256 of CPU_SOURCE:      e64f94f75fc898213ab705898c4e582aac24d7055477f3698b416f193362006f
-sha256 of OPERATOR_SOURCE: a05a290bb6fc304245d85c261019555cb230ded92468c7deb39d0078a993836b
-sha256 of GRADIENT_CUDA_SOURCE: f0074e62419c97cb08d45814184ab22c3125d135481a047841a5a02c922f6d3e
-sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of POOL_GRADIENT_CUDA_SOURCE: 3217c7c467785c956b5a13bb338c08602aa5a4d72907bee02dc8061f2d31473c
-sha256 of POOL_GRADIENT_OPERATOR_SOURCE: fa415bcf8ee1ede8ecc73475258068a954b0eafeea4e426892307595ba09bda7
+sha256 of CUDA_SOURCE:     da5e728e020a631ffe3a638634119ba30c373f9d1c8bc13ba910d77403e8b70d
+sha256 of CPU_SOURCE:      aa07b0b9dfa06d70620e6b617c16e6208aa1f4cba14f50c196abfdcb82f7d5ae
+sha256 of OPERATOR_SOURCE: ab19acc634c884bc18b7fac84df4e33e0457f52e7d4303851df166d6502038e2
+sha256 of GRADIENT_CUDA_SOURCE: 9d0ae0baba3fc004633e0fa9904fd2089f2b424218307d6d6128d76bb2166874
+sha256 of GRADIENT_OPERATOR_SOURCE: 4dbcbd1567a2af6e3facb1dd58873ac570a9022d25060697eb0efcc25cc294e4
+sha256 of POOL_GRADIENT_CUDA_SOURCE: 70e971f86d90e268474b6c2f955396b1305c3af42817b6e9e3806fb5efcfc92e
+sha256 of POOL_GRADIENT_OPERATOR_SOURCE: 1d64ba3d6bb8d4ddb0a552ec0230a29b653340bc2065d9f1e1f1216957bcd21b
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -59,9 +59,11 @@ import torch.utils.cpp_extension as _cpp_extension
 CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/entry_conv_batch_norm_pool_group_norm.cu
 // Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
-//   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
+//   2 x 2 windows on Hopper, and nobody keeps the convolution's output: convolution, pooled in its epilogue -> out (and
+//   moments of what was pooled)
 //   -> training: BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
-//   otherwise: convolution -> workspace (and moments of it) -> training: BatchNorm's affine map per channel
+//   otherwise: convolution -> workspace or what is kept (and moments of it) -> training: BatchNorm's affine map per
+//   channel
 //   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
 // TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
@@ -132,6 +134,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -372,6 +375,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -6963,12 +6967,12 @@ struct ConvBatchNormPoolGroupNorm {
         batch_norm(call.batch_norm_pool, call.conv.layer.batch, call.conv.layer.out_channels,
                    call.conv.layer.out_h * call.conv.layer.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
-        pre_norm(layout.reserve(pooled ? 0 : pre_norm_elements(call) * sizeof(S))),
+        pre_norm(layout.reserve(pooled || call.conv_out != nullptr ? 0 : pre_norm_elements(call) * sizeof(S))),
         conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes
                                              : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
-    return has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
+    return call.conv_out == nullptr && has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
   }
 
   // Are windows 2 x 2, side by side and unpadded?
@@ -6986,7 +6990,9 @@ struct ConvBatchNormPoolGroupNorm {
       return;
     }
     to->way = "then BatchNorm, activation, pooling and GroupNorm";
-    to->rule_out("hopper with pooling", has_2x2_windows(call) ? plan_pooled(call.conv).reason : reason::kOtherWindows);
+    to->rule_out("hopper with pooling", call.conv_out != nullptr ? reason::kKeepsOutput
+                                        : has_2x2_windows(call)  ? plan_pooled(call.conv).reason
+                                                                 : reason::kOtherWindows);
   }
 
   static int64_t pre_norm_elements(const ConvBatchNormPoolGroupNormCall& call) {
@@ -7015,7 +7021,7 @@ struct ConvBatchNormPoolGroupNorm {
 
     explain(call);
     if (pooled) return run_pooled(call, stream);
-    S* y = norm::at_offset<S>(conv.workspace, pre_norm);
+    S* y = call.conv_out != nullptr ? static_cast<S*>(call.conv_out) : norm::at_offset<S>(conv.workspace, pre_norm);
     S* out = static_cast<S*>(conv.out);
     ConvOutputs outputs{y, nullptr};
     if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
@@ -7072,7 +7078,7 @@ TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::c
 CPU_SOURCE = r"""
 // ---- kernels_src/cpu/entry_conv_batch_norm_pool_group_norm.cpp
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
-// samples at a time are pooled while in cache; the full-size convolution output is never kept.
+// samples at a time are pooled while in cache; the full-size convolution output is kept only where it is asked for.
 // ---- kernels_src/cpu/entry.h
 // The functions that the operator calls, of every entry file. A pattern is a class template over the tensor's type:
 //   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
@@ -7321,6 +7327,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -7516,6 +7523,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -8832,7 +8840,7 @@ class ConvBatchNormPoolGroupNorm {
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
         conv_(call.conv, chunk_, workspace) {
     space_.take<char>(conv_.workspace_bytes());
-    raw_ = space_.take<T>(chunk_ * p_.out_channels * p_.out_h * p_.out_w);
+    if (call.conv_out == nullptr) raw_ = space_.take<T>(chunk_ * sample());
     partials_ = space_.take<MomentsF64>(chunk_ * conv_.num_partials() * p_.out_channels);
     channels_ = space_.take<MomentsF64>(p_.out_channels);
     batch_norm_ = space_.take<Affine<T>>(p_.out_channels);
@@ -8845,6 +8853,7 @@ class ConvBatchNormPoolGroupNorm {
     for (int64_t c = 0; c < p_.out_channels; ++c) channels_[c] = MomentsF64();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);
+      if (call_.conv_out != nullptr) raw_ = static_cast<T*>(call_.conv_out) + first * sample();
       conv_.run(ConvOutputs<T>{first, samples, raw_, pool_.use_batch_stats != 0 ? partials_ : nullptr});
       pool(first, samples);
     }
@@ -8853,6 +8862,8 @@ class ConvBatchNormPoolGroupNorm {
   }
 
  private:
+  int64_t sample() const { return p_.out_channels * p_.out_h * p_.out_w; }
+
   T* pooled(int64_t n, int64_t c) const {
     return static_cast<T*>(call_.conv.out) + (n * p_.out_channels + c) * pool_.pooled_h * pool_.pooled_w;
   }
@@ -8909,7 +8920,7 @@ class ConvBatchNormPoolGroupNorm {
   Workspace space_;
   int64_t chunk_;
   ConvTranspose<T> conv_;
-  T* raw_;
+  T* raw_ = nullptr;  // [chunk_, out_channels, out_h, out_w]
   MomentsF64* partials_;
   MomentsF64* channels_;   // [out_channels], of the whole batch
   Affine<T>* batch_norm_;  // [out_channels]
@@ -8923,7 +8934,8 @@ TCONV_EXPORT_PATTERN(ConvBatchNormPoolGroupNorm, ConvBatchNormPoolGroupNormCall)
 
 OPERATOR_SOURCE = r"""
 // ---- kernels_src/binding/operator_conv_batch_norm_pool_group_norm.cpp
-// The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm.
+// The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm. conv_out, where
+// given, keeps the convolution's output for backward.
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -9868,21 +9880,37 @@ inline void set_pool(BatchNormPoolArgs& args, const Pool& pool, const Pair& pool
 namespace tconv {
 namespace binding {
 
+inline void check_kept_output(const OptionalTensor& value, const ConvInputs& inputs) {
+  if (!value) return;
+  int64_t shape[4];
+  size_t dim = 0;
+  inputs.shape(inputs.layer.out_h, inputs.layer.out_w, shape, &dim);
+  const auto sizes = value->sizes();
+  if (sizes.size() != dim || !std::equal(shape, shape + dim, sizes.begin()) || !value->is_contiguous() ||
+      kernel_dtype(torch_dtype_of(*value)) != inputs.computed_dtype || !(device_of(*value) == inputs.device))
+    refuse("conv_out must be contiguous, ", dtype_name(torch_dtype(inputs.computed_dtype)), " and of shape ",
+           tuple_text(shape, dim), " on ", inputs.device.name(), ", got ", dtype_name(torch_dtype_of(*value)), " and ",
+           shape_text(*value), " on ", device_of(*value).name());
+}
+
 void run(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   ConvInputs inputs(stack);
   BatchNormInputs batch_norm(stack);
   const Pool pool = take_pool(stack);
   GroupNormInputs group_norm(stack);
+  const OptionalTensor conv_out = stack.optional_tensor();
 
   inputs.check();
   const ConvTransposeLayer& p = inputs.layer;
   batch_norm.check(inputs);
   const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
   group_norm.check(inputs, pooled.h, pooled.w);
+  check_kept_output(conv_out, inputs);
   const Tensor out = inputs.allocate_output(pooled.h, pooled.w);
   if (p.batch > 0) {
-    ConvBatchNormPoolGroupNormCall call{inputs.prepare(out), batch_norm.prepare(inputs), group_norm.prepare(inputs)};
+    ConvBatchNormPoolGroupNormCall call{inputs.prepare(out), pointer_of(conv_out), batch_norm.prepare(inputs),
+                                        group_norm.prepare(inputs)};
     set_pool(call.batch_norm_pool, pool, pooled);
     launch(call, inputs.device);
   }
@@ -9893,7 +9921,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace tconv
 
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA
-                         ", " TCONV_GROUP_NORM_SCHEMA ") -> Tensor")
+                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor(e!)? conv_out) -> Tensor")
 """
 
 GRADIENT_CUDA_SOURCE = r"""
@@ -9913,7 +9941,7 @@ GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/gradient_call.h
 // Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
 
-// ==== lines 30 to 321 of CUDA_SOURCE
+// ==== lines 32 to 325 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -9923,6 +9951,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
@@ -9938,18 +9967,18 @@ struct GradientCall {
 
 #include <type_traits>
 
-// ==== lines 1526 to 1692 of CUDA_SOURCE
+// ==== lines 1530 to 1696 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 1693 to 1721 of CUDA_SOURCE
-// ==== lines 321 to 348 of CUDA_SOURCE
-// ==== lines 372 to 460 of CUDA_SOURCE
-// ==== lines 970 to 1021 of CUDA_SOURCE
-// ==== lines 1889 to 1989 of CUDA_SOURCE
-// ==== lines 460 to 490 of CUDA_SOURCE
+// ==== lines 1697 to 1725 of CUDA_SOURCE
+// ==== lines 325 to 352 of CUDA_SOURCE
+// ==== lines 376 to 464 of CUDA_SOURCE
+// ==== lines 974 to 1025 of CUDA_SOURCE
+// ==== lines 1893 to 1993 of CUDA_SOURCE
+// ==== lines 464 to 494 of CUDA_SOURCE
 
-// ==== lines 3738 to 3876 of CUDA_SOURCE
-// ==== lines 2472 to 2509 of CUDA_SOURCE
+// ==== lines 3742 to 3880 of CUDA_SOURCE
+// ==== lines 2476 to 2513 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10116,24 +10145,24 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 1721 to 1871 of CUDA_SOURCE
+// ==== lines 1725 to 1875 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 1871 to 1889 of CUDA_SOURCE
+// ==== lines 1875 to 1893 of CUDA_SOURCE
 
-// ==== lines 1990 to 2472 of CUDA_SOURCE
+// ==== lines 1994 to 2476 of CUDA_SOURCE
 
-// ==== lines 2510 to 3726 of CUDA_SOURCE
-// ==== lines 3876 to 4300 of CUDA_SOURCE
+// ==== lines 2514 to 3730 of CUDA_SOURCE
+// ==== lines 3880 to 4304 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
 #include <cstring>
 
 
-// ==== lines 488 to 596 of CUDA_SOURCE
-// ==== lines 4305 to 6417 of CUDA_SOURCE
+// ==== lines 492 to 600 of CUDA_SOURCE
+// ==== lines 4309 to 6421 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -10639,7 +10668,7 @@ struct InputGradientPlan {
       planes_bytes = p.batch * to.x_stride_n * element;
     } else {
       to.padding_h -= p.padding_h, to.padding_w -= p.padding_w;
-      to.in_h = p.out_h, to.in_w = p.out_w;
+      to.in_h = p.out_h, to.in_w = call.grad_columns;
       to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
       to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
     }
@@ -12863,6 +12892,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -13103,6 +13133,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -13117,6 +13148,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
@@ -13132,6 +13164,18 @@ TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GradientCall*) { return tconv::k
 // ---- kernels_src/binding/operator_gradients.cpp
 // The operators of the gradients' library: gradients of input, weight and bias in one call, those that are wanted; and
 // the convolution's output once more, contiguous, for the gradients of what follows it.
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -13886,13 +13930,14 @@ struct GradientInputs {
         need_weight(stack.boolean()),
         need_bias(stack.boolean()) {}
 
-  // grad: the shape of the output, [batch,] channels, h, w.
+  // grad: the shape of the output, [batch,] channels, h, w; or with zeros behind each row, up to whole vectors.
   void check_grad(const ConvTransposeLayer& p) const {
     check_same_kind("grad", grad, x);
     const auto sizes = grad.sizes();
     const bool batched = x.dim() == 4;
-    const int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
+    int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
     bool same = grad.dim() == x.dim();
+    if (same && sizes.back() == padded_columns(p.out_w)) wanted[3] = sizes.back();
     for (int64_t axis = 0; same && axis < grad.dim(); ++axis) same = sizes[axis] == wanted[batched ? axis : axis + 1];
     if (!same)
       refuse("grad must have the output's shape ", tuple_text(batched ? wanted : wanted + 1, batched ? 4 : 3), ", got ",
@@ -13930,6 +13975,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const auto strides = inputs.grad.strides();
   const size_t first = inputs.grad.dim() == 4 ? 1 : 0;
   call.grad_stride_n = first == 1 ? strides[0] : 0;
+  call.grad_columns = inputs.grad.sizes().back();
   call.grad_stride_c = strides[first], call.grad_stride_h = strides[first + 1], call.grad_stride_w = strides[first + 2];
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
@@ -13986,7 +14032,7 @@ POOL_GRADIENT_CUDA_SOURCE = r"""
 // Argument block of the library of GroupNorm's gradients, filled by its operator
 // (binding/operator_group_norm_gradient.cpp).
 
-// ==== lines 30 to 321 of CUDA_SOURCE
+// ==== lines 32 to 325 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -13995,15 +14041,16 @@ namespace tconv {
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
   int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
-  const void* grad;    // [batch, channels, plane]
-  const void* value;   // [batch, channels, plane]
+  const void* grad;    // [batch, channels, height, width]
+  const void* value;   // [batch, channels, height, width]
   const void* weight;  // [channels] or null
-  int64_t batch, channels, plane, num_groups;
+  int64_t batch, channels, height, width, num_groups;
+  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
   double eps;
-  void* grad_value;                        // [batch, channels, plane]
+  void* grad_value;                        // [batch, channels, height, width]
   void* grad_weight;                       // [channels] or null where not wanted
   void* grad_bias;                         // [channels] or null where not wanted
-  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
@@ -14015,7 +14062,7 @@ struct GroupNormGradientCall {
 // Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
 //   from [rows][channels] of Acc -> one number a channel
 
-// ==== lines 372 to 460 of CUDA_SOURCE
+// ==== lines 376 to 464 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -14024,8 +14071,8 @@ struct GroupNormGradientCall {
 
 #include <cstring>
 
-// ==== lines 321 to 348 of CUDA_SOURCE
-// ==== lines 460 to 731 of CUDA_SOURCE
+// ==== lines 325 to 352 of CUDA_SOURCE
+// ==== lines 464 to 735 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -14076,7 +14123,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 // value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
 // a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 
-// ==== lines 970 to 1021 of CUDA_SOURCE
+// ==== lines 974 to 1025 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
@@ -14094,7 +14141,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 #include <cstring>
 #include <type_traits>
 
-// ==== lines 1531 to 1673 of CUDA_SOURCE
+// ==== lines 1535 to 1677 of CUDA_SOURCE
 namespace math {
 
 #ifdef TCONV_OWN_MATH
@@ -14321,6 +14368,104 @@ int64_t with_chain(int64_t chain, const Launch& launch) {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/row_writer.cuh
+// Writes a tensor's values in the order in which planes hold them, with zeros behind each row where it has such
+// (padded_rows.h).
+
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage, int kVector = static_cast<int>(kRowVector)>
+struct alignas(kVector * sizeof(Storage)) StorageVector {
+  Storage values[kVector];
+};
+
+struct RowPadding {
+  int64_t height, width;
+  int zeros;  // behind each row; 0: rows follow each other
+  FastDivisor by_width;
+  FastDivisor64 rows;
+
+  static RowPadding make(int64_t height, int64_t width, int64_t row_columns) {
+    return {height, width, static_cast<int>(row_columns - width), FastDivisor::make(static_cast<uint32_t>(width)),
+            FastDivisor64::make(static_cast<uint64_t>(width))};
+  }
+};
+
+// Of values that follow each other in a plane, from its value `first` on. The tensor and each plane's values, where
+// vectors are stored, begin at whole vectors.
+template <typename Storage>
+struct RowWriter {
+  Storage* to;  // value 0, but for the zeros of rows that end on the way
+  const RowPadding& padding;
+  int column;  // of value 0
+
+  __device__ __forceinline__ RowWriter(Storage* tensor, const RowPadding& of, int64_t plane, int64_t first)
+      : to(tensor + plane * of.height * of.width + first), padding(of), column(0) {
+    if (of.zeros == 0) return;
+    const int64_t row = of.rows.quotient(first);
+    column = static_cast<int>(first - row * of.width);
+    to += (plane * of.height + row) * of.zeros;
+  }
+
+  __device__ __forceinline__ void store(int at, Storage value) const {
+    Storage* place = to + at;
+    if (padding.zeros > 0) {
+      const int row = rows_before(at);
+      place += row * padding.zeros;
+      if (ends_row(at, row)) fill(place + 1);
+    }
+    *place = value;
+  }
+
+  // Of even columns two values are in one row.
+  __device__ __forceinline__ void store(int at, const StorageVector<Storage>& vector) const {
+    if (padding.zeros == 0) {
+      *reinterpret_cast<StorageVector<Storage>*>(to + at) = vector;
+    } else if (padding.zeros == 2) {
+      using Pair = StorageVector<Storage, 2>;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = rows_before(at + 2 * i);
+        Storage* const place = to + at + 2 * i + row * 2;
+        *reinterpret_cast<Pair*>(place) = {vector.values[2 * i], vector.values[2 * i + 1]};
+        if (ends_row(at + 2 * i + 1, row)) *reinterpret_cast<Pair*>(place + 2) = Pair{};
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRowVector; ++k) store(at + k, vector.values[k]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int rows_before(int at) const {
+    return static_cast<int>(padding.by_width.quotient(column + at));
+  }
+
+  __device__ __forceinline__ bool ends_row(int at, int row) const {
+    return column + at + 1 == (row + 1) * static_cast<int>(padding.width);
+  }
+
+  __device__ __forceinline__ void fill(Storage* place) const {
+    for (int i = 0; i < padding.zeros; ++i) place[i] = static_cast<Storage>(0.0f);
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -14328,7 +14473,7 @@ namespace cuda {
 struct GroupNormGradientConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 2;  // of an SM; without it the compiler spills some chains for four
-  static constexpr int kVector = 4;     // values that lie side by side, loaded at once
+  static constexpr int kVector = static_cast<int>(kRowVector);  // values that lie side by side, loaded at once
   // Values of a thread that are taken together: fp64 has registers for half as many.
   TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
   static constexpr int kPart = 16384;       // of a plane, at a time
@@ -14410,7 +14555,8 @@ struct GroupNormGradientArgs {
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
-  bool vectors;  // kVector values lie aligned
+  bool vectors;     // the tensors begin at whole vectors
+  RowPadding rows;  // of grad_value
   FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
 };
 
@@ -14438,9 +14584,30 @@ __device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int
   return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
-template <typename Storage>
-struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
-  Storage values[GroupNormGradientConfig::kVector];
+// Of a run of values the vectors that memory has: the first and the last may be there in part. Lanes take values `at`
+// to at + kVector - 1.
+struct VectorSpan {
+  int shift, count;  // values of the first vector that lie ahead of the run; of the run
+
+  template <typename Args>
+  __device__ __forceinline__ VectorSpan(const Args& args, const PlanePart& part)
+      : shift(args.vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
+
+  __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
+  __device__ __forceinline__ bool whole(int at) const {
+    return at >= 0 && at + GroupNormGradientConfig::kVector <= count;
+  }
+
+  // Zeros where the run is not.
+  template <typename Storage>
+  __device__ __forceinline__ StorageVector<Storage> load(const Storage* from, int at) const {
+    if (whole(at)) return *reinterpret_cast<const StorageVector<Storage>*>(from + at);
+    StorageVector<Storage> found{};
+#pragma unroll
+    for (int k = 0; k < GroupNormGradientConfig::kVector; ++k)
+      if (has(at + k)) found.values[k] = from[at + k];
+    return found;
+  }
 };
 
 }  // namespace cuda
@@ -14497,30 +14664,36 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    Storage* const to = args.grad_value + part.begin;
-    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+    const VectorSpan span(args, part);
+    const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       if (sizeof(Storage) < 8 && args.vectors) {
-        NormVector<Storage> v[kVectors], g[kVectors];
+        StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          if (at >= part.count) continue;
-          v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-          g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          v[i] = span.load(value, at), g[i] = span.load(grad, at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          if (at >= part.count) continue;
+          const bool whole = span.whole(at);
 #pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
+          for (int k = 0; k < Config::kVector; ++k)
+            if (whole || span.has(at + k)) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          if (whole) {
+            to.store(at, v[i]);
+          } else {
+#pragma unroll
+            for (int k = 0; k < Config::kVector; ++k)
+              if (span.has(at + k)) to.store(at + k, v[i].values[k]);
+          }
         }
       } else {
 #pragma unroll kAtOnce
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
-          if (at < part.count) to[at] = gradient(value[at], grad[at]);
+          if (at < part.count) to.store(at, gradient(value[at], grad[at]));
         }
       }
     }
@@ -14603,25 +14776,22 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const Storage* const grad = args.grad + part.begin;
     const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
-    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+    const VectorSpan span(args, part);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
       bool there[kChunk];
       if (args.vectors) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          const bool all = at < part.count;
-          NormVector<Storage> v{}, g{};
-          if (all) {
-            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-          }
+          const StorageVector<Storage> v = span.load(value, at), g = span.load(grad, at);
 #pragma unroll
           for (int k = 0; k < Config::kVector; ++k) {
+            const bool is_there = span.has(at + k);
             values[i * Config::kVector + k] =
-                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
+                is_there ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
             grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-            there[i * Config::kVector + k] = all;
+            there[i * Config::kVector + k] = is_there;
           }
         }
       } else {
@@ -14789,14 +14959,15 @@ class GroupNormGradient {
     args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
     args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
     args.inner = inner;
-    args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+    args.channels = call.channels, args.plane = call.height * call.width, args.num_groups = call.num_groups;
     args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-    args.parts_per_plane = static_cast<int>((call.plane + Config::kPart - 1) / Config::kPart);
+    args.parts_per_plane = static_cast<int>((args.plane + Config::kPart - 1) / Config::kPart);
     args.num_units = args.num_planes * args.parts_per_plane;
     args.eps = call.eps;
     constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-    args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
-                   norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+    args.vectors = norm_vectors_aligned(call.grad, kBytes) && norm_vectors_aligned(call.value, kBytes) &&
+                   norm_vectors_aligned(call.grad_value, kBytes);
+    args.rows = RowPadding::make(call.height, call.width, call.row_columns);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
     if (call.num_groups > 0) {
@@ -14816,7 +14987,7 @@ class GroupNormGradient {
 
   int64_t run() const {
     void* const stream = call_.conv.stream;
-    if (call_.plane <= Config::kMaxOfWarp)
+    if (args.plane <= Config::kMaxOfWarp)
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
@@ -14908,7 +15079,7 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 // and without the last two terms where the statistics are running ones
 // (aten/src/ATen/native/cuda/Normalization.cuh in PyTorch).
 
-// ==== lines 908 to 962 of CUDA_SOURCE
+// ==== lines 912 to 966 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -14929,7 +15100,7 @@ struct BatchNormGradientArgs {
   using Acc = typename StorageTraits<S>::Acc;
   BatchNormPoolArgs norm;
   int64_t rows, channels, sum_rows, count;
-  const norm::PartialOf<S>* partials;  // [rows][channels], or null where the statistics are running ones
+  const norm::PartialOf<S>* partials;  // [rows][channels], or null where norm has the statistics
   norm::ChannelAffine<Acc>* maps;      // [channels]
   BatchNormRest* rest;                 // [channels]
   const Acc* sums;                     // [sum_rows][channels], of d
@@ -15029,13 +15200,14 @@ namespace tconv {
 // All contiguous, of the call's dtype unless BatchNormPoolArgs says otherwise. Windows neither overlap nor leave the
 // image to the left or above: strides are at least the kernel's size, paddings 0, dilations 1. null: not wanted.
 struct BatchNormPoolGradientCall {
-  ConvCall conv;  // dtype, workspace, stream
-  int64_t chain;  // which activation (generated_gradient.h)
-  BatchNormPoolArgs batch_norm_pool;
+  ConvCall conv;                      // dtype, workspace, stream
+  int64_t chain;                      // which activation (generated_gradient.h)
+  BatchNormPoolArgs batch_norm_pool;  // running_mean and running_var: where given, the batch's or the running ones
   GroupNormArgs group_norm;
   const void* grad;   // [batch, channels, pooled_h, pooled_w], of the normalised
   const void* value;  // [batch, channels, height, width], what BatchNorm read
   int64_t batch, channels, height, width;
+  int64_t row_columns;      // of grad_value in memory: width, or more, and zeros behind it
   void* grad_value;         // [batch, channels, height, width]
   void* grad_weight;        // [channels], BatchNorm's
   void* grad_bias;          // [channels]
@@ -15096,6 +15268,7 @@ struct PoolGradientArgs {
   const void* coefficients;              // BatchNormCoefficients<Acc>[channels]
   S* grad_value;                         // [planes][height][width]
   int64_t planes, height, width;
+  int64_t row_columns;  // of grad_value: width, or more, and zeros behind it
   int kernel_h, kernel_w, stride_h, stride_w;
   PoolGrid windows, cells;
   bool batch_stats;
@@ -15131,7 +15304,10 @@ __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
       of_winner = of_channel.scale * norm::to_acc(args.grad[window]);
     }
     const int64_t top = place.row * args.stride_h, left = place.col * args.stride_w;
-    const int64_t first = (place.plane * args.height + top) * args.width + left;
+    const int64_t row = place.plane * args.height + top, first = row * args.width + left;
+    S* const to = args.grad_value + row * args.row_columns + left;
+    // The last cell of a row writes the zeros behind it, too.
+    const int zeros = place.col + 1 == args.cells.cols ? static_cast<int>(args.row_columns - args.width) : 0;
     const auto gradient = [&](S value, bool wins) {
       Acc result = wins ? of_winner : Acc(0);
       if (args.batch_stats) result += of_channel.slope * (norm::to_acc(value) - of_channel.mean) + of_channel.shift;
@@ -15145,15 +15321,19 @@ __global__ void __launch_bounds__(PoolGradientConfig::kThreads)
         if (args.batch_stats) pair = *reinterpret_cast<const PoolPair<S>*>(args.value + first + i * args.width);
 #pragma unroll
         for (int j = 0; j < 2; ++j) pair.values[j] = gradient(pair.values[j], winner == 2 * i + j);
-        *reinterpret_cast<PoolPair<S>*>(args.grad_value + first + i * args.width) = pair;
+        *reinterpret_cast<PoolPair<S>*>(to + i * args.row_columns) = pair;
+        if (zeros > 0) *reinterpret_cast<PoolPair<S>*>(to + i * args.row_columns + 2) = PoolPair<S>{};
       }
     } else {
-      for (int i = 0; i < args.stride_h && top + i < args.height; ++i)
-        for (int j = 0; j < args.stride_w && left + j < args.width; ++j) {
-          const int64_t at = first + i * args.width + j;
+      for (int i = 0; i < args.stride_h && top + i < args.height; ++i) {
+        S* const to_row = to + i * args.row_columns;
+        const int columns = static_cast<int>(min(args.width - left, int64_t{args.stride_w}));
+        for (int j = 0; j < columns; ++j) {
           const bool wins = j < args.kernel_w && winner == i * args.kernel_w + j;
-          args.grad_value[at] = gradient(args.batch_stats ? args.value[at] : S{}, wins);
+          to_row[j] = gradient(args.batch_stats ? args.value[first + i * args.width + j] : S{}, wins);
         }
+        for (int j = 0; j < zeros; ++j) to_row[columns + j] = S{};
+      }
     }
   }
 }
@@ -15363,7 +15543,8 @@ class BatchNormPoolGradient {
     norm_.rest = places.reserve<BatchNormRest>(call.channels);
     norm_.coefficients = places.reserve<BatchNormCoefficients<Acc>>(call.channels);
     norm_.rows = call.batch * norm::PlaneMomentsConfig::num_partials(call.height * call.width);
-    if (norm.use_batch_stats) partials_ = places.reserve<norm::PartialOf<S>>(norm_.rows * call.channels);
+    if (norm.use_batch_stats && norm.running_mean == nullptr)
+      partials_ = places.reserve<norm::PartialOf<S>>(norm_.rows * call.channels);
     norm_.partials = partials_;
     norm_.grad_weight = static_cast<S*>(call.grad_weight), norm_.grad_bias = static_cast<S*>(call.grad_bias);
     norm_.grad_sums = static_cast<S*>(call.grad_sums);
@@ -15372,6 +15553,7 @@ class BatchNormPoolGradient {
     pool_.winners = places.reserve<uint8_t>(planes * pooled_);
     pool_.coefficients = norm_.coefficients;
     pool_.planes = planes, pool_.height = call.height, pool_.width = call.width;
+    pool_.row_columns = call.row_columns;
     pool_.kernel_h = static_cast<int>(norm.pool_kernel_h), pool_.kernel_w = static_cast<int>(norm.pool_kernel_w);
     pool_.stride_h = static_cast<int>(norm.pool_stride_h), pool_.stride_w = static_cast<int>(norm.pool_stride_w);
     pool_.windows = PoolGrid::make(norm.pooled_h, norm.pooled_w, call.channels);
@@ -15385,7 +15567,8 @@ class BatchNormPoolGradient {
     GroupNormGradientCall made{};
     made.conv = call_.conv;
     made.grad = call_.grad, made.value = maxima_, made.weight = call_.group_norm.weight;
-    made.batch = call_.batch, made.channels = call_.channels, made.plane = pooled_;
+    made.batch = call_.batch, made.channels = call_.channels;
+    made.height = call_.batch_norm_pool.pooled_h, made.width = made.row_columns = call_.batch_norm_pool.pooled_w;
     made.num_groups = call_.group_norm.num_groups, made.eps = call_.group_norm.eps;
     made.grad_value = grad_maxima_;
     made.grad_weight = call_.grad_group_weight, made.grad_bias = call_.grad_group_bias;
@@ -15565,6 +15748,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -15805,6 +15989,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -15816,13 +16001,14 @@ namespace tconv {
 // All contiguous, of the call's dtype unless BatchNormPoolArgs says otherwise. Windows neither overlap nor leave the
 // image to the left or above: strides are at least the kernel's size, paddings 0, dilations 1. null: not wanted.
 struct BatchNormPoolGradientCall {
-  ConvCall conv;  // dtype, workspace, stream
-  int64_t chain;  // which activation (generated_gradient.h)
-  BatchNormPoolArgs batch_norm_pool;
+  ConvCall conv;                      // dtype, workspace, stream
+  int64_t chain;                      // which activation (generated_gradient.h)
+  BatchNormPoolArgs batch_norm_pool;  // running_mean and running_var: where given, the batch's or the running ones
   GroupNormArgs group_norm;
   const void* grad;   // [batch, channels, pooled_h, pooled_w], of the normalised
   const void* value;  // [batch, channels, height, width], what BatchNorm read
   int64_t batch, channels, height, width;
+  int64_t row_columns;      // of grad_value in memory: width, or more, and zeros behind it
   void* grad_value;         // [batch, channels, height, width]
   void* grad_weight;        // [channels], BatchNorm's
   void* grad_bias;          // [channels]
@@ -15842,7 +16028,20 @@ TCONV_EXPORT int64_t tconv_cpu_run(const tconv::BatchNormPoolGradientCall*) { re
 // ---- kernels_src/binding/operator_batch_norm_pool_gradient.cpp
 // The operator of the library of the gradients through BatchNorm, activation, max-pool (windows that do not overlap,
 // without padding and dilation) and GroupNorm: of `value`, what BatchNorm read; of both norms' weights and biases, and
-// the first one's sums per channel, where they are wanted. chain: the activation's number (generated_gradient.h).
+// the first one's sums per channel, where they are wanted. pad_rows: the first one's rows in whole vectors, zeros
+// behind (padded_rows.h). chain: the activation's number (generated_gradient.h).
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -16479,7 +16678,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   Tensor grad = stack.tensor(), value = stack.tensor();
   OptionalTensor weight = stack.optional_tensor(), bias = stack.optional_tensor();
-  OptionalTensor running_mean = stack.optional_tensor(), running_var = stack.optional_tensor();
+  OptionalTensor mean = stack.optional_tensor(), variance = stack.optional_tensor();
   const bool use_batch_stats = stack.boolean();
   const double eps = stack.number();
   const int64_t kernel_h = stack.integer(), kernel_w = stack.integer();
@@ -16489,6 +16688,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const double group_eps = stack.number();
   const bool need_weight = stack.boolean(), need_bias = stack.boolean();
   const bool need_group_weight = stack.boolean(), need_group_bias = stack.boolean(), need_sums = stack.boolean();
+  const bool pad_rows = stack.boolean();
   const int64_t chain = stack.integer();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
@@ -16510,16 +16710,19 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const int32_t dtype = torch_dtype_of(value);
   const int64_t statistics = kernel_dtype(dtype) == kFloat64 ? kFloat64 : kFloat32;
   const auto of_statistics = [&](const char* name, const OptionalTensor& given) {
-    if (use_batch_stats) return OptionalTensor();
+    if (use_batch_stats && !given) return OptionalTensor();
     if (!given || given->dim() != 1 || given->size(0) != sizes[1] || !(device_of(*given) == device))
-      refuse(name, " must have shape (", sizes[1], ",) on ", device.name(), " where batch statistics are not used");
+      refuse(name, " must have shape (", sizes[1], ",) on ", device.name(), ", got ",
+             given ? shape_text(*given) : "None, which only batch statistics may be");
     return dense(converted(given, statistics));
   };
-  running_mean = of_statistics("running_mean", running_mean), running_var = of_statistics("running_var", running_var);
+  mean = of_statistics("mean", mean), variance = of_statistics("variance", variance);
   grad = dense(grad), value = dense(value);
   weight = dense(weight), bias = dense(bias), group_weight = dense(group_weight);
 
-  const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
+  const int64_t row_columns = pad_rows ? padded_columns(sizes[3]) : sizes[3];
+  const int64_t of_grad_value[] = {sizes[0], sizes[1], sizes[2], row_columns};
+  const Tensor grad_value = allocate(of_grad_value, 4, dtype, device);
   const auto channel_values = [&](bool wanted) {
     const int64_t count = wanted ? sizes[1] : 0;
     return allocate(&count, 1, dtype, device);
@@ -16537,13 +16740,14 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   BatchNormPoolArgs& norm = call.batch_norm_pool;
   norm.use_batch_stats = use_batch_stats, norm.eps = eps;
   norm.weight = pointer_of(weight), norm.bias = pointer_of(bias);
-  norm.running_mean = pointer_of(running_mean), norm.running_var = pointer_of(running_var);
+  norm.running_mean = pointer_of(mean), norm.running_var = pointer_of(variance);
   norm.pool_kernel_h = kernel_h, norm.pool_kernel_w = kernel_w;
   norm.pool_stride_h = stride_h, norm.pool_stride_w = stride_w;
   norm.pooled_h = grad.sizes()[2], norm.pooled_w = grad.sizes()[3];
   call.group_norm = {num_groups, group_eps, pointer_of(group_weight), nullptr};
   call.grad = pointer_of(grad), call.value = pointer_of(value), call.grad_value = pointer_of(grad_value);
   call.batch = sizes[0], call.channels = sizes[1], call.height = sizes[2], call.width = sizes[3];
+  call.row_columns = row_columns;
   call.grad_weight = wanted(grad_weight, need_weight), call.grad_bias = wanted(grad_bias, need_bias);
   call.grad_group_weight = wanted(grad_group_weight, need_group_weight);
   call.grad_group_bias = wanted(grad_group_bias, need_group_bias);
@@ -16557,10 +16761,10 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+      "backward(Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? variance, "
       "bool use_batch_stats, float eps, int kernel_h, int kernel_w, int stride_h, int stride_w, Tensor? group_weight, "
       "int num_groups, float group_eps, bool need_weight, bool need_bias, bool need_group_weight, "
-      "bool need_group_bias, bool need_sums, int chain) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "bool need_group_bias, bool need_sums, bool pad_rows, int chain) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
@@ -16568,7 +16772,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = 'cf456e9cb551dfb6bc8d4ea601988588862db64d04fb6bad7442a5598517040a'
+_DIGEST = '71a65f8695785471ad5d670642e0006452e7e62556a11a6d04a3414c2b56872b'
 
 
 class _Tanh:
@@ -17121,6 +17325,16 @@ _GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
+def _with_row_padding(shape, pad_rows: bool) -> tuple:
+    """As kernels_src/padded_rows.h has it."""
+    return (*shape[:-1], (shape[-1] + 3) // 4 * 4) if pad_rows else tuple(shape)
+
+
+def _slides(conv: _Conv) -> bool:
+    """Does the gradient of the input slide over the output's, which then may have padded rows?"""
+    return tuple(conv.stride) == (1, 1)
+
+
 def _fake_backward(grad, x, weight, *args):
     needs = args[-3:]
     return (
@@ -17191,7 +17405,7 @@ def _kernel_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`) by the library's kernels; grad is
-    that of the convolution's output, of the rank of x.
+    that of the convolution's output, of the rank of x, or has rows padded (_with_row_padding).
     """
     kernels = _backward_kernels()
     with _ALLOCATION:
@@ -17214,8 +17428,8 @@ _LARGEST_WINDOW = 256  # the place of a maximum in it is kept as a byte
 
 def _fake_pool_backward(grad, value, *args):
     channels = value.shape[1]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in args[-6:-1]]
-    return value.new_empty(value.shape), *grads
+    grads = [value.new_empty((channels if wanted else 0,)) for wanted in args[-7:-2]]
+    return value.new_empty(_with_row_padding(value.shape, args[-2])), *grads
 
 
 def _pool_backward_kernels():
@@ -17235,17 +17449,22 @@ def _kernels_pool(pool) -> bool:
     return apart and small and tuple(padding) == (0, 0) and tuple(dilation) == (1, 1)
 
 
-def _kernel_pool_gradients(grad, value, norm, pool, group_norm, needs, activation: int) -> tuple:
+def _kernel_pool_gradients(
+    grad, value, norm, pool, group_norm, needs, pad_rows: bool, activation: int
+) -> tuple:
     """Gradients of `value`, which BatchNorm read, of BatchNorm's weight and bias, of GroupNorm's,
     and the first one's sums per channel (all but the first None where not in `needs`).
 
-    norm: (weight, bias, running_mean, running_var, use_batch_stats, eps); group_norm: (weight,
-    num_groups, eps); activation: its number in the library.
+    norm: (weight, bias, mean, variance, use_batch_stats, eps), of which the batch's statistics may
+    be None; group_norm: (weight, num_groups, eps); pad_rows: the first one has whole vectors of
+    columns, zeros behind its own; activation: its number in the library.
     """
     kernels = _pool_backward_kernels()
     kernel, stride = pool[:2]
     with _ALLOCATION:
-        grads = kernels(grad, value, *norm, *kernel, *stride, *group_norm, *needs, activation)
+        grads = kernels(
+            *(grad, value, *norm, *kernel, *stride, *group_norm, *needs, pad_rows, activation)
+        )
     wanted = (True, *needs)
     return tuple(g if asked else None for g, asked in zip(grads, wanted, strict=True))
 
@@ -17347,6 +17566,25 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
 
 
+def _kept_output(x, weight, conv, pool, parameters):
+    """A tensor for the convolution's output, [batch, out_channels, out_h, out_w]; None where no
+    kernel of ours reads it in backward, where dtypes are mixed, or for the operator to refuse.
+    """
+    if x.device.type not in _GRADIENT_DEVICES or not _kernels_pool(pool) or x.numel() == 0:
+        return None
+    if x.dim() != 4 or weight.dim() != 4 or x.shape[1] != weight.shape[0]:
+        return None
+    if any(p is not None and p.dtype is not x.dtype for p in (weight, *parameters)):
+        return None
+    sizes = [
+        _output_size(x.shape[2 + axis], weight.shape[2 + axis], *(pair[axis] for pair in conv[:4]))
+        for axis in range(2)
+    ]
+    if min(sizes) <= 0:
+        return None
+    return x.new_empty((x.shape[0], weight.shape[1] * conv[4], *sizes))
+
+
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -17372,7 +17610,8 @@ def _narrowed(grads, tensors) -> list:
 
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
-# batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var).
+# batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var);
+# conv_out what they write of the convolution's output, or None.
 _SCHEMA = (
     f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
     "int[] stride, int[] padding, "
@@ -17387,7 +17626,7 @@ _KEEPS_NOTHING = (None, None, None, 0.0, None, None)
 
 
 def _make_run(kernels):
-    def run(x, weight, bias, conv, norm, kept, pool, group_norm):
+    def run(x, weight, bias, conv, norm, kept, pool, group_norm, conv_out=None):
         (sh, sw), (ph, pw), (oph, opw), (dh, dw), groups = conv
         norm_weight, norm_bias, running_mean, running_var, use_batch_stats, norm_eps = norm
         num_batches, momentum, batch_mean, batch_var = kept[2:]
@@ -17402,6 +17641,7 @@ def _make_run(kernels):
                 *(batch_mean, batch_var, use_batch_stats, norm_eps),
                 *(pkh, pkw, psh, psw, pph, ppw, pdh, pdw, ceil_mode),
                 *group_norm,
+                conv_out,
             )
 
     return run
@@ -17434,7 +17674,7 @@ def _make_fake_run(fake):
         conv_pairs = zip(args[0:8:2], args[1:8:2], strict=True)
         pool_pairs = zip(args[20:28:2], args[21:28:2], strict=True)
         norm = args[10], args[11], args[12], args[13], args[18], args[19]
-        return fake(x, weight, bias, *conv_pairs, args[8], *norm, *pool_pairs, *args[28:])[0]
+        return fake(x, weight, bias, *conv_pairs, args[8], *norm, *pool_pairs, *args[28:32])[0]
 
     return fake_run
 
@@ -17448,21 +17688,27 @@ def _fake(x, weight, bias, *args):
     return _new_output(pooled, x, weight), *(x.new_empty(channels, dtype=dtype) for _ in range(2))
 
 
-def _save(ctx, x, weight, bias, conv, norm, pool, group_norm) -> None:
+def _save(ctx, x, weight, bias, conv, norm, pool, group_norm, conv_out=None, batch=(None, None)):
+    """conv_out, batch: the convolution's output, and the batch's mean and variance, where kept."""
     norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps = norm
     ctx.conv, ctx.pool = conv, pool
     ctx.num_groups, group_weight, group_bias, ctx.group_eps = group_norm
     parameters = norm_weight, norm_bias, group_weight, group_bias
+    statistics = batch
     if not ctx.use_batch_stats:  # a later batch may move them
-        running_mean, running_var = running_mean.clone(), running_var.clone()
-    ctx.save_for_backward(x, weight, bias, *parameters, running_mean, running_var)
+        statistics = running_mean.clone(), running_var.clone()
+    ctx.save_for_backward(x, weight, bias, *parameters, *statistics, conv_out)
 
 
 def _aten_pool_gradients(grad, conv_out, norm, pool, group_norm, norm_needs, group_needs) -> tuple:
     """(gradient of conv_out, of BatchNorm's weight and bias, of GroupNorm's)"""
     aten = torch.ops.aten
-    norm_weight, _, running_mean, running_var, training, eps = norm
-    normed, mean, rstd = aten.native_batch_norm.default(conv_out, *norm[:5], 0.0, eps)
+    norm_weight, norm_bias, running_mean, running_var, training, eps = norm
+    if training:
+        running_mean = running_var = None
+    normed, mean, rstd = aten.native_batch_norm.default(
+        conv_out, norm_weight, norm_bias, running_mean, running_var, training, 0.0, eps
+    )
     active = _ACTIVATION.forward(normed, ())
     pooled, indices = aten.max_pool2d_with_indices.default(active, *pool)
     grad, *group_grads = _group_norm_gradients(grad, pooled, *group_norm, group_needs)
@@ -17477,7 +17723,7 @@ def _aten_pool_gradients(grad, conv_out, norm, pool, group_norm, norm_needs, gro
 
 def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     """(gradients of x, weight and bias, of BatchNorm's and of GroupNorm's weight and bias)"""
-    *saved, running_mean, running_var = ctx.saved_tensors
+    *saved, mean, var, conv_out = ctx.saved_tensors
     if saved[0].numel() == 0:
         grads = _no_gradients(saved)
         return grads[:3], grads[3:5], grads[5:]
@@ -17485,21 +17731,25 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     grad, tensors = _widened(grad, saved)
     x, weight, bias, norm_weight, norm_bias, group_weight, _ = tensors
     if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
-        running_mean, running_var = running_mean.float(), running_var.float()
-    conv_out = _recompute_conv(x, weight, bias, conv)
-    norm = norm_weight, norm_bias, running_mean, running_var, ctx.use_batch_stats, ctx.norm_eps
+        mean, var = mean.float(), var.float()
+    own = _own_kernels(x) and _kernels_pool(ctx.pool)
+    if conv_out is None or not own:
+        conv_out = _recompute_conv(x, weight, bias, conv)
+    norm = norm_weight, norm_bias, mean, var, ctx.use_batch_stats, ctx.norm_eps
     group_norm = group_weight, ctx.num_groups, ctx.group_eps
     needs, sums = ctx.needs_input_grad[:3], None
-    if _own_kernels(x) and _kernels_pool(ctx.pool):
+    if own:
         norm_needs = *norm_needs, *group_needs, needs[2]
         grad, *grads, sums = _kernel_pool_gradients(
-            grad, conv_out, norm, ctx.pool, group_norm, norm_needs, _CHAIN_NUMBER
+            *(grad, conv_out, norm, ctx.pool, group_norm, norm_needs),
+            *(_slides(conv), _CHAIN_NUMBER),
         )
         norm_grads, group_grads = grads[:2], grads[2:]
     else:
         grad, norm_grads, group_grads = _aten_pool_gradients(
             grad, conv_out.contiguous(), norm, ctx.pool, group_norm, norm_needs, group_needs
         )
+    del conv_out  # its memory serves the convolution's gradients
     conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (group_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)
@@ -17519,22 +17769,24 @@ def _backward_traced(ctx, grad, _grad_mean, _grad_var) -> tuple:
 
 
 def _flat_run(x, weight, bias, conv, pool, *args):
-    return _run(x, weight, bias, conv, args[:6], args[6:12], pool, args[12:])
+    norm, kept, group_norm, conv_out = args[:6], args[6:12], args[12:16], args[16]
+    return _run(x, weight, bias, conv, norm, kept, pool, group_norm, conv_out)
 
 
 def _flat_traced(x, weight, bias, conv, pool, *args):
-    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:])
+    return _traced(x, weight, bias, *conv, *args[:6], *pool, *args[12:16])
 
 
 def _save_eager(ctx, args) -> None:
     x, weight, bias, conv, pool, *rest = args
-    _save(ctx, x, weight, bias, conv, rest[:6], pool, rest[12:])
+    norm, batch, group_norm, conv_out = rest[:6], rest[10:12], rest[12:16], rest[16]
+    _save(ctx, x, weight, bias, conv, norm, pool, group_norm, conv_out, batch)
 
 
 def _backward_eager(ctx, grad) -> tuple:
     needs = ctx.needs_input_grad
     conv_grads, norm_grads, group_grads = _gradients(ctx, grad, needs[5:7], needs[18:20])
-    return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None
+    return *conv_grads, None, None, *norm_grads, *[None] * 11, *group_grads, None, None
 
 
 def _operator(x, weight, bias, *args):
@@ -17549,14 +17801,21 @@ def _operator(x, weight, bias, *args):
 def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
     if _transformed():
         return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
-    if _wants_gradient(x, weight, bias, norm[0], norm[1], group_norm[1], group_norm[2]):
-        return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm)
+    parameters = norm[0], norm[1], group_norm[1], group_norm[2]
+    if _wants_gradient(x, weight, bias, *parameters):
+        conv_out = _kept_output(x, weight, conv, pool, (bias, *parameters))
+        if conv_out is not None and norm[4] and kept[4] is None:
+            shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
+            kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
+        return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm, conv_out)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
 
 
 def _apply_transformed(x, weight, bias, conv, norm, pool, group_norm) -> tuple:
     """(output, mean and variance of the batch)"""
-    return _transformed_run(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm)
+    return _transformed_run(
+        *(x, weight, bias, conv, pool, *norm, *_KEEPS_NOTHING, *group_norm), None
+    )
 
 
 def _is_batched(tensor) -> bool:

@@ -29,13 +29,13 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     d3c952279bee8d5f9f7a245936d7064611d96a008e6bd7437ad8eafb266bd5ac
-sha256 of CPU_SOURCE:      e0fd74cb8a577e81cb86c8df54b7fb517c8bbff456b4fff52faf9fe56e80ad90
+sha256 of CUDA_SOURCE:     d06ae39904937aa91e8745f604efae4630ed4f8d5fb8e2f1c0a3a18571a66580
+sha256 of CPU_SOURCE:      e7c062d0aeb50f61aaa1a703f9ef6d29652da0fe548a05a66b1a491f198cf22b
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 5706fc23fc0484378143ce4b412c43b804fed2c15643e1cf502a235a494c4304
-sha256 of GRADIENT_OPERATOR_SOURCE: 20b074287de9cfef18ac354c225d682dac4aaafa8a4c10d81a6d37c58d420f70
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 04ee59ebfa1779f108b9f9be789b09c1a06817701a334eeba42241f200c852d3
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 7787f72d61206358e9917bbaa6306014b4bf5254bb70127c8b2d074ccd5c496d
+sha256 of GRADIENT_CUDA_SOURCE: a6b99fe196923b421c959ebe0f3de123573b75e0321e3c1b5f5104f0ad0bc8ce
+sha256 of GRADIENT_OPERATOR_SOURCE: 4dbcbd1567a2af6e3facb1dd58873ac570a9022d25060697eb0efcc25cc294e4
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 73814cbc13722903308bd7973c8f880b87f9bca47d59b94c7be227148557cca2
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 4324bc4d10e0f9d74476318b36558af54205c9743863c0828bb409f6a6e56192
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -140,6 +140,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -380,6 +381,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -8486,6 +8488,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -8681,6 +8684,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -10778,7 +10782,7 @@ GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/gradient_call.h
 // Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
 
-// ==== lines 38 to 329 of CUDA_SOURCE
+// ==== lines 38 to 331 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -10788,6 +10792,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
@@ -10808,7 +10813,7 @@ struct GradientCall {
 // (generated_epilogue.h) from the element-wise operations that follow the convolution; the file of that
 // name in this folder is the identity, for building kernels on their own.
 
-// ==== lines 329 to 490 of CUDA_SOURCE
+// ==== lines 331 to 492 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
 namespace tconv {
@@ -10818,14 +10823,14 @@ struct Epilogue {
   static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {
     (void)args;
     (void)channel;
-// ==== lines 499 to 547 of CUDA_SOURCE
-// ==== lines 1012 to 1100 of CUDA_SOURCE
-// ==== lines 1279 to 1330 of CUDA_SOURCE
-// ==== lines 3368 to 3468 of CUDA_SOURCE
-// ==== lines 1619 to 1649 of CUDA_SOURCE
+// ==== lines 501 to 549 of CUDA_SOURCE
+// ==== lines 1014 to 1102 of CUDA_SOURCE
+// ==== lines 1281 to 1332 of CUDA_SOURCE
+// ==== lines 3370 to 3470 of CUDA_SOURCE
+// ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6169 to 6307 of CUDA_SOURCE
-// ==== lines 1100 to 1137 of CUDA_SOURCE
+// ==== lines 6171 to 6309 of CUDA_SOURCE
+// ==== lines 1102 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10992,33 +10997,33 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 560 to 682 of CUDA_SOURCE
-// ==== lines 4613 to 4641 of CUDA_SOURCE
+// ==== lines 562 to 684 of CUDA_SOURCE
+// ==== lines 4615 to 4643 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4641 to 5349 of CUDA_SOURCE
-// ==== lines 859 to 1008 of CUDA_SOURCE
+// ==== lines 4643 to 5351 of CUDA_SOURCE
+// ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5350 to 5538 of CUDA_SOURCE
+// ==== lines 5352 to 5540 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
 
 
-// ==== lines 1138 to 1189 of CUDA_SOURCE
+// ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5542 to 6157 of CUDA_SOURCE
-// ==== lines 6307 to 6325 of CUDA_SOURCE
+// ==== lines 5544 to 6159 of CUDA_SOURCE
+// ==== lines 6309 to 6327 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
 #include <type_traits>
 
-// ==== lines 844 to 859 of CUDA_SOURCE
+// ==== lines 846 to 861 of CUDA_SOURCE
 
-// ==== lines 1187 to 1279 of CUDA_SOURCE
-// ==== lines 1330 to 1614 of CUDA_SOURCE
+// ==== lines 1189 to 1281 of CUDA_SOURCE
+// ==== lines 1332 to 1616 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
 // Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
 // per channel and the activation after it never decreases, so that a window's largest result comes from its largest
@@ -11034,14 +11039,14 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cstring>
 
 
-// ==== lines 1647 to 1753 of CUDA_SOURCE
-// ==== lines 2025 to 2497 of CUDA_SOURCE
-// ==== lines 3042 to 3368 of CUDA_SOURCE
-// ==== lines 6325 to 6420 of CUDA_SOURCE
-// ==== lines 2684 to 2758 of CUDA_SOURCE
-// ==== lines 6423 to 6697 of CUDA_SOURCE
-// ==== lines 4183 to 4514 of CUDA_SOURCE
-// ==== lines 6699 to 7241 of CUDA_SOURCE
+// ==== lines 1649 to 1755 of CUDA_SOURCE
+// ==== lines 2027 to 2499 of CUDA_SOURCE
+// ==== lines 3044 to 3370 of CUDA_SOURCE
+// ==== lines 6327 to 6422 of CUDA_SOURCE
+// ==== lines 2686 to 2760 of CUDA_SOURCE
+// ==== lines 6425 to 6699 of CUDA_SOURCE
+// ==== lines 4185 to 4516 of CUDA_SOURCE
+// ==== lines 6701 to 7243 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -11547,7 +11552,7 @@ struct InputGradientPlan {
       planes_bytes = p.batch * to.x_stride_n * element;
     } else {
       to.padding_h -= p.padding_h, to.padding_w -= p.padding_w;
-      to.in_h = p.out_h, to.in_w = p.out_w;
+      to.in_h = p.out_h, to.in_w = call.grad_columns;
       to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
       to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
     }
@@ -13771,6 +13776,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -14011,6 +14017,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -14025,6 +14032,7 @@ struct GradientCall {
   ConvCall conv;     // of gradients: layer, dtype, math, kernel choice, x, weight, workspace, stream
   const void* grad;  // of the convolution's output, [batch, out_channels, out_h, out_w] with these strides in elements
   int64_t grad_stride_n, grad_stride_c, grad_stride_h, grad_stride_w;
+  int64_t grad_columns;  // of a row in memory: out_w, or more, of which those behind out_w are zeros
   // Contiguous, of the call's dtype; null where not wanted.
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
@@ -14040,6 +14048,18 @@ TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GradientCall*) { return tconv::k
 // ---- kernels_src/binding/operator_gradients.cpp
 // The operators of the gradients' library: gradients of input, weight and bias in one call, those that are wanted; and
 // the convolution's output once more, contiguous, for the gradients of what follows it.
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -14794,13 +14814,14 @@ struct GradientInputs {
         need_weight(stack.boolean()),
         need_bias(stack.boolean()) {}
 
-  // grad: the shape of the output, [batch,] channels, h, w.
+  // grad: the shape of the output, [batch,] channels, h, w; or with zeros behind each row, up to whole vectors.
   void check_grad(const ConvTransposeLayer& p) const {
     check_same_kind("grad", grad, x);
     const auto sizes = grad.sizes();
     const bool batched = x.dim() == 4;
-    const int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
+    int64_t wanted[4] = {p.batch, p.out_channels, p.out_h, p.out_w};
     bool same = grad.dim() == x.dim();
+    if (same && sizes.back() == padded_columns(p.out_w)) wanted[3] = sizes.back();
     for (int64_t axis = 0; same && axis < grad.dim(); ++axis) same = sizes[axis] == wanted[batched ? axis : axis + 1];
     if (!same)
       refuse("grad must have the output's shape ", tuple_text(batched ? wanted : wanted + 1, batched ? 4 : 3), ", got ",
@@ -14838,6 +14859,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const auto strides = inputs.grad.strides();
   const size_t first = inputs.grad.dim() == 4 ? 1 : 0;
   call.grad_stride_n = first == 1 ? strides[0] : 0;
+  call.grad_columns = inputs.grad.sizes().back();
   call.grad_stride_c = strides[first], call.grad_stride_h = strides[first + 1], call.grad_stride_w = strides[first + 2];
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
@@ -14902,8 +14924,8 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 #include <unordered_map>
 #include <utility>
 
-// ==== lines 140 to 186 of CUDA_SOURCE
-// ==== lines 1023 to 1100 of CUDA_SOURCE
+// ==== lines 141 to 187 of CUDA_SOURCE
+// ==== lines 1025 to 1102 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -14912,9 +14934,9 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 
 #include <cstring>
 
-// ==== lines 520 to 547 of CUDA_SOURCE
-// ==== lines 1619 to 1753 of CUDA_SOURCE
-// ==== lines 3748 to 3885 of CUDA_SOURCE
+// ==== lines 522 to 549 of CUDA_SOURCE
+// ==== lines 1621 to 1755 of CUDA_SOURCE
+// ==== lines 3750 to 3887 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -14969,9 +14991,9 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 // Argument block of the library of GroupNorm's gradients, filled by its operator
 // (binding/operator_group_norm_gradient.cpp).
 
-// ==== lines 38 to 140 of CUDA_SOURCE
+// ==== lines 38 to 141 of CUDA_SOURCE
 
-// ==== lines 186 to 329 of CUDA_SOURCE
+// ==== lines 187 to 331 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -14980,19 +15002,20 @@ namespace tconv {
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
   int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
-  const void* grad;    // [batch, channels, plane]
-  const void* value;   // [batch, channels, plane]
+  const void* grad;    // [batch, channels, height, width]
+  const void* value;   // [batch, channels, height, width]
   const void* weight;  // [channels] or null
-  int64_t batch, channels, plane, num_groups;
+  int64_t batch, channels, height, width, num_groups;
+  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
   double eps;
-  void* grad_value;                        // [batch, channels, plane]
+  void* grad_value;                        // [batch, channels, height, width]
   void* grad_weight;                       // [channels] or null where not wanted
   void* grad_bias;                         // [channels] or null where not wanted
-  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
-// ==== lines 1278 to 1330 of CUDA_SOURCE
+// ==== lines 1280 to 1332 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
@@ -15010,7 +15033,7 @@ struct GroupNormGradientCall {
 #include <cstring>
 #include <type_traits>
 
-// ==== lines 329 to 471 of CUDA_SOURCE
+// ==== lines 331 to 473 of CUDA_SOURCE
 namespace math {
 
 #ifdef TCONV_OWN_MATH
@@ -15237,6 +15260,104 @@ int64_t with_chain(int64_t chain, const Launch& launch) {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/row_writer.cuh
+// Writes a tensor's values in the order in which planes hold them, with zeros behind each row where it has such
+// (padded_rows.h).
+
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage, int kVector = static_cast<int>(kRowVector)>
+struct alignas(kVector * sizeof(Storage)) StorageVector {
+  Storage values[kVector];
+};
+
+struct RowPadding {
+  int64_t height, width;
+  int zeros;  // behind each row; 0: rows follow each other
+  FastDivisor by_width;
+  FastDivisor64 rows;
+
+  static RowPadding make(int64_t height, int64_t width, int64_t row_columns) {
+    return {height, width, static_cast<int>(row_columns - width), FastDivisor::make(static_cast<uint32_t>(width)),
+            FastDivisor64::make(static_cast<uint64_t>(width))};
+  }
+};
+
+// Of values that follow each other in a plane, from its value `first` on. The tensor and each plane's values, where
+// vectors are stored, begin at whole vectors.
+template <typename Storage>
+struct RowWriter {
+  Storage* to;  // value 0, but for the zeros of rows that end on the way
+  const RowPadding& padding;
+  int column;  // of value 0
+
+  __device__ __forceinline__ RowWriter(Storage* tensor, const RowPadding& of, int64_t plane, int64_t first)
+      : to(tensor + plane * of.height * of.width + first), padding(of), column(0) {
+    if (of.zeros == 0) return;
+    const int64_t row = of.rows.quotient(first);
+    column = static_cast<int>(first - row * of.width);
+    to += (plane * of.height + row) * of.zeros;
+  }
+
+  __device__ __forceinline__ void store(int at, Storage value) const {
+    Storage* place = to + at;
+    if (padding.zeros > 0) {
+      const int row = rows_before(at);
+      place += row * padding.zeros;
+      if (ends_row(at, row)) fill(place + 1);
+    }
+    *place = value;
+  }
+
+  // Of even columns two values are in one row.
+  __device__ __forceinline__ void store(int at, const StorageVector<Storage>& vector) const {
+    if (padding.zeros == 0) {
+      *reinterpret_cast<StorageVector<Storage>*>(to + at) = vector;
+    } else if (padding.zeros == 2) {
+      using Pair = StorageVector<Storage, 2>;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = rows_before(at + 2 * i);
+        Storage* const place = to + at + 2 * i + row * 2;
+        *reinterpret_cast<Pair*>(place) = {vector.values[2 * i], vector.values[2 * i + 1]};
+        if (ends_row(at + 2 * i + 1, row)) *reinterpret_cast<Pair*>(place + 2) = Pair{};
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRowVector; ++k) store(at + k, vector.values[k]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int rows_before(int at) const {
+    return static_cast<int>(padding.by_width.quotient(column + at));
+  }
+
+  __device__ __forceinline__ bool ends_row(int at, int row) const {
+    return column + at + 1 == (row + 1) * static_cast<int>(padding.width);
+  }
+
+  __device__ __forceinline__ void fill(Storage* place) const {
+    for (int i = 0; i < padding.zeros; ++i) place[i] = static_cast<Storage>(0.0f);
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -15244,7 +15365,7 @@ namespace cuda {
 struct GroupNormGradientConfig {
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 2;  // of an SM; without it the compiler spills some chains for four
-  static constexpr int kVector = 4;     // values that lie side by side, loaded at once
+  static constexpr int kVector = static_cast<int>(kRowVector);  // values that lie side by side, loaded at once
   // Values of a thread that are taken together: fp64 has registers for half as many.
   TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
   static constexpr int kPart = 16384;       // of a plane, at a time
@@ -15326,7 +15447,8 @@ struct GroupNormGradientArgs {
   int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
   int parts_per_plane;
   double eps;
-  bool vectors;  // kVector values lie aligned
+  bool vectors;     // the tensors begin at whole vectors
+  RowPadding rows;  // of grad_value
   FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
 };
 
@@ -15354,9 +15476,30 @@ __device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int
   return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
-template <typename Storage>
-struct alignas(GroupNormGradientConfig::kVector * sizeof(Storage)) NormVector {
-  Storage values[GroupNormGradientConfig::kVector];
+// Of a run of values the vectors that memory has: the first and the last may be there in part. Lanes take values `at`
+// to at + kVector - 1.
+struct VectorSpan {
+  int shift, count;  // values of the first vector that lie ahead of the run; of the run
+
+  template <typename Args>
+  __device__ __forceinline__ VectorSpan(const Args& args, const PlanePart& part)
+      : shift(args.vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
+
+  __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
+  __device__ __forceinline__ bool whole(int at) const {
+    return at >= 0 && at + GroupNormGradientConfig::kVector <= count;
+  }
+
+  // Zeros where the run is not.
+  template <typename Storage>
+  __device__ __forceinline__ StorageVector<Storage> load(const Storage* from, int at) const {
+    if (whole(at)) return *reinterpret_cast<const StorageVector<Storage>*>(from + at);
+    StorageVector<Storage> found{};
+#pragma unroll
+    for (int k = 0; k < GroupNormGradientConfig::kVector; ++k)
+      if (has(at + k)) found.values[k] = from[at + k];
+    return found;
+  }
 };
 
 }  // namespace cuda
@@ -15413,30 +15556,36 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    Storage* const to = args.grad_value + part.begin;
-    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+    const VectorSpan span(args, part);
+    const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       if (sizeof(Storage) < 8 && args.vectors) {
-        NormVector<Storage> v[kVectors], g[kVectors];
+        StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          if (at >= part.count) continue;
-          v[i] = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-          g[i] = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
+          v[i] = span.load(value, at), g[i] = span.load(grad, at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          if (at >= part.count) continue;
+          const bool whole = span.whole(at);
 #pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          *reinterpret_cast<NormVector<Storage>*>(to + at) = v[i];
+          for (int k = 0; k < Config::kVector; ++k)
+            if (whole || span.has(at + k)) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          if (whole) {
+            to.store(at, v[i]);
+          } else {
+#pragma unroll
+            for (int k = 0; k < Config::kVector; ++k)
+              if (span.has(at + k)) to.store(at + k, v[i].values[k]);
+          }
         }
       } else {
 #pragma unroll kAtOnce
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
-          if (at < part.count) to[at] = gradient(value[at], grad[at]);
+          if (at < part.count) to.store(at, gradient(value[at], grad[at]));
         }
       }
     }
@@ -15519,25 +15668,22 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const Storage* const grad = args.grad + part.begin;
     const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
-    for (int first = 0; first < part.count; first += kLanes * kChunk) {
+    const VectorSpan span(args, part);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
       bool there[kChunk];
       if (args.vectors) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          const bool all = at < part.count;
-          NormVector<Storage> v{}, g{};
-          if (all) {
-            v = *reinterpret_cast<const NormVector<Storage>*>(value + at);
-            g = *reinterpret_cast<const NormVector<Storage>*>(grad + at);
-          }
+          const StorageVector<Storage> v = span.load(value, at), g = span.load(grad, at);
 #pragma unroll
           for (int k = 0; k < Config::kVector; ++k) {
+            const bool is_there = span.has(at + k);
             values[i * Config::kVector + k] =
-                all ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
+                is_there ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
             grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-            there[i * Config::kVector + k] = all;
+            there[i * Config::kVector + k] = is_there;
           }
         }
       } else {
@@ -15705,14 +15851,15 @@ class GroupNormGradient {
     args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
     args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
     args.inner = inner;
-    args.channels = call.channels, args.plane = call.plane, args.num_groups = call.num_groups;
+    args.channels = call.channels, args.plane = call.height * call.width, args.num_groups = call.num_groups;
     args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-    args.parts_per_plane = static_cast<int>((call.plane + Config::kPart - 1) / Config::kPart);
+    args.parts_per_plane = static_cast<int>((args.plane + Config::kPart - 1) / Config::kPart);
     args.num_units = args.num_planes * args.parts_per_plane;
     args.eps = call.eps;
     constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-    args.vectors = call.plane % Config::kVector == 0 && norm_vectors_aligned(call.grad, kBytes) &&
-                   norm_vectors_aligned(call.value, kBytes) && norm_vectors_aligned(call.grad_value, kBytes);
+    args.vectors = norm_vectors_aligned(call.grad, kBytes) && norm_vectors_aligned(call.value, kBytes) &&
+                   norm_vectors_aligned(call.grad_value, kBytes);
+    args.rows = RowPadding::make(call.height, call.width, call.row_columns);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
     if (call.num_groups > 0) {
@@ -15732,7 +15879,7 @@ class GroupNormGradient {
 
   int64_t run() const {
     void* const stream = call_.conv.stream;
-    if (call_.plane <= Config::kMaxOfWarp)
+    if (args.plane <= Config::kMaxOfWarp)
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
@@ -15884,6 +16031,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
+inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -16124,6 +16272,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
+  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -16137,15 +16286,16 @@ namespace tconv {
 struct GroupNormGradientCall {
   ConvCall conv;       // dtype, workspace, stream
   int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
-  const void* grad;    // [batch, channels, plane]
-  const void* value;   // [batch, channels, plane]
+  const void* grad;    // [batch, channels, height, width]
+  const void* value;   // [batch, channels, height, width]
   const void* weight;  // [channels] or null
-  int64_t batch, channels, plane, num_groups;
+  int64_t batch, channels, height, width, num_groups;
+  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
   double eps;
-  void* grad_value;                        // [batch, channels, plane]
+  void* grad_value;                        // [batch, channels, height, width]
   void* grad_weight;                       // [channels] or null where not wanted
   void* grad_bias;                         // [channels] or null where not wanted
-  void* grad_sums;                         // [channels], of grad_value over samples and plane, or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
@@ -16159,7 +16309,20 @@ TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GroupNormGradientCal
 TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormGradientCall*) { return tconv::kUnsupportedKernel; }
 // ---- kernels_src/binding/operator_group_norm_gradient.cpp
 // The operator of the library of GroupNorm's gradients: of `value`, whose chain of that number (generated_gradient.h)
-// was normalised, contiguous; of weight and bias, and the first one's sums per channel, where they are wanted.
+// was normalised, contiguous, with pad_rows rows in whole vectors, zeros behind (padded_rows.h); of weight and bias,
+// and the first one's sums per channel, where they are wanted.
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -16802,6 +16965,7 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor vectors[kMaxChannelVectors];
   for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
   const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
+  const bool pad_rows = stack.boolean();
   const int64_t chain = stack.integer();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
@@ -16818,7 +16982,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const int32_t dtype = torch_dtype_of(value);
   grad = dense(grad), value = dense(value), weight = dense(weight);
 
-  const Tensor grad_value = allocate(value.sizes().data(), 4, dtype, device);
+  const int64_t row_columns = pad_rows ? padded_columns(sizes[3]) : sizes[3];
+  const int64_t of_grad_value[] = {sizes[0], sizes[1], sizes[2], row_columns};
+  const Tensor grad_value = allocate(of_grad_value, 4, dtype, device);
   const auto channel_values = [&](bool wanted) {
     const int64_t count = wanted ? sizes[1] : 0;
     return allocate(&count, 1, dtype, device);
@@ -16840,7 +17006,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   call.conv = make_call(none, kernel_dtype(dtype), false);
   call.chain = chain;
   call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
-  call.batch = sizes[0], call.channels = sizes[1], call.plane = sizes[2] * sizes[3];
+  call.batch = sizes[0], call.channels = sizes[1], call.height = sizes[2], call.width = sizes[3];
+  call.row_columns = row_columns;
   call.num_groups = num_groups, call.eps = eps;
   call.grad_value = pointer_of(grad_value);
   if (need_weight) call.grad_weight = pointer_of(grad_weight);
@@ -16861,7 +17028,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
-      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, int chain) "
+      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, bool pad_rows, "
+      "int chain) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
@@ -16871,7 +17039,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '39c5890dd460d2022f8665d761294fa37925b8767126ce8feff1dcb30505c628'
+_DIGEST = '446109244f6e0a311e8de1152c42b81482de4800eaa274ce80d7d89d293ea7cd'
 
 
 class _Gelu:
@@ -17379,6 +17547,16 @@ _GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
+def _with_row_padding(shape, pad_rows: bool) -> tuple:
+    """As kernels_src/padded_rows.h has it."""
+    return (*shape[:-1], (shape[-1] + 3) // 4 * 4) if pad_rows else tuple(shape)
+
+
+def _slides(conv: _Conv) -> bool:
+    """Does the gradient of the input slide over the output's, which then may have padded rows?"""
+    return tuple(conv.stride) == (1, 1)
+
+
 def _fake_backward(grad, x, weight, *args):
     needs = args[-3:]
     return (
@@ -17449,7 +17627,7 @@ def _kernel_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
 
 def _kernel_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     """Gradients of x, weight and bias (None where not in `needs`) by the library's kernels; grad is
-    that of the convolution's output, of the rank of x.
+    that of the convolution's output, of the rank of x, or has rows padded (_with_row_padding).
     """
     kernels = _backward_kernels()
     with _ALLOCATION:
@@ -17588,10 +17766,11 @@ _MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
 
 def _fake_norm_backward(grad, value, weight, num_groups, eps, *args):
     channels = value.shape[1]
-    vectors, needs = args[:_MOST_VECTORS], args[_MOST_VECTORS:-1]
+    vectors, needs, pad_rows = args[:_MOST_VECTORS], args[_MOST_VECTORS:-2], args[-2]
     grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
     count = sum(vector is not None for vector in vectors)
-    return value.new_empty(value.shape), *grads, value.new_empty((count, channels))
+    shape = _with_row_padding(value.shape, pad_rows)
+    return value.new_empty(shape), *grads, value.new_empty((count, channels))
 
 
 def _norm_backward_kernels():
@@ -17604,16 +17783,19 @@ def _norm_backward_kernels():
 
 
 def _kernel_group_norm_gradients(
-    grad, value, weight, num_groups: int, eps: float, vectors, needs, chain: int
+    grad, value, weight, num_groups: int, eps: float, vectors, needs, pad_rows: bool, chain: int
 ) -> tuple:
     """Gradients of `value`, whose `chain` with these per-channel operands GroupNorm normalised, of
     GroupNorm's weight and bias, the first one's sums per channel (those three None where not in
-    `needs`), and those of the operands.
+    `needs`), and those of the operands. pad_rows: the first one has whole vectors of columns, zeros
+    behind its own.
     """
     kernels = _norm_backward_kernels()
     given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
     with _ALLOCATION:
-        *grads, of_vectors = kernels(grad, value, weight, num_groups, eps, *given, *needs, chain)
+        *grads, of_vectors = kernels(
+            *(grad, value, weight, num_groups, eps, *given, *needs, pad_rows, chain)
+        )
     wanted = (True, *needs)
     found = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]
     return *found, list(of_vectors.unbind(0))
@@ -17699,12 +17881,14 @@ def _gradients(ctx, grad, norm_needs) -> tuple:
     norm, sums = (norm_weight, ctx.num_groups, ctx.norm_eps), None
     if _own_kernels(x):
         grad, *norm_grads, sums, vector_grads = _kernel_group_norm_gradients(
-            grad, value, *norm, vectors, (*norm_needs, needs[2]), _CHAIN_NUMBER
+            *(grad, value, *norm, vectors, (*norm_needs, needs[2])),
+            *(_slides(conv), _CHAIN_NUMBER),
         )
     else:  # ATen's GroupNorm wants its input contiguous
         values = _chain_forward(_CHAIN, value.contiguous(), vectors)
         grad, *norm_grads = _group_norm_gradients(grad, values[-1], *norm, norm_needs)
         grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+    del value  # its memory serves the convolution's gradients
     conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
     parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
     return tuple(_narrowed(*part) for part in parts)
