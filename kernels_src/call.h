@@ -82,7 +82,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };

@@ -35,7 +35,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 

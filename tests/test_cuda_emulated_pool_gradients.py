@@ -91,12 +91,16 @@ def test_what_is_refused_is_named(emulated_pool_gradients):
             case.kernels(backward, given | changed)
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_step_asks_the_operators(
-    shelf, emulated_gradients, emulated_pool_gradients, monkeypatch, training
+    shelf, emulated_gradients, emulated_pool_gradients, monkeypatch, training, kept
 ):
-    """The whole backward of 2/11, on the CPU: output once more, what follows it, convolution."""
+    """The whole backward of 2/11, on the CPU: output kept or once more, what follows it,
+    convolution.
+    """
     solution = shelf["11"].solution
+    monkeypatch.setitem(solution, "_LEAST_KEPT", 1 if kept else 1 << 20)
     convolution = SimpleNamespace(
         backward=SimpleNamespace(default=emulated_gradients.backward),
         convolve=SimpleNamespace(default=emulated_gradients.convolve),

@@ -11,9 +11,9 @@ from generator.runtime.gradients import (
     _chain_forward,
     _chain_needs_values,
     _conv_gradients_with,
+    _conv_output,
     _no_gradients,
     _own_kernels,
-    _recompute_conv,
 )
 from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
 from generator.runtime.low_precision import _narrowed, _widened
@@ -44,7 +44,7 @@ def _gradients(ctx, grad) -> tuple:
     needs, grad = ctx.needs_input_grad[:3], _batched(grad)
     values = sums = None
     if _chain_needs_values(_CHAIN):
-        values = [_recompute_conv(x, weight, bias, conv)]
+        values = [_conv_output(x, weight, bias, conv)]
     if values and _own_kernels(x):  # the values' memory then serves the convolution's gradients
         grad, sums, vector_grads = _kernel_chain_gradients(
             grad, values.pop(), vectors, needs[2], _slides(conv), _CHAIN_NUMBER

@@ -23,12 +23,12 @@ from generator.runtime.generated import _ACTIVATION, _CALL, _CHAIN_NUMBER
 from generator.runtime.gradient_kernels import _slides
 from generator.runtime.gradients import (
     _conv_gradients_with,
+    _conv_output,
     _group_norm_gradients,
     _no_gradients,
     _own_kernels,
-    _recompute_conv,
 )
-from generator.runtime.kept_output import _kept_output
+from generator.runtime.kept_output import _keeps_output
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.registration import _register
@@ -36,7 +36,7 @@ from generator.runtime.registration import _register
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var);
-# conv_out what they write of the convolution's output, or None.
+# conv_out the convolution's output, where it is there before, or None.
 _SCHEMA = (
     f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
     "int[] stride, int[] padding, "
@@ -159,7 +159,7 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
         mean, var = mean.float(), var.float()
     own = _own_kernels(x) and _kernels_pool(ctx.pool)
     if conv_out is None or not own:
-        conv_out = _recompute_conv(x, weight, bias, conv)
+        conv_out = _conv_output(x, weight, bias, conv)
     norm = norm_weight, norm_bias, mean, var, ctx.use_batch_stats, ctx.norm_eps
     group_norm = group_weight, ctx.num_groups, ctx.group_eps
     needs, sums = ctx.needs_input_grad[:3], None
@@ -228,10 +228,13 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
         return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
     parameters = norm[0], norm[1], group_norm[1], group_norm[2]
     if _wants_gradient(x, weight, bias, *parameters):
-        conv_out = _kept_output(x, weight, conv, pool, (bias, *parameters))
-        if conv_out is not None and norm[4] and kept[4] is None:
-            shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
-            kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
+        conv_out = None
+        if _keeps_output(x, weight, conv, pool, (bias, *parameters)):
+            with torch.no_grad():
+                conv_out = _conv_output(x, weight, bias, _Conv(*conv))
+            if norm[4] and kept[4] is None:
+                shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
+                kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm, conv_out)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
 

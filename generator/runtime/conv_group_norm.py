@@ -9,10 +9,10 @@ from generator.runtime.gradients import (
     _chain_backward,
     _chain_forward,
     _conv_gradients_with,
+    _conv_output,
     _group_norm_gradients,
     _no_gradients,
     _own_kernels,
-    _recompute_conv,
 )
 from generator.runtime.group_norm_gradient_kernels import _kernel_group_norm_gradients
 from generator.runtime.low_precision import _narrowed, _widened
@@ -44,7 +44,7 @@ def _gradients(ctx, grad, norm_needs) -> tuple:
     conv = _Conv(*ctx.conv)
     grad, tensors = _widened(grad, saved)
     x, weight, bias, norm_weight, _, *vectors = tensors
-    value = _recompute_conv(x, weight, bias, conv)
+    value = _conv_output(x, weight, bias, conv)
     needs = ctx.needs_input_grad[:3]
     norm, sums = (norm_weight, ctx.num_groups, ctx.norm_eps), None
     if _own_kernels(x):

@@ -21,7 +21,7 @@ def _own_kernels(x) -> bool:
     return x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled()
 
 
-def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+def _conv_output(x, weight, bias, conv: _Conv) -> torch.Tensor:
     """The convolution's output [batch, out_channels, out_h, out_w]."""
     if _own_kernels(x):
         return _kernel_conv(_batched(x), weight, bias, conv)

@@ -1,5 +1,5 @@
 // The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm. conv_out, where
-// given, keeps the convolution's output for backward.
+// given, is the convolution's output, which CUDA then does not compute again.
 #include "cuda_half.h"
 
 TCONV_DECLARE_CUDA_HALF(ConvBatchNormPoolGroupNormCall)
@@ -11,17 +11,17 @@ TCONV_DECLARE_CUDA_HALF(ConvBatchNormPoolGroupNormCall)
 namespace tconv {
 namespace binding {
 
-inline void check_kept_output(const OptionalTensor& value, const ConvInputs& inputs) {
+inline void check_conv_out(const OptionalTensor& value, const ConvInputs& inputs) {
   if (!value) return;
   int64_t shape[4];
   size_t dim = 0;
   inputs.shape(inputs.layer.out_h, inputs.layer.out_w, shape, &dim);
   const auto sizes = value->sizes();
-  if (sizes.size() != dim || !std::equal(shape, shape + dim, sizes.begin()) || !value->is_contiguous() ||
+  if (sizes.size() != dim || !std::equal(shape, shape + dim, sizes.begin()) ||
       kernel_dtype(torch_dtype_of(*value)) != inputs.computed_dtype || !(device_of(*value) == inputs.device))
-    refuse("conv_out must be contiguous, ", dtype_name(torch_dtype(inputs.computed_dtype)), " and of shape ",
-           tuple_text(shape, dim), " on ", inputs.device.name(), ", got ", dtype_name(torch_dtype_of(*value)), " and ",
-           shape_text(*value), " on ", device_of(*value).name());
+    refuse("conv_out must be ", dtype_name(torch_dtype(inputs.computed_dtype)), " of shape ", tuple_text(shape, dim),
+           " on ", inputs.device.name(), ", got ", dtype_name(torch_dtype_of(*value)), " of shape ", shape_text(*value),
+           " on ", device_of(*value).name());
 }
 
 void run(StableIValue* values, uint64_t, uint64_t) {
@@ -30,14 +30,15 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   BatchNormInputs batch_norm(stack);
   const Pool pool = take_pool(stack);
   GroupNormInputs group_norm(stack);
-  const OptionalTensor conv_out = stack.optional_tensor();
+  OptionalTensor conv_out = stack.optional_tensor();
 
   inputs.check();
   const ConvTransposeLayer& p = inputs.layer;
   batch_norm.check(inputs);
   const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
   group_norm.check(inputs, pooled.h, pooled.w);
-  check_kept_output(conv_out, inputs);
+  check_conv_out(conv_out, inputs);
+  conv_out = dense(conv_out);
   const Tensor out = inputs.allocate_output(pooled.h, pooled.w);
   if (p.batch > 0) {
     ConvBatchNormPoolGroupNormCall call{inputs.prepare(out), pointer_of(conv_out), batch_norm.prepare(inputs),
@@ -52,4 +53,4 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace tconv
 
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA
-                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor(e!)? conv_out) -> Tensor")
+                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor? conv_out) -> Tensor")

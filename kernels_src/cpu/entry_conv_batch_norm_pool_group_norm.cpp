@@ -1,5 +1,5 @@
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
-// samples at a time are pooled while in cache; the full-size convolution output is kept only where it is asked for.
+// samples at a time are pooled while in cache; the full-size convolution output is never kept.
 #include "entry.h"  // first
 
 #include "../generated_activation.h"
@@ -21,7 +21,7 @@ class ConvBatchNormPoolGroupNorm {
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
         conv_(call.conv, chunk_, workspace) {
     space_.take<char>(conv_.workspace_bytes());
-    if (call.conv_out == nullptr) raw_ = space_.take<T>(chunk_ * sample());
+    raw_ = space_.take<T>(chunk_ * p_.out_channels * p_.out_h * p_.out_w);
     partials_ = space_.take<MomentsF64>(chunk_ * conv_.num_partials() * p_.out_channels);
     channels_ = space_.take<MomentsF64>(p_.out_channels);
     batch_norm_ = space_.take<Affine<T>>(p_.out_channels);
@@ -34,7 +34,6 @@ class ConvBatchNormPoolGroupNorm {
     for (int64_t c = 0; c < p_.out_channels; ++c) channels_[c] = MomentsF64();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);
-      if (call_.conv_out != nullptr) raw_ = static_cast<T*>(call_.conv_out) + first * sample();
       conv_.run(ConvOutputs<T>{first, samples, raw_, pool_.use_batch_stats != 0 ? partials_ : nullptr});
       pool(first, samples);
     }
@@ -43,8 +42,6 @@ class ConvBatchNormPoolGroupNorm {
   }
 
  private:
-  int64_t sample() const { return p_.out_channels * p_.out_h * p_.out_w; }
-
   T* pooled(int64_t n, int64_t c) const {
     return static_cast<T*>(call_.conv.out) + (n * p_.out_channels + c) * pool_.pooled_h * pool_.pooled_w;
   }
@@ -101,7 +98,7 @@ class ConvBatchNormPoolGroupNorm {
   Workspace space_;
   int64_t chunk_;
   ConvTranspose<T> conv_;
-  T* raw_ = nullptr;  // [chunk_, out_channels, out_h, out_w]
+  T* raw_;
   MomentsF64* partials_;
   MomentsF64* channels_;   // [out_channels], of the whole batch
   Affine<T>* batch_norm_;  // [out_channels]

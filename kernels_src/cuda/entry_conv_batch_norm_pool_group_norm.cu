@@ -1,10 +1,9 @@
 // Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
-//   2 x 2 windows on Hopper, and nobody keeps the convolution's output: convolution, pooled in its epilogue -> out (and
-//   moments of what was pooled)
+//   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
 //   -> training: BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
-//   otherwise: convolution -> workspace or what is kept (and moments of it) -> training: BatchNorm's affine map per
-//   channel
-//   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
+//   otherwise: convolution -> workspace (and moments of it), unless its output was computed before -> training:
+//   BatchNorm's affine map per channel -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in
+//   place
 // TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
 
@@ -33,8 +32,9 @@ struct ConvBatchNormPoolGroupNorm {
                    call.conv.layer.out_h * call.conv.layer.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled || call.conv_out != nullptr ? 0 : pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes
-                                             : conv_workspace_bytes<kInPasses>(call.conv))) {}
+        conv_workspace(layout.reserve(pooled                     ? plan_pooled(call.conv).workspace_bytes
+                                      : call.conv_out != nullptr ? 0
+                                                                 : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
     return call.conv_out == nullptr && has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
@@ -55,7 +55,7 @@ struct ConvBatchNormPoolGroupNorm {
       return;
     }
     to->way = "then BatchNorm, activation, pooling and GroupNorm";
-    to->rule_out("hopper with pooling", call.conv_out != nullptr ? reason::kKeepsOutput
+    to->rule_out("hopper with pooling", call.conv_out != nullptr ? reason::kComputedBefore
                                         : has_2x2_windows(call)  ? plan_pooled(call.conv).reason
                                                                  : reason::kOtherWindows);
   }
@@ -74,6 +74,7 @@ struct ConvBatchNormPoolGroupNorm {
   // The convolution's moments are fp32.
   int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) const {
     if (pooled) return plan_pooled(call.conv).num_partials;
+    if (call.conv_out != nullptr) return 0;
     return std::is_same<S, double>::value ? 0 : conv_num_partials<kInPasses>(call.conv);
   }
 
@@ -86,12 +87,16 @@ struct ConvBatchNormPoolGroupNorm {
 
     explain(call);
     if (pooled) return run_pooled(call, stream);
-    S* y = call.conv_out != nullptr ? static_cast<S*>(call.conv_out) : norm::at_offset<S>(conv.workspace, pre_norm);
     S* out = static_cast<S*>(conv.out);
-    ConvOutputs outputs{y, nullptr};
-    if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
-    TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+    const S* y = static_cast<const S*>(call.conv_out);
+    if (y == nullptr) {
+      S* to = norm::at_offset<S>(conv.workspace, pre_norm);
+      ConvOutputs outputs{to, nullptr};
+      if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
+      TCONV_RETURN_IF_ERROR(
+          launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+      y = to;
+    }
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
         y, out, batch_norm.maps(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,

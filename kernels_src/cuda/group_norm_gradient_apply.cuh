@@ -60,33 +60,25 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const VectorSpan span(part, vectors);
     const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
-      if (vectors) {
+      if (vectors && span.has(first, kLanes * kChunk)) {
         StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          v[i] = span.load(value, at), g[i] = span.load(grad, at);
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const int at = first + (i * kLanes + lane) * Config::kVector;
-          const bool whole = span.whole(at);
 #pragma unroll
-          for (int k = 0; k < Config::kVector; ++k)
-            if (whole || span.has(at + k)) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          if (whole) {
-            to.store(at, v[i]);
-          } else {
-#pragma unroll
-            for (int k = 0; k < Config::kVector; ++k)
-              if (span.has(at + k)) to.store(at + k, v[i].values[k]);
-          }
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          to.store(first + (i * kLanes + lane) * Config::kVector, v[i]);
         }
       } else {
 #pragma unroll kAtOnce
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
-          if (at < part.count) to.store(at, gradient(value[at], grad[at]));
+          if (span.has(at)) to.store(at, gradient(value[at], grad[at]));
         }
       }
     }

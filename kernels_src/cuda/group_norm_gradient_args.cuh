@@ -131,29 +131,16 @@ __device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int
   return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
-// Of a run of values the vectors that memory has: the first and the last may be there in part. Lanes take values `at`
-// to at + kVector - 1.
+// Values of a part as lanes take them, from -shift on, so that vectors lie aligned: those that are not there are
+// others'.
 struct VectorSpan {
-  int shift, count;  // values of the first vector that lie ahead of the run; of the run
+  int shift, count;
 
   __device__ __forceinline__ VectorSpan(const PlanePart& part, bool vectors)
       : shift(vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
 
   __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
-  __device__ __forceinline__ bool whole(int at) const {
-    return at >= 0 && at + GroupNormGradientConfig::kVector <= count;
-  }
-
-  // Zeros where the run is not.
-  template <typename Storage>
-  __device__ __forceinline__ StorageVector<Storage> load(const Storage* from, int at) const {
-    if (whole(at)) return *reinterpret_cast<const StorageVector<Storage>*>(from + at);
-    StorageVector<Storage> found{};
-#pragma unroll
-    for (int k = 0; k < GroupNormGradientConfig::kVector; ++k)
-      if (has(at + k)) found.values[k] = from[at + k];
-    return found;
-  }
+  __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
 };
 
 }  // namespace cuda

@@ -7,21 +7,20 @@
 namespace tconv {
 namespace cuda {
 
-// Of a thread's values: `count` of them, the others zero.
-template <typename Acc, int kChunk>
+// Of a thread's values; those that are not there(index) are zero.
+template <typename Acc, int kChunk, typename There>
 __device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
-                                                                 const Acc (&grads)[kChunk],
-                                                                 const bool (&there)[kChunk]) {
+                                                                 const Acc (&grads)[kChunk], const There& there) {
   GradientMoments<Acc> made{};
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    made.count += there[i] ? Acc(1) : Acc(0);
+    made.count += there(i) ? Acc(1) : Acc(0);
     made.mean += values[i];
   }
   made.mean /= made.count > Acc(0) ? made.count : Acc(1);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    const Acc deviation = there[i] ? values[i] - made.mean : Acc(0);
+    const Acc deviation = there(i) ? values[i] - made.mean : Acc(0);
     made.m2 += deviation * deviation;
     made.grad += grads[i];
     made.product += grads[i] * deviation;
@@ -65,31 +64,32 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const VectorSpan span(part, args.vectors);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
-      bool there[kChunk];
-      if (args.vectors) {
+      if (args.vectors && span.has(first, kLanes * kChunk)) {
+        StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          const StorageVector<Storage> v = span.load(value, at), g = span.load(grad, at);
-#pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) {
-            const bool is_there = span.has(at + k);
-            values[i * Config::kVector + k] =
-                is_there ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
-            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-            there[i * Config::kVector + k] = is_there;
-          }
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
-      } else {
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
-          const int at = first + i * kLanes + lane;
-          there[i] = at < part.count;
-          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
-          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+          const int k = i % Config::kVector;
+          values[i] = inner.template value<Storage>(static_cast<Acc>(v[i / Config::kVector].values[k])) - origin;
+          grads[i] = static_cast<Acc>(g[i / Config::kVector].values[k]);
         }
+        moments.join(moments_of_chunk(values, grads, [](int) { return true; }));
+        continue;
       }
-      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+      bool there[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int at = first + i * kLanes + lane;
+        there[i] = span.has(at);
+        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+      }
+      moments.join(moments_of_chunk(values, grads, [&](int i) { return there[i]; }));
     }
     join_lanes(moments);
     if constexpr (kLanes > 32) {

@@ -26,11 +26,11 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     a685698039e62af7ecde0aff1eda302eeebe2a703720aa7bf37d7193f5b4aace
-sha256 of CPU_SOURCE:      048d1faf4cb76029229a0bd4a954cbf8a208ddbc8a5d238538755df1d4fee50e
+sha256 of CUDA_SOURCE:     f37f584841caf8c2df940b1189545735b10b2c49b63357f056df16531fd89602
+sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
 sha256 of GRADIENT_CUDA_SOURCE: 22a834121a5d968b15b59e4ce14200bf9497b07936d35307960201ed41f41b55
-sha256 of GRADIENT_OPERATOR_SOURCE: 4dbcbd1567a2af6e3facb1dd58873ac570a9022d25060697eb0efcc25cc294e4
+sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -110,7 +110,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -351,7 +351,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -5820,7 +5820,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -6016,7 +6016,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -10890,7 +10890,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -11131,7 +11131,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -12021,7 +12021,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'ff0bbf40c16c9a0b67c66e72983588944a1350fcfe08674aaa99492b0b8e5b19'
+_DIGEST = 'b42ba69c0435b84ea4277fd0856914d4a6cef560e4bdcd71f0b9187833f42ee1'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -12611,7 +12611,7 @@ def _own_kernels(x) -> bool:
     return x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled()
 
 
-def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+def _conv_output(x, weight, bias, conv: _Conv) -> torch.Tensor:
     """The convolution's output [batch, out_channels, out_h, out_w]."""
     if _own_kernels(x):
         return _kernel_conv(_batched(x), weight, bias, conv)
@@ -12768,7 +12768,7 @@ def _gradients(ctx, grad) -> tuple:
     needs, grad = ctx.needs_input_grad[:3], _batched(grad)
     values = sums = None
     if _chain_needs_values(_CHAIN):
-        values = [_recompute_conv(x, weight, bias, conv)]
+        values = [_conv_output(x, weight, bias, conv)]
     if values and _own_kernels(x):  # the values' memory then serves the convolution's gradients
         grad, sums, vector_grads = _kernel_chain_gradients(
             grad, values.pop(), vectors, needs[2], _slides(conv), _CHAIN_NUMBER

@@ -29,13 +29,13 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     da5e728e020a631ffe3a638634119ba30c373f9d1c8bc13ba910d77403e8b70d
-sha256 of CPU_SOURCE:      aa07b0b9dfa06d70620e6b617c16e6208aa1f4cba14f50c196abfdcb82f7d5ae
-sha256 of OPERATOR_SOURCE: ab19acc634c884bc18b7fac84df4e33e0457f52e7d4303851df166d6502038e2
-sha256 of GRADIENT_CUDA_SOURCE: 9d0ae0baba3fc004633e0fa9904fd2089f2b424218307d6d6128d76bb2166874
-sha256 of GRADIENT_OPERATOR_SOURCE: 4dbcbd1567a2af6e3facb1dd58873ac570a9022d25060697eb0efcc25cc294e4
-sha256 of POOL_GRADIENT_CUDA_SOURCE: 70e971f86d90e268474b6c2f955396b1305c3af42817b6e9e3806fb5efcfc92e
-sha256 of POOL_GRADIENT_OPERATOR_SOURCE: 1d64ba3d6bb8d4ddb0a552ec0230a29b653340bc2065d9f1e1f1216957bcd21b
+sha256 of CUDA_SOURCE:     e74bf25dfa8bb14d174364226646822c561eed73e31dfb7a5c6ad1037e070484
+sha256 of CPU_SOURCE:      0509edc516825bcb32d5e7e389a84a7491e9bc41a08f09ac9afccd5f57f2d702
+sha256 of OPERATOR_SOURCE: 908cbf0202710b79c567d1c57f1b00417d9a8f1663ab9bc3599aa1ece83855ae
+sha256 of GRADIENT_CUDA_SOURCE: 9bad0f48475d1636fb8e0d11199475f9db8271e5beda13c2743e34e8001063ce
+sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
+sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
+sha256 of POOL_GRADIENT_OPERATOR_SOURCE: 5e90563a4cbc718a24f3410835574430a0566406f197085db52412063250979b
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -59,12 +59,11 @@ import torch.utils.cpp_extension as _cpp_extension
 CUDA_SOURCE = r"""
 // ---- kernels_src/cuda/entry_conv_batch_norm_pool_group_norm.cu
 // Pattern 3 on CUDA: transposed convolution, BatchNorm, activation, max-pool, GroupNorm. Two ways:
-//   2 x 2 windows on Hopper, and nobody keeps the convolution's output: convolution, pooled in its epilogue -> out (and
-//   moments of what was pooled)
+//   2 x 2 windows on Hopper: convolution, pooled in its epilogue -> out (and moments of what was pooled)
 //   -> training: BatchNorm's affine map per channel -> BatchNorm + activation + GroupNorm in place
-//   otherwise: convolution -> workspace or what is kept (and moments of it) -> training: BatchNorm's affine map per
-//   channel
-//   -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in place
+//   otherwise: convolution -> workspace (and moments of it), unless its output was computed before -> training:
+//   BatchNorm's affine map per channel -> BatchNorm + activation + max-pool -> out (and moments of it) -> GroupNorm in
+//   place
 // TCONV_KERNEL forces the second way by naming another kernel than Hopper's.
 #include <type_traits>
 
@@ -134,7 +133,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -375,7 +374,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -6968,8 +6967,9 @@ struct ConvBatchNormPoolGroupNorm {
                    call.conv.layer.out_h * call.conv.layer.out_w, conv_partials(call), layout),
         group_norm(pooled_shape(call), norm::PoolConfig::num_partials(pooled_shape(call).plane), layout),
         pre_norm(layout.reserve(pooled || call.conv_out != nullptr ? 0 : pre_norm_elements(call) * sizeof(S))),
-        conv_workspace(layout.reserve(pooled ? plan_pooled(call.conv).workspace_bytes
-                                             : conv_workspace_bytes<kInPasses>(call.conv))) {}
+        conv_workspace(layout.reserve(pooled                     ? plan_pooled(call.conv).workspace_bytes
+                                      : call.conv_out != nullptr ? 0
+                                                                 : conv_workspace_bytes<kInPasses>(call.conv))) {}
 
   static bool pools_in_epilogue(const ConvBatchNormPoolGroupNormCall& call) {
     return call.conv_out == nullptr && has_2x2_windows(call) && plan_pooled(call.conv).status == kOk;
@@ -6990,7 +6990,7 @@ struct ConvBatchNormPoolGroupNorm {
       return;
     }
     to->way = "then BatchNorm, activation, pooling and GroupNorm";
-    to->rule_out("hopper with pooling", call.conv_out != nullptr ? reason::kKeepsOutput
+    to->rule_out("hopper with pooling", call.conv_out != nullptr ? reason::kComputedBefore
                                         : has_2x2_windows(call)  ? plan_pooled(call.conv).reason
                                                                  : reason::kOtherWindows);
   }
@@ -7009,6 +7009,7 @@ struct ConvBatchNormPoolGroupNorm {
   // The convolution's moments are fp32.
   int64_t conv_partials(const ConvBatchNormPoolGroupNormCall& call) const {
     if (pooled) return plan_pooled(call.conv).num_partials;
+    if (call.conv_out != nullptr) return 0;
     return std::is_same<S, double>::value ? 0 : conv_num_partials<kInPasses>(call.conv);
   }
 
@@ -7021,12 +7022,16 @@ struct ConvBatchNormPoolGroupNorm {
 
     explain(call);
     if (pooled) return run_pooled(call, stream);
-    S* y = call.conv_out != nullptr ? static_cast<S*>(call.conv_out) : norm::at_offset<S>(conv.workspace, pre_norm);
     S* out = static_cast<S*>(conv.out);
-    ConvOutputs outputs{y, nullptr};
-    if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
-    TCONV_RETURN_IF_ERROR(
-        launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+    const S* y = static_cast<const S*>(call.conv_out);
+    if (y == nullptr) {
+      S* to = norm::at_offset<S>(conv.workspace, pre_norm);
+      ConvOutputs outputs{to, nullptr};
+      if constexpr (!std::is_same<S, double>::value) outputs.partials = batch_norm.producer_partials(conv.workspace);
+      TCONV_RETURN_IF_ERROR(
+          launch_conv_transpose<kInPasses>(conv, outputs, norm::at_offset<char>(conv.workspace, conv_workspace)));
+      y = to;
+    }
     TCONV_RETURN_IF_ERROR(batch_norm.run(y, conv.workspace, stream));
     TCONV_RETURN_IF_ERROR(norm::launch_batch_norm_activation_max_pool<S>(
         y, out, batch_norm.maps(conv.workspace), group_norm.producer_partials(conv.workspace), p.batch, p.out_channels,
@@ -7078,7 +7083,7 @@ TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::c
 CPU_SOURCE = r"""
 // ---- kernels_src/cpu/entry_conv_batch_norm_pool_group_norm.cpp
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
-// samples at a time are pooled while in cache; the full-size convolution output is kept only where it is asked for.
+// samples at a time are pooled while in cache; the full-size convolution output is never kept.
 // ---- kernels_src/cpu/entry.h
 // The functions that the operator calls, of every entry file. A pattern is a class template over the tensor's type:
 //   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
@@ -7327,7 +7332,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -7523,7 +7528,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -8840,7 +8845,7 @@ class ConvBatchNormPoolGroupNorm {
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
         conv_(call.conv, chunk_, workspace) {
     space_.take<char>(conv_.workspace_bytes());
-    if (call.conv_out == nullptr) raw_ = space_.take<T>(chunk_ * sample());
+    raw_ = space_.take<T>(chunk_ * p_.out_channels * p_.out_h * p_.out_w);
     partials_ = space_.take<MomentsF64>(chunk_ * conv_.num_partials() * p_.out_channels);
     channels_ = space_.take<MomentsF64>(p_.out_channels);
     batch_norm_ = space_.take<Affine<T>>(p_.out_channels);
@@ -8853,7 +8858,6 @@ class ConvBatchNormPoolGroupNorm {
     for (int64_t c = 0; c < p_.out_channels; ++c) channels_[c] = MomentsF64();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);
-      if (call_.conv_out != nullptr) raw_ = static_cast<T*>(call_.conv_out) + first * sample();
       conv_.run(ConvOutputs<T>{first, samples, raw_, pool_.use_batch_stats != 0 ? partials_ : nullptr});
       pool(first, samples);
     }
@@ -8862,8 +8866,6 @@ class ConvBatchNormPoolGroupNorm {
   }
 
  private:
-  int64_t sample() const { return p_.out_channels * p_.out_h * p_.out_w; }
-
   T* pooled(int64_t n, int64_t c) const {
     return static_cast<T*>(call_.conv.out) + (n * p_.out_channels + c) * pool_.pooled_h * pool_.pooled_w;
   }
@@ -8920,7 +8922,7 @@ class ConvBatchNormPoolGroupNorm {
   Workspace space_;
   int64_t chunk_;
   ConvTranspose<T> conv_;
-  T* raw_ = nullptr;  // [chunk_, out_channels, out_h, out_w]
+  T* raw_;
   MomentsF64* partials_;
   MomentsF64* channels_;   // [out_channels], of the whole batch
   Affine<T>* batch_norm_;  // [out_channels]
@@ -8935,7 +8937,7 @@ TCONV_EXPORT_PATTERN(ConvBatchNormPoolGroupNorm, ConvBatchNormPoolGroupNormCall)
 OPERATOR_SOURCE = r"""
 // ---- kernels_src/binding/operator_conv_batch_norm_pool_group_norm.cpp
 // The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm. conv_out, where
-// given, keeps the convolution's output for backward.
+// given, is the convolution's output, which CUDA then does not compute again.
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -9880,17 +9882,17 @@ inline void set_pool(BatchNormPoolArgs& args, const Pool& pool, const Pair& pool
 namespace tconv {
 namespace binding {
 
-inline void check_kept_output(const OptionalTensor& value, const ConvInputs& inputs) {
+inline void check_conv_out(const OptionalTensor& value, const ConvInputs& inputs) {
   if (!value) return;
   int64_t shape[4];
   size_t dim = 0;
   inputs.shape(inputs.layer.out_h, inputs.layer.out_w, shape, &dim);
   const auto sizes = value->sizes();
-  if (sizes.size() != dim || !std::equal(shape, shape + dim, sizes.begin()) || !value->is_contiguous() ||
+  if (sizes.size() != dim || !std::equal(shape, shape + dim, sizes.begin()) ||
       kernel_dtype(torch_dtype_of(*value)) != inputs.computed_dtype || !(device_of(*value) == inputs.device))
-    refuse("conv_out must be contiguous, ", dtype_name(torch_dtype(inputs.computed_dtype)), " and of shape ",
-           tuple_text(shape, dim), " on ", inputs.device.name(), ", got ", dtype_name(torch_dtype_of(*value)), " and ",
-           shape_text(*value), " on ", device_of(*value).name());
+    refuse("conv_out must be ", dtype_name(torch_dtype(inputs.computed_dtype)), " of shape ", tuple_text(shape, dim),
+           " on ", inputs.device.name(), ", got ", dtype_name(torch_dtype_of(*value)), " of shape ", shape_text(*value),
+           " on ", device_of(*value).name());
 }
 
 void run(StableIValue* values, uint64_t, uint64_t) {
@@ -9899,14 +9901,15 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   BatchNormInputs batch_norm(stack);
   const Pool pool = take_pool(stack);
   GroupNormInputs group_norm(stack);
-  const OptionalTensor conv_out = stack.optional_tensor();
+  OptionalTensor conv_out = stack.optional_tensor();
 
   inputs.check();
   const ConvTransposeLayer& p = inputs.layer;
   batch_norm.check(inputs);
   const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
   group_norm.check(inputs, pooled.h, pooled.w);
-  check_kept_output(conv_out, inputs);
+  check_conv_out(conv_out, inputs);
+  conv_out = dense(conv_out);
   const Tensor out = inputs.allocate_output(pooled.h, pooled.w);
   if (p.batch > 0) {
     ConvBatchNormPoolGroupNormCall call{inputs.prepare(out), pointer_of(conv_out), batch_norm.prepare(inputs),
@@ -9921,7 +9924,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace tconv
 
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA
-                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor(e!)? conv_out) -> Tensor")
+                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor? conv_out) -> Tensor")
 """
 
 GRADIENT_CUDA_SOURCE = r"""
@@ -9941,7 +9944,7 @@ GRADIENT_CUDA_SOURCE = r"""
 // ---- kernels_src/gradient_call.h
 // Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
 
-// ==== lines 32 to 325 of CUDA_SOURCE
+// ==== lines 31 to 324 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -9967,18 +9970,18 @@ struct GradientCall {
 
 #include <type_traits>
 
-// ==== lines 1530 to 1696 of CUDA_SOURCE
+// ==== lines 1529 to 1695 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 1697 to 1725 of CUDA_SOURCE
-// ==== lines 325 to 352 of CUDA_SOURCE
-// ==== lines 376 to 464 of CUDA_SOURCE
-// ==== lines 974 to 1025 of CUDA_SOURCE
-// ==== lines 1893 to 1993 of CUDA_SOURCE
-// ==== lines 464 to 494 of CUDA_SOURCE
+// ==== lines 1696 to 1724 of CUDA_SOURCE
+// ==== lines 324 to 351 of CUDA_SOURCE
+// ==== lines 375 to 463 of CUDA_SOURCE
+// ==== lines 973 to 1024 of CUDA_SOURCE
+// ==== lines 1892 to 1992 of CUDA_SOURCE
+// ==== lines 463 to 493 of CUDA_SOURCE
 
-// ==== lines 3742 to 3880 of CUDA_SOURCE
-// ==== lines 2476 to 2513 of CUDA_SOURCE
+// ==== lines 3741 to 3879 of CUDA_SOURCE
+// ==== lines 2475 to 2512 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10145,24 +10148,24 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 1725 to 1875 of CUDA_SOURCE
+// ==== lines 1724 to 1874 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 1875 to 1893 of CUDA_SOURCE
+// ==== lines 1874 to 1892 of CUDA_SOURCE
 
-// ==== lines 1994 to 2476 of CUDA_SOURCE
+// ==== lines 1993 to 2475 of CUDA_SOURCE
 
-// ==== lines 2514 to 3730 of CUDA_SOURCE
-// ==== lines 3880 to 4304 of CUDA_SOURCE
+// ==== lines 2513 to 3729 of CUDA_SOURCE
+// ==== lines 3879 to 4303 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
 #include <cstring>
 
 
-// ==== lines 492 to 600 of CUDA_SOURCE
-// ==== lines 4309 to 6421 of CUDA_SOURCE
+// ==== lines 491 to 599 of CUDA_SOURCE
+// ==== lines 4308 to 6420 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12892,7 +12895,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -13133,7 +13136,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -14032,7 +14035,7 @@ POOL_GRADIENT_CUDA_SOURCE = r"""
 // Argument block of the library of GroupNorm's gradients, filled by its operator
 // (binding/operator_group_norm_gradient.cpp).
 
-// ==== lines 32 to 325 of CUDA_SOURCE
+// ==== lines 31 to 324 of CUDA_SOURCE
 
 namespace tconv {
 
@@ -14062,7 +14065,7 @@ struct GroupNormGradientCall {
 // Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
 //   from [rows][channels] of Acc -> one number a channel
 
-// ==== lines 376 to 464 of CUDA_SOURCE
+// ==== lines 375 to 463 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -14071,8 +14074,8 @@ struct GroupNormGradientCall {
 
 #include <cstring>
 
-// ==== lines 325 to 352 of CUDA_SOURCE
-// ==== lines 464 to 735 of CUDA_SOURCE
+// ==== lines 324 to 351 of CUDA_SOURCE
+// ==== lines 463 to 734 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -14123,7 +14126,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 // value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
 // a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 
-// ==== lines 974 to 1025 of CUDA_SOURCE
+// ==== lines 973 to 1024 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
@@ -14141,7 +14144,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 #include <cstring>
 #include <type_traits>
 
-// ==== lines 1535 to 1677 of CUDA_SOURCE
+// ==== lines 1534 to 1676 of CUDA_SOURCE
 namespace math {
 
 #ifdef TCONV_OWN_MATH
@@ -14584,30 +14587,16 @@ __device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int
   return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
-// Of a run of values the vectors that memory has: the first and the last may be there in part. Lanes take values `at`
-// to at + kVector - 1.
+// Values of a part as lanes take them, from -shift on, so that vectors lie aligned: those that are not there are
+// others'.
 struct VectorSpan {
-  int shift, count;  // values of the first vector that lie ahead of the run; of the run
+  int shift, count;
 
-  template <typename Args>
-  __device__ __forceinline__ VectorSpan(const Args& args, const PlanePart& part)
-      : shift(args.vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
+  __device__ __forceinline__ VectorSpan(const PlanePart& part, bool vectors)
+      : shift(vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
 
   __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
-  __device__ __forceinline__ bool whole(int at) const {
-    return at >= 0 && at + GroupNormGradientConfig::kVector <= count;
-  }
-
-  // Zeros where the run is not.
-  template <typename Storage>
-  __device__ __forceinline__ StorageVector<Storage> load(const Storage* from, int at) const {
-    if (whole(at)) return *reinterpret_cast<const StorageVector<Storage>*>(from + at);
-    StorageVector<Storage> found{};
-#pragma unroll
-    for (int k = 0; k < GroupNormGradientConfig::kVector; ++k)
-      if (has(at + k)) found.values[k] = from[at + k];
-    return found;
-  }
+  __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
 };
 
 }  // namespace cuda
@@ -14664,36 +14653,29 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    const VectorSpan span(args, part);
+    const bool vectors = sizeof(Storage) < 8 && args.vectors;
+    const VectorSpan span(part, vectors);
     const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
-      if (sizeof(Storage) < 8 && args.vectors) {
+      if (vectors && span.has(first, kLanes * kChunk)) {
         StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          v[i] = span.load(value, at), g[i] = span.load(grad, at);
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const int at = first + (i * kLanes + lane) * Config::kVector;
-          const bool whole = span.whole(at);
 #pragma unroll
-          for (int k = 0; k < Config::kVector; ++k)
-            if (whole || span.has(at + k)) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          if (whole) {
-            to.store(at, v[i]);
-          } else {
-#pragma unroll
-            for (int k = 0; k < Config::kVector; ++k)
-              if (span.has(at + k)) to.store(at + k, v[i].values[k]);
-          }
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          to.store(first + (i * kLanes + lane) * Config::kVector, v[i]);
         }
       } else {
 #pragma unroll kAtOnce
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
-          if (at < part.count) to.store(at, gradient(value[at], grad[at]));
+          if (span.has(at)) to.store(at, gradient(value[at], grad[at]));
         }
       }
     }
@@ -14721,21 +14703,20 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 namespace tconv {
 namespace cuda {
 
-// Of a thread's values: `count` of them, the others zero.
-template <typename Acc, int kChunk>
+// Of a thread's values; those that are not there(index) are zero.
+template <typename Acc, int kChunk, typename There>
 __device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
-                                                                 const Acc (&grads)[kChunk],
-                                                                 const bool (&there)[kChunk]) {
+                                                                 const Acc (&grads)[kChunk], const There& there) {
   GradientMoments<Acc> made{};
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    made.count += there[i] ? Acc(1) : Acc(0);
+    made.count += there(i) ? Acc(1) : Acc(0);
     made.mean += values[i];
   }
   made.mean /= made.count > Acc(0) ? made.count : Acc(1);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    const Acc deviation = there[i] ? values[i] - made.mean : Acc(0);
+    const Acc deviation = there(i) ? values[i] - made.mean : Acc(0);
     made.m2 += deviation * deviation;
     made.grad += grads[i];
     made.product += grads[i] * deviation;
@@ -14776,34 +14757,35 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const Storage* const grad = args.grad + part.begin;
     const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
-    const VectorSpan span(args, part);
+    const VectorSpan span(part, args.vectors);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
-      bool there[kChunk];
-      if (args.vectors) {
+      if (args.vectors && span.has(first, kLanes * kChunk)) {
+        StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          const StorageVector<Storage> v = span.load(value, at), g = span.load(grad, at);
-#pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) {
-            const bool is_there = span.has(at + k);
-            values[i * Config::kVector + k] =
-                is_there ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
-            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-            there[i * Config::kVector + k] = is_there;
-          }
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
-      } else {
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
-          const int at = first + i * kLanes + lane;
-          there[i] = at < part.count;
-          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
-          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+          const int k = i % Config::kVector;
+          values[i] = inner.template value<Storage>(static_cast<Acc>(v[i / Config::kVector].values[k])) - origin;
+          grads[i] = static_cast<Acc>(g[i / Config::kVector].values[k]);
         }
+        moments.join(moments_of_chunk(values, grads, [](int) { return true; }));
+        continue;
       }
-      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+      bool there[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int at = first + i * kLanes + lane;
+        there[i] = span.has(at);
+        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+      }
+      moments.join(moments_of_chunk(values, grads, [&](int i) { return there[i]; }));
     }
     join_lanes(moments);
     if constexpr (kLanes > 32) {
@@ -15079,7 +15061,7 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 // and without the last two terms where the statistics are running ones
 // (aten/src/ATen/native/cuda/Normalization.cuh in PyTorch).
 
-// ==== lines 912 to 966 of CUDA_SOURCE
+// ==== lines 911 to 965 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -15748,7 +15730,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -15989,7 +15971,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -16772,7 +16754,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '71a65f8695785471ad5d670642e0006452e7e62556a11a6d04a3414c2b56872b'
+_DIGEST = 'a1e77e28411db88f963d1508228fe61c138d428dd084f0548346665c299690d7'
 
 
 class _Tanh:
@@ -17478,7 +17460,7 @@ def _own_kernels(x) -> bool:
     return x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled()
 
 
-def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+def _conv_output(x, weight, bias, conv: _Conv) -> torch.Tensor:
     """The convolution's output [batch, out_channels, out_h, out_w]."""
     if _own_kernels(x):
         return _kernel_conv(_batched(x), weight, bias, conv)
@@ -17566,23 +17548,25 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
 
 
-def _kept_output(x, weight, conv, pool, parameters):
-    """A tensor for the convolution's output, [batch, out_channels, out_h, out_w]; None where no
-    kernel of ours reads it in backward, where dtypes are mixed, or for the operator to refuse.
+_LEAST_KEPT = 1 << 20  # values; for fewer a launch costs more
+
+
+def _keeps_output(x, weight, conv, pool, parameters) -> bool:
+    """Not where no kernel of ours reads it in backward, dtypes are mixed, or the operator refuses.
+    `parameters`: those besides the weight, or None.
     """
-    if x.device.type not in _GRADIENT_DEVICES or not _kernels_pool(pool) or x.numel() == 0:
-        return None
-    if x.dim() != 4 or weight.dim() != 4 or x.shape[1] != weight.shape[0]:
-        return None
+    if x.device.type not in _GRADIENT_DEVICES or not _kernels_pool(pool):
+        return False
+    if x.dim() != 4 or weight.dim() != 4:
+        return False
     if any(p is not None and p.dtype is not x.dtype for p in (weight, *parameters)):
-        return None
+        return False
     sizes = [
         _output_size(x.shape[2 + axis], weight.shape[2 + axis], *(pair[axis] for pair in conv[:4]))
         for axis in range(2)
     ]
-    if min(sizes) <= 0:
-        return None
-    return x.new_empty((x.shape[0], weight.shape[1] * conv[4], *sizes))
+    channels = weight.shape[1] * conv[4]
+    return min(sizes) > 0 and x.shape[0] * channels * _math.prod(sizes) >= _LEAST_KEPT
 
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -17611,7 +17595,7 @@ def _narrowed(grads, tensors) -> list:
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var);
-# conv_out what they write of the convolution's output, or None.
+# conv_out the convolution's output, where it is there before, or None.
 _SCHEMA = (
     f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
     "int[] stride, int[] padding, "
@@ -17734,7 +17718,7 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
         mean, var = mean.float(), var.float()
     own = _own_kernels(x) and _kernels_pool(ctx.pool)
     if conv_out is None or not own:
-        conv_out = _recompute_conv(x, weight, bias, conv)
+        conv_out = _conv_output(x, weight, bias, conv)
     norm = norm_weight, norm_bias, mean, var, ctx.use_batch_stats, ctx.norm_eps
     group_norm = group_weight, ctx.num_groups, ctx.group_eps
     needs, sums = ctx.needs_input_grad[:3], None
@@ -17803,10 +17787,13 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
         return _apply_transformed(x, weight, bias, conv, norm, pool, group_norm)[0]
     parameters = norm[0], norm[1], group_norm[1], group_norm[2]
     if _wants_gradient(x, weight, bias, *parameters):
-        conv_out = _kept_output(x, weight, conv, pool, (bias, *parameters))
-        if conv_out is not None and norm[4] and kept[4] is None:
-            shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
-            kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
+        conv_out = None
+        if _keeps_output(x, weight, conv, pool, (bias, *parameters)):
+            with torch.no_grad():
+                conv_out = _conv_output(x, weight, bias, _Conv(*conv))
+            if norm[4] and kept[4] is None:
+                shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
+                kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm, conv_out)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
 

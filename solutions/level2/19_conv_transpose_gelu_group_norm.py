@@ -29,13 +29,13 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     d06ae39904937aa91e8745f604efae4630ed4f8d5fb8e2f1c0a3a18571a66580
-sha256 of CPU_SOURCE:      e7c062d0aeb50f61aaa1a703f9ef6d29652da0fe548a05a66b1a491f198cf22b
+sha256 of CUDA_SOURCE:     7d01a2f748911cffa9c922efde3fc55f41e22471629f021b9069b6dc3282620d
+sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
 sha256 of GRADIENT_CUDA_SOURCE: a6b99fe196923b421c959ebe0f3de123573b75e0321e3c1b5f5104f0ad0bc8ce
-sha256 of GRADIENT_OPERATOR_SOURCE: 4dbcbd1567a2af6e3facb1dd58873ac570a9022d25060697eb0efcc25cc294e4
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 73814cbc13722903308bd7973c8f880b87f9bca47d59b94c7be227148557cca2
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 4324bc4d10e0f9d74476318b36558af54205c9743863c0828bb409f6a6e56192
+sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 16dad5ec32b84a59863bf8a919999514efd583c78021239232da20e4845274fe
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: c3f85759f18ab58db423cfa1d70f6cc414ea67201b1a38f6992e5971e80a6f07
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -140,7 +140,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -381,7 +381,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -8488,7 +8488,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -8684,7 +8684,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -13776,7 +13776,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -14017,7 +14017,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -15476,30 +15476,16 @@ __device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int
   return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
 }
 
-// Of a run of values the vectors that memory has: the first and the last may be there in part. Lanes take values `at`
-// to at + kVector - 1.
+// Values of a part as lanes take them, from -shift on, so that vectors lie aligned: those that are not there are
+// others'.
 struct VectorSpan {
-  int shift, count;  // values of the first vector that lie ahead of the run; of the run
+  int shift, count;
 
-  template <typename Args>
-  __device__ __forceinline__ VectorSpan(const Args& args, const PlanePart& part)
-      : shift(args.vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
+  __device__ __forceinline__ VectorSpan(const PlanePart& part, bool vectors)
+      : shift(vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
 
   __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
-  __device__ __forceinline__ bool whole(int at) const {
-    return at >= 0 && at + GroupNormGradientConfig::kVector <= count;
-  }
-
-  // Zeros where the run is not.
-  template <typename Storage>
-  __device__ __forceinline__ StorageVector<Storage> load(const Storage* from, int at) const {
-    if (whole(at)) return *reinterpret_cast<const StorageVector<Storage>*>(from + at);
-    StorageVector<Storage> found{};
-#pragma unroll
-    for (int k = 0; k < GroupNormGradientConfig::kVector; ++k)
-      if (has(at + k)) found.values[k] = from[at + k];
-    return found;
-  }
+  __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
 };
 
 }  // namespace cuda
@@ -15556,36 +15542,29 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     };
     const Storage* const value = args.value + part.begin;
     const Storage* const grad = args.grad + part.begin;
-    const VectorSpan span(args, part);
+    const bool vectors = sizeof(Storage) < 8 && args.vectors;
+    const VectorSpan span(part, vectors);
     const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
-      if (sizeof(Storage) < 8 && args.vectors) {
+      if (vectors && span.has(first, kLanes * kChunk)) {
         StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          v[i] = span.load(value, at), g[i] = span.load(grad, at);
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const int at = first + (i * kLanes + lane) * Config::kVector;
-          const bool whole = span.whole(at);
 #pragma unroll
-          for (int k = 0; k < Config::kVector; ++k)
-            if (whole || span.has(at + k)) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          if (whole) {
-            to.store(at, v[i]);
-          } else {
-#pragma unroll
-            for (int k = 0; k < Config::kVector; ++k)
-              if (span.has(at + k)) to.store(at + k, v[i].values[k]);
-          }
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          to.store(first + (i * kLanes + lane) * Config::kVector, v[i]);
         }
       } else {
 #pragma unroll kAtOnce
         for (int i = 0; i < kChunk; ++i) {
           const int at = first + i * kLanes + lane;
-          if (at < part.count) to.store(at, gradient(value[at], grad[at]));
+          if (span.has(at)) to.store(at, gradient(value[at], grad[at]));
         }
       }
     }
@@ -15613,21 +15592,20 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
 namespace tconv {
 namespace cuda {
 
-// Of a thread's values: `count` of them, the others zero.
-template <typename Acc, int kChunk>
+// Of a thread's values; those that are not there(index) are zero.
+template <typename Acc, int kChunk, typename There>
 __device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
-                                                                 const Acc (&grads)[kChunk],
-                                                                 const bool (&there)[kChunk]) {
+                                                                 const Acc (&grads)[kChunk], const There& there) {
   GradientMoments<Acc> made{};
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    made.count += there[i] ? Acc(1) : Acc(0);
+    made.count += there(i) ? Acc(1) : Acc(0);
     made.mean += values[i];
   }
   made.mean /= made.count > Acc(0) ? made.count : Acc(1);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
-    const Acc deviation = there[i] ? values[i] - made.mean : Acc(0);
+    const Acc deviation = there(i) ? values[i] - made.mean : Acc(0);
     made.m2 += deviation * deviation;
     made.grad += grads[i];
     made.product += grads[i] * deviation;
@@ -15668,34 +15646,35 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
     const Storage* const grad = args.grad + part.begin;
     const Acc origin = plane_origin(args, part.plane, part.channel);
     GradientMoments<Acc> moments{};
-    const VectorSpan span(args, part);
+    const VectorSpan span(part, args.vectors);
     for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
       Acc values[kChunk], grads[kChunk];
-      bool there[kChunk];
-      if (args.vectors) {
+      if (args.vectors && span.has(first, kLanes * kChunk)) {
+        StorageVector<Storage> v[kVectors], g[kVectors];
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           const int at = first + (i * kLanes + lane) * Config::kVector;
-          const StorageVector<Storage> v = span.load(value, at), g = span.load(grad, at);
-#pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) {
-            const bool is_there = span.has(at + k);
-            values[i * Config::kVector + k] =
-                is_there ? inner.template value<Storage>(static_cast<Acc>(v.values[k])) - origin : Acc(0);
-            grads[i * Config::kVector + k] = static_cast<Acc>(g.values[k]);
-            there[i * Config::kVector + k] = is_there;
-          }
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
         }
-      } else {
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
-          const int at = first + i * kLanes + lane;
-          there[i] = at < part.count;
-          values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
-          grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+          const int k = i % Config::kVector;
+          values[i] = inner.template value<Storage>(static_cast<Acc>(v[i / Config::kVector].values[k])) - origin;
+          grads[i] = static_cast<Acc>(g[i / Config::kVector].values[k]);
         }
+        moments.join(moments_of_chunk(values, grads, [](int) { return true; }));
+        continue;
       }
-      moments.join(moments_of_chunk<Acc, kChunk>(values, grads, there));
+      bool there[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int at = first + i * kLanes + lane;
+        there[i] = span.has(at);
+        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+      }
+      moments.join(moments_of_chunk(values, grads, [&](int i) { return there[i]; }));
     }
     join_lanes(moments);
     if constexpr (kLanes > 32) {
@@ -16031,7 +16010,7 @@ inline constexpr const char* kLargeSample = "a sample's outputs do not fit the s
 inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
 inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
 inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kKeepsOutput = "the convolution's output is kept for backward";
+inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
 inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
 inline constexpr const char* kNoWholeWindow = "no whole pooling window";
 
@@ -16272,7 +16251,7 @@ struct ConvGroupNormCall {
 // conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
 struct ConvBatchNormPoolGroupNormCall {
   ConvCall conv;
-  void* conv_out;  // null, or keeps what BatchNorm reads: [batch, out_channels, out_h, out_w]
+  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
   BatchNormPoolArgs batch_norm_pool;
   GroupNormArgs group_norm;
 };
@@ -17039,7 +17018,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '446109244f6e0a311e8de1152c42b81482de4800eaa274ce80d7d89d293ea7cd'
+_DIGEST = '4e9d2dc5a170cbabcd2b78b51b1ad8e819bd53aa065b9b9caa8d85f7a8a4237d'
 
 
 class _Gelu:
@@ -17650,7 +17629,7 @@ def _own_kernels(x) -> bool:
     return x.device.type in _GRADIENT_DEVICES and not torch.is_grad_enabled()
 
 
-def _recompute_conv(x, weight, bias, conv: _Conv) -> torch.Tensor:
+def _conv_output(x, weight, bias, conv: _Conv) -> torch.Tensor:
     """The convolution's output [batch, out_channels, out_h, out_w]."""
     if _own_kernels(x):
         return _kernel_conv(_batched(x), weight, bias, conv)
@@ -17876,7 +17855,7 @@ def _gradients(ctx, grad, norm_needs) -> tuple:
     conv = _Conv(*ctx.conv)
     grad, tensors = _widened(grad, saved)
     x, weight, bias, norm_weight, _, *vectors = tensors
-    value = _recompute_conv(x, weight, bias, conv)
+    value = _conv_output(x, weight, bias, conv)
     needs = ctx.needs_input_grad[:3]
     norm, sums = (norm_weight, ctx.num_groups, ctx.norm_eps), None
     if _own_kernels(x):
