@@ -166,10 +166,13 @@ inline double num_products(const ConvTransposeLayer& p) {
          p.kernel_w;
 }
 
+// Up to so many the tensor cores' way takes longer to launch than one thread a result takes to compute.
+constexpr int64_t kFewProducts = 1 << 20;
+
 // Why the rule has one launch answer in fp32, though TF32 is allowed, or null: PyTorch answers in fp32, too (few
 // channels a group), or the tensor cores' way would take five launches for little.
 inline const char* wants_one_launch(const ConvCall& call) {
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  constexpr int64_t kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
 #ifdef TCONV_WALKS_DEPTH

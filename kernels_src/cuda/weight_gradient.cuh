@@ -1,6 +1,7 @@
 // The weight gradient: picks a kernel and launches it.
 #pragma once
 
+#include "conv_transpose_dispatch.cuh"
 #include "weight_gradient_hopper_launch.cuh"
 #include "weight_gradient_plain.cuh"
 #include "weight_gradient_portable_launch.cuh"
@@ -43,7 +44,7 @@ struct WeightGradientPlan {
     const ConvTransposeLayer& p = call.conv.layer;
     const int64_t choice = call.conv.kernel_choice;
     if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
-        !weight_gradient_can_index(p, sliding))
+        !weight_gradient_can_index(p, sliding) || (choice == kAuto && num_products(p) <= kFewProducts))
       return;
     // Products on padding are wasted; below this share a few real ones, one by one, are faster.
     constexpr double kMinUsefulFraction = 1.0 / 32;

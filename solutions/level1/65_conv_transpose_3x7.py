@@ -26,10 +26,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     f37f584841caf8c2df940b1189545735b10b2c49b63357f056df16531fd89602
+sha256 of CUDA_SOURCE:     79b99959f31abed2505de7092503ff8326080f23e471e22bc94630a686e07a79
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 22a834121a5d968b15b59e4ce14200bf9497b07936d35307960201ed41f41b55
+sha256 of GRADIENT_CUDA_SOURCE: 841ae0ce734d09ef0a0809ab37c7eb73209c360f2cabc32f72c8d24f3eed0c20
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -5374,10 +5374,13 @@ inline double num_products(const ConvTransposeLayer& p) {
          p.kernel_w;
 }
 
+// Up to so many the tensor cores' way takes longer to launch than one thread a result takes to compute.
+constexpr int64_t kFewProducts = 1 << 20;
+
 // Why the rule has one launch answer in fp32, though TF32 is allowed, or null: PyTorch answers in fp32, too (few
 // channels a group), or the tensor cores' way would take five launches for little.
 inline const char* wants_one_launch(const ConvCall& call) {
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  constexpr int64_t kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
   if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
@@ -8160,7 +8163,7 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1430 to 1541 of CUDA_SOURCE
 // ==== lines 1592 to 2697 of CUDA_SOURCE
-// ==== lines 2847 to 5497 of CUDA_SOURCE
+// ==== lines 2847 to 5500 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -10698,7 +10701,7 @@ struct WeightGradientPlan {
     const ConvTransposeLayer& p = call.conv.layer;
     const int64_t choice = call.conv.kernel_choice;
     if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
-        !weight_gradient_can_index(p, sliding))
+        !weight_gradient_can_index(p, sliding) || (choice == kAuto && num_products(p) <= kFewProducts))
       return;
     // Products on padding are wasted; below this share a few real ones, one by one, are faster.
     constexpr double kMinUsefulFraction = 1.0 / 32;

@@ -29,10 +29,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     e74bf25dfa8bb14d174364226646822c561eed73e31dfb7a5c6ad1037e070484
+sha256 of CUDA_SOURCE:     100618dee2e2bb5ad49106efefe00d10b8cf9f631bb9058031b5c77b7cb3170f
 sha256 of CPU_SOURCE:      0509edc516825bcb32d5e7e389a84a7491e9bc41a08f09ac9afccd5f57f2d702
 sha256 of OPERATOR_SOURCE: 908cbf0202710b79c567d1c57f1b00417d9a8f1663ab9bc3599aa1ece83855ae
-sha256 of GRADIENT_CUDA_SOURCE: 9bad0f48475d1636fb8e0d11199475f9db8271e5beda13c2743e34e8001063ce
+sha256 of GRADIENT_CUDA_SOURCE: 1f3cc41cdab9e1eed11d890e3a69cbd7b5d014d461a6769c94f45e20f3f2aa73
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: 5e90563a4cbc718a24f3410835574430a0566406f197085db52412063250979b
@@ -6302,10 +6302,13 @@ inline double num_products(const ConvTransposeLayer& p) {
          p.kernel_w;
 }
 
+// Up to so many the tensor cores' way takes longer to launch than one thread a result takes to compute.
+constexpr int64_t kFewProducts = 1 << 20;
+
 // Why the rule has one launch answer in fp32, though TF32 is allowed, or null: PyTorch answers in fp32, too (few
 // channels a group), or the tensor cores' way would take five launches for little.
 inline const char* wants_one_launch(const ConvCall& call) {
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  constexpr int64_t kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
   if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
@@ -10165,7 +10168,7 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 
 // ==== lines 491 to 599 of CUDA_SOURCE
-// ==== lines 4308 to 6420 of CUDA_SOURCE
+// ==== lines 4308 to 6423 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12703,7 +12706,7 @@ struct WeightGradientPlan {
     const ConvTransposeLayer& p = call.conv.layer;
     const int64_t choice = call.conv.kernel_choice;
     if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
-        !weight_gradient_can_index(p, sliding))
+        !weight_gradient_can_index(p, sliding) || (choice == kAuto && num_products(p) <= kFewProducts))
       return;
     // Products on padding are wasted; below this share a few real ones, one by one, are faster.
     constexpr double kMinUsefulFraction = 1.0 / 32;

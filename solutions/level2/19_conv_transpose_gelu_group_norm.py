@@ -29,10 +29,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     7d01a2f748911cffa9c922efde3fc55f41e22471629f021b9069b6dc3282620d
+sha256 of CUDA_SOURCE:     fc95352b08283ad70c7df8446d00c150d39bc4807904e3031538d35186db289b
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: a6b99fe196923b421c959ebe0f3de123573b75e0321e3c1b5f5104f0ad0bc8ce
+sha256 of GRADIENT_CUDA_SOURCE: 3574a16771bdf1f767d1c6ff23b1782cc2d1c0cbfb8af4fcf42c9de88835e240
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 16dad5ec32b84a59863bf8a919999514efd583c78021239232da20e4845274fe
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: c3f85759f18ab58db423cfa1d70f6cc414ea67201b1a38f6992e5971e80a6f07
@@ -7125,10 +7125,13 @@ inline double num_products(const ConvTransposeLayer& p) {
          p.kernel_w;
 }
 
+// Up to so many the tensor cores' way takes longer to launch than one thread a result takes to compute.
+constexpr int64_t kFewProducts = 1 << 20;
+
 // Why the rule has one launch answer in fp32, though TF32 is allowed, or null: PyTorch answers in fp32, too (few
 // channels a group), or the tensor cores' way would take five launches for little.
 inline const char* wants_one_launch(const ConvCall& call) {
-  constexpr int64_t kFewProducts = 1 << 20, kFewGroupChannels = 8;
+  constexpr int64_t kFewGroupChannels = 8;
   const ConvTransposeLayer& p = call.layer;
   if (call.kernel_choice != kAuto || portable_numeric(call) != Numeric::kTF32) return nullptr;
   if (p.groups > 1 && p.in_channels / p.groups <= kFewGroupChannels) return reason::kFewGroupChannels;
@@ -11046,7 +11049,7 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 // ==== lines 2686 to 2760 of CUDA_SOURCE
 // ==== lines 6425 to 6699 of CUDA_SOURCE
 // ==== lines 4185 to 4516 of CUDA_SOURCE
-// ==== lines 6701 to 7243 of CUDA_SOURCE
+// ==== lines 6701 to 7246 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -13584,7 +13587,7 @@ struct WeightGradientPlan {
     const ConvTransposeLayer& p = call.conv.layer;
     const int64_t choice = call.conv.kernel_choice;
     if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
-        !weight_gradient_can_index(p, sliding))
+        !weight_gradient_can_index(p, sliding) || (choice == kAuto && num_products(p) <= kFewProducts))
       return;
     // Products on padding are wasted; below this share a few real ones, one by one, are faster.
     constexpr double kMinUsefulFraction = 1.0 / 32;
