@@ -7,7 +7,6 @@ import torch
 
 from generator.runtime import group_norm_gradient_kernels
 from generator.runtime.activation_gradients import _Gelu
-from generator.sources import gradient_cuda_source
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.random_dimensions import volume
@@ -29,11 +28,9 @@ def emulated(shelf, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def with_gradients(emulated, tmp_path_factory):
+def with_gradients(emulated, emulated_volume_gradients):
     """The library of the gradients, and the solution, which calls it."""
-    source = gradient_cuda_source(volumes=True)
-    place = tmp_path_factory.mktemp("volume_gradients")
-    library = emulator.EmulatedGradients(emulator.build_source(source, place, "-O1"), volumes=True)
+    library = emulated_volume_gradients
     emulated.solution["_gradient_library"] = lambda: library.namespace
     return emulated, library
 

@@ -2,13 +2,20 @@
 
 import torch
 
+from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv
 from generator.runtime.dispatch import _outside_autocast
 from generator.runtime.gradient_kernels import _gradient_library, _kernel_gradients
 from generator.runtime.gradients import _chain_backward, _chain_needs_values
 from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
+from generator.runtime.precision import _tf32_allowed
 from generator.runtime.slices import _residues, _stacked_input, _stacked_weight
-from generator.runtime.volume_operator import _run_volumes, _volume_operator
+from generator.runtime.volume_operator import (
+    _count_volume_flops,
+    _declining_operator,
+    _run_volumes,
+    _volume_operator,
+)
 
 
 def _volumes_with_gradient(kernels, other, chain, axes, groups: int, x, weight, bias, vectors):
@@ -51,11 +58,14 @@ def _gradients_of_volumes(ctx, grad) -> list:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)
     grad = plane.contiguous().view(grad.shape)
     grad_x = _grad_x_in_place(grad, weight, axes, groups) if needs[0] else None
-    missing = needs[0] and grad_x is None
-    by_slices = _gradients_by_slices(grad, x, weight, axes, groups, (missing, needs[1]))
+    grad_weight = _grad_weight_in_place(grad, x, weight, axes, groups) if needs[1] else None
+    missing = needs[0] and grad_x is None, needs[1] and grad_weight is None
+    by_slices = _gradients_by_slices(grad, x, weight, axes, groups, missing)
     if needs[2] and sums is None:
         sums = grad.sum((0, 2, 3, 4))
-    return [by_slices[0] if missing else grad_x, by_slices[1], sums, *vector_grads]
+    pairs = zip((grad_x, grad_weight), by_slices, strict=True)
+    found = [by_slice if in_place is None else in_place for in_place, by_slice in pairs]
+    return [*found, sums, *vector_grads]
 
 
 def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:
@@ -86,6 +96,23 @@ def _grad_x_in_place(grad, weight, axes, groups: int) -> torch.Tensor | None:
     return _library_volumes(
         grad, swapped, None, (stride, cropped, output_padding, dilation), groups
     )
+
+
+def _count_weight_gradient_flops(
+    grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
+) -> int:
+    return _count_volume_flops(x_shape, weight_shape, out_shape=out_shape)
+
+
+def _grad_weight_in_place(grad, x, weight, axes, groups: int) -> torch.Tensor | None:
+    """By the operator of kernels_src/binding/operator_depth_gradients.h, unless it declines."""
+    kernels = _declining_operator(
+        _gradient_library(), "depth_weight_gradient", _count_weight_gradient_flops
+    )
+    numbers = [number for axis in axes for number in axis]
+    with _ALLOCATION:
+        found = kernels(grad, x, weight, None, *numbers, groups, _tf32_allowed())
+    return found.view(weight.shape) if found.numel() > 0 else None
 
 
 def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:
