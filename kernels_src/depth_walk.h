@@ -26,4 +26,11 @@ struct DepthWalk {
   int64_t key() const { return walks() ? taps + 1 : 0; }     // what plans depend on beside the call's layer
 };
 
+// The layer's third axis, of a call for the gradient of x, which takes whole volumes.
+struct DepthAxis {
+  int64_t in, out;  // slices of x and of grad; in: 0 in a call of two dimensions
+  int64_t kernel, stride, padding, dilation;
+  int64_t grad_stride;  // from slice to slice of grad, in elements
+};
+
 }  // namespace tconv

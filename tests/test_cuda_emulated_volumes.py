@@ -177,6 +177,26 @@ def test_gradients(with_gradients, dtype, start):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_without_copies(with_gradients, monkeypatch, stride):
+    """The operator of two dimensions, which takes copies of slices, is not asked."""
+    emulated, library = with_gradients
+    monkeypatch.setitem(emulated.solution, "_kernel_gradients", None)
+    generator = torch.Generator().manual_seed(1)
+    leaves = [
+        torch.randn(size, generator=generator).requires_grad_()
+        for size in ((2, 64, 3, 8, 12), (64, 32, 3, 3, 3))
+    ]
+    axes = [(stride,) * 3, (1, 1, 1), (stride - 1,) * 3, (1, 1, 1)]
+    with emulated.on(), library.on(), torch.backends.cudnn.flags(allow_tf32=True):
+        out = emulated.solution["_whole_volumes"](None, "", ((), 0), *leaves, None, axes, 1, ())
+        found = gradients(out, leaves)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    y = torch.nn.functional.conv_transpose3d(*exact, None, stride, 1, stride - 1)
+    for ours, wanted in zip(found, gradients(y, exact), strict=True):
+        assert float((ours.double() - wanted).norm()) <= 1e-3 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_through_steps(with_gradients, emulated_norm_gradients, monkeypatch, stride):
     """Of a chain behind the convolution: the output once more, then the chain's own library."""
     emulated, library = with_gradients

@@ -57,10 +57,11 @@ def _gradients_of_volumes(ctx, grad) -> list:
     else:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)
     grad = plane.contiguous().view(grad.shape)
-    grad_x = _grad_x_in_place(grad, weight, axes, groups) if needs[0] else None
-    grad_weight = _grad_weight_in_place(grad, x, weight, axes, groups) if needs[1] else None
+    operands = grad, x, weight, axes, groups
+    grad_x = _in_place("depth_input_gradient", *operands) if needs[0] else None
+    grad_weight = _in_place("depth_weight_gradient", *operands) if needs[1] else None
     missing = needs[0] and grad_x is None, needs[1] and grad_weight is None
-    by_slices = _gradients_by_slices(grad, x, weight, axes, groups, missing)
+    by_slices = _gradients_by_slices(*operands, missing)
     if needs[2] and sums is None:
         sums = grad.sum((0, 2, 3, 4))
     pairs = zip((grad_x, grad_weight), by_slices, strict=True)
@@ -83,36 +84,23 @@ def _library_volumes(x, weight, bias, axes, groups: int) -> torch.Tensor | None:
     return _run_volumes(_volume_operator(_gradient_library()), x, weight, bias, axes, groups)
 
 
-def _grad_x_in_place(grad, weight, axes, groups: int) -> torch.Tensor | None:
-    """Where all strides are one: a transposed convolution of grad with in and out channels swapped
-    and taps flipped.
-    """
-    stride, padding, output_padding, dilation = axes
-    sizes = zip(dilation, weight.shape[2:], padding, strict=True)
-    cropped = [step * (taps - 1) - pad for step, taps, pad in sizes]
-    if max(stride) > 1 or max(output_padding) > 0 or min(cropped) < 0:
-        return None
-    swapped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3, 4)
-    return _library_volumes(
-        grad, swapped, None, (stride, cropped, output_padding, dilation), groups
-    )
-
-
-def _count_weight_gradient_flops(
+def _count_gradient_flops(
     grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
 ) -> int:
     return _count_volume_flops(x_shape, weight_shape, out_shape=out_shape)
 
 
-def _grad_weight_in_place(grad, x, weight, axes, groups: int) -> torch.Tensor | None:
-    """By the operator of kernels_src/binding/operator_depth_gradients.h, unless it declines."""
-    kernels = _declining_operator(
-        _gradient_library(), "depth_weight_gradient", _count_weight_gradient_flops
-    )
+def _in_place(name: str, grad, x, weight, axes, groups: int) -> torch.Tensor | None:
+    """The gradient by an operator of kernels_src/binding/operator_depth_gradients.h; None where it
+    declines.
+    """
+    kernels = _declining_operator(_gradient_library(), name, _count_gradient_flops)
     numbers = [number for axis in axes for number in axis]
     with _ALLOCATION:
         found = kernels(grad, x, weight, None, *numbers, groups, _tf32_allowed())
-    return found.view(weight.shape) if found.numel() > 0 else None
+    if found.numel() == 0:
+        return None
+    return found.view(x.shape if name == "depth_input_gradient" else weight.shape)
 
 
 def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:

@@ -1,5 +1,5 @@
-// Which values of volumes (depth_walk.h) are sampled for their scale: of x all, of a gradient those of the residue's
-// slices. Of a call of two dimensions all.
+// Which values of volumes (depth_walk.h) are sampled for their scale: all, but of a gradient those of the residue's
+// slices where a call takes no others.
 #pragma once
 
 #include "../gradient_call.h"
@@ -33,6 +33,10 @@ inline SampledTensor sampled_grad(const GradientCall& call) {
   const ConvTransposeLayer& p = call.conv.layer;
   const DepthWalk& depth = call.conv.depth;
   const int64_t stride_h = call.grad_stride_h, stride_w = call.grad_stride_w;
+  if (call.depth.in > 0)  // whole volumes
+    return sampled_volumes(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                          call.grad_stride_c, stride_h, stride_w),
+                           call.depth.out, call.depth.grad_stride);
   if (!depth.walks())
     return sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n, call.grad_stride_c,
                           stride_h, stride_w);
