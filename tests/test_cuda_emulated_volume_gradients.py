@@ -166,15 +166,23 @@ def test_magnitudes(emulated_volume_gradients, kind, name):
         assert check(emulated_volume_gradients, of, case, x, weight, grad)
 
 
-def test_larger_values_of_x_beyond_the_first_slice(emulated_volume_gradients):
-    """Scales follow from all slices: the strict kernel, which errs less, stays idle."""
-    case = of_kind()
+def larger_behind_the_first_slice(x):
+    return torch.cat([x[:, :, :1], x[:, :, 1:] * 1e3], 2)
+
+
+@pytest.mark.parametrize("change", [larger_behind_the_first_slice, lambda t: t * 1e-9])
+@pytest.mark.parametrize("of", ["weight", "input"])
+def test_no_matter_for_the_guard(emulated_volume_gradients, of, change):
+    """Scales follow from all slices: the strict kernels, which err by a thousandth as much, stay
+    idle.
+    """
+    case = of_kind(out_channels=16)
     x, weight, grad = operands(case, torch.float32)
-    x[:, :, 1:] *= 1e3
+    x, grad = (change(x), grad) if of == "weight" else (x, change(grad))
     with emulated_volume_gradients.on(), forced("hopper"):
-        assert check(emulated_volume_gradients, "weight", case, x, weight, grad)
-        found = found_in(emulated_volume_gradients, "weight", case, x, weight, grad)
-    wanted = exact("weight", case, x, weight, grad)
+        assert check(emulated_volume_gradients, of, case, x, weight, grad)
+        found = found_in(emulated_volume_gradients, of, case, x, weight, grad)
+    wanted = exact(of, case, x, weight, grad)
     assert float((found - wanted).norm() / wanted.norm()) > 1e-5
 
 
