@@ -10,8 +10,10 @@ import torch
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import inside
-from tests.gradient_tools import DISTRIBUTIONS
+from tests.gradient_tools import DISTRIBUTIONS, output_gradient
+from tests.gradient_tools import check as check_images
 from tests.random_dimensions import Layer, volume
+from tests.random_layers import random_layers
 from tests.solution_tools import assert_within, bound_factor
 from tests.sweeps import swept
 
@@ -246,3 +248,20 @@ def test_declined(emulated_volume_gradients, of, change):
         tf32 = change.get("tf32", True)
         assert found_in(emulated_volume_gradients, of, case, x, weight, grad, tf32) is None
         assert emulated_volume_gradients.launches() == 0
+
+
+@pytest.mark.parametrize("kernel", ["plain", "portable", "hopper"])
+def test_two_dimensions_in_the_same_library(emulated_volume_gradients, kernel):
+    """What the operators decline goes to `backward`, image by image."""
+    computed = 0
+    for layer in random_layers(7, 8, "small"):
+        x, weight, _ = layer.tensors()
+        grad = output_gradient(layer.case, layer.dtype)
+        backward = emulated_volume_gradients.backward
+        try:
+            with emulated_volume_gradients.on(seed=layer.index), forced(kernel):
+                check_images(backward, layer.case, grad, x, weight, layer.allow_tf32)
+            computed += 1
+        except RuntimeError as error:
+            assert "forced by TCONV_KERNEL" in str(error) and kernel != "plain"
+    assert computed > 1
