@@ -16,6 +16,9 @@ struct GradientCall {
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
   void* grad_bias;    // [out_channels]
+#ifdef TCONV_WALKS_DEPTH
+  DepthAxis depth;
+#endif
 };
 
 }  // namespace tconv

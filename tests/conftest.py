@@ -8,7 +8,13 @@ import signal
 import pytest
 import torch
 
-from tests.builds_ahead import NORM_GRADIENTS, POOL_GRADIENTS, BuildsAhead, cuda_source_of
+from tests.builds_ahead import (
+    NORM_GRADIENTS,
+    POOL_GRADIENTS,
+    VOLUME_GRADIENTS,
+    BuildsAhead,
+    cuda_source_of,
+)
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
@@ -112,3 +118,11 @@ def emulated_pool_gradients(tmp_path_factory):
 def emulated_gradients(builds_ahead):
     """The gradients' library, whose CUDA kernels run on the CPU."""
     return emulator.EmulatedGradients(builds_ahead.gradients.result())
+
+
+@pytest.fixture(scope="session")
+def emulated_volume_gradients(tmp_path_factory):
+    """That of solutions with layers of three dimensions, likewise."""
+    place = tmp_path_factory.mktemp("emulated_volume_gradients")
+    kernels = emulator.build_source(cuda_source_of(VOLUME_GRADIENTS), place, "-O1")
+    return emulator.EmulatedGradients(kernels, volumes=True)

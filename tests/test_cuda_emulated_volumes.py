@@ -7,7 +7,6 @@ import torch
 
 from generator.runtime import group_norm_gradient_kernels
 from generator.runtime.activation_gradients import _Gelu
-from generator.sources import gradient_cuda_source
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.random_dimensions import volume
@@ -29,11 +28,9 @@ def emulated(shelf, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def with_gradients(emulated, tmp_path_factory):
+def with_gradients(emulated, emulated_volume_gradients):
     """The library of the gradients, and the solution, which calls it."""
-    source = gradient_cuda_source(volumes=True)
-    place = tmp_path_factory.mktemp("volume_gradients")
-    library = emulator.EmulatedGradients(emulator.build_source(source, place, "-O1"), volumes=True)
+    library = emulated_volume_gradients
     emulated.solution["_gradient_library"] = lambda: library.namespace
     return emulated, library
 
@@ -177,6 +174,26 @@ def test_gradients(with_gradients, dtype, start):
             assert bool((error <= 4 * STEPS[dtype] * bound + 1e-30).all()), (case, error.max())
         computed += 1
     assert computed > LAYERS / 4
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_without_copies(with_gradients, monkeypatch, stride):
+    """The operator of two dimensions, which takes copies of slices, is not asked."""
+    emulated, library = with_gradients
+    monkeypatch.setitem(emulated.solution, "_kernel_gradients", None)
+    generator = torch.Generator().manual_seed(1)
+    leaves = [
+        torch.randn(size, generator=generator).requires_grad_()
+        for size in ((2, 64, 3, 8, 12), (64, 32, 3, 3, 3))
+    ]
+    axes = [(stride,) * 3, (1, 1, 1), (stride - 1,) * 3, (1, 1, 1)]
+    with emulated.on(), library.on(), torch.backends.cudnn.flags(allow_tf32=True):
+        out = emulated.solution["_whole_volumes"](None, "", ((), 0), *leaves, None, axes, 1, ())
+        found = gradients(out, leaves)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    y = torch.nn.functional.conv_transpose3d(*exact, None, stride, 1, stride - 1)
+    for ours, wanted in zip(found, gradients(y, exact), strict=True):
+        assert float((ours.double() - wanted).norm()) <= 1e-3 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -2,13 +2,20 @@
 
 import torch
 
+from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv
 from generator.runtime.dispatch import _outside_autocast
 from generator.runtime.gradient_kernels import _gradient_library, _kernel_gradients
 from generator.runtime.gradients import _chain_backward, _chain_needs_values
 from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
+from generator.runtime.precision import _tf32_allowed
 from generator.runtime.slices import _residues, _stacked_input, _stacked_weight
-from generator.runtime.volume_operator import _run_volumes, _volume_operator
+from generator.runtime.volume_operator import (
+    _count_volume_flops,
+    _declining_operator,
+    _run_volumes,
+    _volume_operator,
+)
 
 
 def _volumes_with_gradient(kernels, other, chain, axes, groups: int, x, weight, bias, vectors):
@@ -50,12 +57,16 @@ def _gradients_of_volumes(ctx, grad) -> list:
     else:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)
     grad = plane.contiguous().view(grad.shape)
-    grad_x = _grad_x_in_place(grad, weight, axes, groups) if needs[0] else None
-    missing = needs[0] and grad_x is None
-    by_slices = _gradients_by_slices(grad, x, weight, axes, groups, (missing, needs[1]))
+    operands = grad, x, weight, axes, groups
+    grad_x = _in_place("depth_input_gradient", *operands) if needs[0] else None
+    grad_weight = _in_place("depth_weight_gradient", *operands) if needs[1] else None
+    missing = needs[0] and grad_x is None, needs[1] and grad_weight is None
+    by_slices = _gradients_by_slices(*operands, missing)
     if needs[2] and sums is None:
         sums = grad.sum((0, 2, 3, 4))
-    return [by_slices[0] if missing else grad_x, by_slices[1], sums, *vector_grads]
+    pairs = zip((grad_x, grad_weight), by_slices, strict=True)
+    found = [by_slice if in_place is None else in_place for in_place, by_slice in pairs]
+    return [*found, sums, *vector_grads]
 
 
 def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:
@@ -73,19 +84,23 @@ def _library_volumes(x, weight, bias, axes, groups: int) -> torch.Tensor | None:
     return _run_volumes(_volume_operator(_gradient_library()), x, weight, bias, axes, groups)
 
 
-def _grad_x_in_place(grad, weight, axes, groups: int) -> torch.Tensor | None:
-    """Where all strides are one: a transposed convolution of grad with in and out channels swapped
-    and taps flipped.
+def _count_gradient_flops(
+    grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
+) -> int:
+    return _count_volume_flops(x_shape, weight_shape, out_shape=out_shape)
+
+
+def _in_place(name: str, grad, x, weight, axes, groups: int) -> torch.Tensor | None:
+    """The gradient by an operator of kernels_src/binding/operator_depth_gradients.h; None where it
+    declines.
     """
-    stride, padding, output_padding, dilation = axes
-    sizes = zip(dilation, weight.shape[2:], padding, strict=True)
-    cropped = [step * (taps - 1) - pad for step, taps, pad in sizes]
-    if max(stride) > 1 or max(output_padding) > 0 or min(cropped) < 0:
+    kernels = _declining_operator(_gradient_library(), name, _count_gradient_flops)
+    numbers = [number for axis in axes for number in axis]
+    with _ALLOCATION:
+        found = kernels(grad, x, weight, None, *numbers, groups, _tf32_allowed())
+    if found.numel() == 0:
         return None
-    swapped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3, 4)
-    return _library_volumes(
-        grad, swapped, None, (stride, cropped, output_padding, dilation), groups
-    )
+    return found.view(x.shape if name == "depth_input_gradient" else weight.shape)
 
 
 def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:

@@ -20,13 +20,20 @@ def _count_volume_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) 
 
 def _volume_operator(namespace, call: str = ""):
     """The operator in a namespace of torch.ops; to fake tensors it declines."""
-    kernels = getattr(namespace, f"run_depth{call}")
-    if f"_tconv_volumes{call}" not in vars(namespace):
+    return _declining_operator(namespace, f"run_depth{call}", _count_volume_flops)
+
+
+def _declining_operator(namespace, name: str, count_flops):
+    """An operator whose empty result says that it declines, as it does to fake tensors."""
+    kernels = getattr(namespace, name)
+    if f"_tconv_{name}" not in vars(namespace):
         registry = torch.library.Library(namespace.name, "FRAGMENT")
-        qualified = f"{namespace.name}::run_depth{call}"
-        torch.library.register_fake(qualified, lambda x, *args: x.new_empty((0,)), lib=registry)
-        _register_flop_formula([kernels])(_count_volume_flops)
-        setattr(namespace, f"_tconv_volumes{call}", registry)  # keeps it alive
+        qualified = f"{namespace.name}::{name}"
+        torch.library.register_fake(
+            qualified, lambda first, *_: first.new_empty((0,)), lib=registry
+        )
+        _register_flop_formula([kernels])(count_flops)
+        setattr(namespace, f"_tconv_{name}", registry)  # keeps it alive
     return kernels.default
 
 

@@ -84,6 +84,12 @@ struct DepthInputs {
   int64_t out_depth() const {
     return (x.size(2) - 1) * g.stride - 2 * g.padding + g.dilation * (weight.size(2) - 1) + g.output_padding + 1;
   }
+
+  // Of what fits.
+  bool has_outputs() const {
+    const ConvTransposeLayer p = image();
+    return out_depth() >= 1 && out_depth() <= INT_MAX / 4 && p.out_h >= 1 && p.out_w >= 1;
+  }
 };
 
 // Output slices `residue`, residue + stride, ... of every volume.
@@ -110,6 +116,21 @@ inline ConvCall residue_call(const DepthInputs& in, ConvTransposeLayer p, int64_
   return call;
 }
 
+// Does the library serve all of these calls? It says so without a workspace, from pointers that are there.
+template <typename Call>
+bool all_served(const std::vector<Call>& calls, const Device& device) {
+#if defined(TCONV_WITH_CUDA)
+  std::optional<CurrentDevice> current;
+  if (!device.is_cpu()) current.emplace(device);
+  const auto workspace_bytes = device.is_cpu() ? tconv_cpu_workspace_bytes : tconv_cuda_workspace_bytes;
+#else
+  const auto workspace_bytes = tconv_cpu_workspace_bytes;
+#endif
+  for (const Call& call : calls)
+    if (call.conv.layer.batch > INT_MAX / 4 || workspace_bytes(&call) < 0) return false;
+  return true;
+}
+
 // The result [batch * out_channels, depth, height, width], or an empty tensor. Call: the argument block of the library
 // that this is part of; of the gradients' it asks for the convolution (gradient_call.h).
 template <typename Call>
@@ -118,30 +139,23 @@ Tensor convolve_volumes(DepthInputs& in) {
   const int32_t dtype = torch_dtype_of(in.x);
   const int64_t nothing[] = {0};
   const auto declined = [&] { return allocate(nothing, 1, dtype, device); };
-  if (!in.fits()) return declined();
+  if (!in.fits() || !in.has_outputs()) return declined();
   const ConvTransposeLayer image = in.image();
   const int64_t depth = in.out_depth();
-  if (depth < 1 || image.out_h < 1 || image.out_w < 1 || depth > INT_MAX / 4) return declined();
   in.weight = dense(in.weight), in.bias = dense(in.bias);
   for (OptionalTensor& vector : in.vectors) vector = dense(vector);
-#if defined(TCONV_WITH_CUDA)
-  std::optional<CurrentDevice> current;
-  if (!device.is_cpu()) current.emplace(device);
-  const auto workspace_bytes = device.is_cpu() ? tconv_cpu_workspace_bytes : tconv_cuda_workspace_bytes;
-#else
-  const auto workspace_bytes = tconv_cpu_workspace_bytes;
-#endif
   const int64_t residues = std::min(in.g.stride, depth);
+  std::vector<Call> calls;
   for (int64_t residue = 0; residue < residues; ++residue) {
-    Call call{residue_call(in, image, depth, residue)};
-    call.conv.x = call.conv.out = pointer_of(in.x);  // is there, no more is asked
-    if (call.conv.layer.batch > INT_MAX / 4 || workspace_bytes(&call) < 0) return declined();
+    calls.push_back(Call{residue_call(in, image, depth, residue)});
+    calls.back().conv.x = calls.back().conv.out = pointer_of(in.x);  // is there, no more is asked
   }
+  if (!all_served(calls, device)) return declined();
   const int64_t sizes[] = {in.x.size(0) * image.out_channels, depth, image.out_h, image.out_w};
   const Tensor out = allocate(sizes, 4, dtype, device);
   const int64_t slice_bytes = image.out_h * image.out_w * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   for (int64_t residue = 0; residue < residues; ++residue) {
-    Call call{residue_call(in, image, depth, residue)};
+    Call& call = calls[static_cast<size_t>(residue)];
     call.conv.x = pointer_of(in.x), call.conv.weight = pointer_of(in.weight), call.conv.bias = pointer_of(in.bias);
     for (int i = 0; i < kMaxChannelVectors; ++i) call.conv.channel_vectors[i] = pointer_of(in.vectors[i]);
     call.conv.out = static_cast<char*>(pointer_of(out)) + residue * slice_bytes;

@@ -8,7 +8,7 @@ TCONV_DECLARE_CUDA_HALF(GradientCall)
 
 #include "conv_inputs.h"
 #ifdef TCONV_WALKS_DEPTH
-#include "operator_depth.h"
+#include "operator_depth_gradients.h"
 #endif
 
 namespace tconv {
@@ -105,6 +105,7 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 
 #ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::GradientCall)
+TCONV_REGISTER_DEPTH_GRADIENTS
 #endif
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(

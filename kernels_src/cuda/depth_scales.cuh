@@ -1,19 +1,48 @@
-// Which values of volumes (depth_walk.h) are sampled for their scale: of volumes whose channels follow each other as
-// densely as slices do, all; of others the first slice.
+// Which values of volumes (depth_walk.h) are sampled for their scale: all, but of a gradient those of the residue's
+// slices where a call takes no others.
 #pragma once
 
+#include "../gradient_call.h"
 #include "gradient_scales.cuh"
 
 namespace tconv {
 namespace cuda {
 
-inline SampledTensor sampled_volumes(const ConvCall& call) {
+// A tensor of volumes, of whose slices each lies stride_d behind the one before.
+inline SampledTensor sampled_volumes(SampledTensor image, int64_t size_d, int64_t stride_d) {
+  using Config = MagnitudeSampleConfig;
+  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
+  image.size_d = size_d, image.stride_d = stride_d;
+  image.count *= size_d;
+  image.step = image.count > kMost ? (image.count + kMost - 1) / kMost : 1;
+  return image;
+}
+
+inline SampledTensor sampled_input(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
   const DepthWalk& depth = call.depth;
-  const int64_t volumes = p.batch / depth.slices, channels = p.in_channels / depth.taps;
-  const bool dense = p.x_stride_c == depth.in_depth * depth.x_stride_d;
-  return sampled_tensor(call.x, volumes, dense ? channels * depth.in_depth : channels, p.in_h, p.in_w, depth.x_stride_n,
-                        dense ? depth.x_stride_d : p.x_stride_c, p.x_stride_h, p.x_stride_w);
+  if (!depth.walks())
+    return sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c, p.x_stride_h,
+                          p.x_stride_w);
+  return sampled_volumes(sampled_tensor(call.x, p.batch / depth.slices, p.in_channels / depth.tap_count(), p.in_h,
+                                        p.in_w, depth.x_stride_n, p.x_stride_c, p.x_stride_h, p.x_stride_w),
+                         depth.in_depth, depth.x_stride_d);
+}
+
+inline SampledTensor sampled_grad(const GradientCall& call) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  const DepthWalk& depth = call.conv.depth;
+  const int64_t stride_h = call.grad_stride_h, stride_w = call.grad_stride_w;
+  if (call.depth.in > 0)  // whole volumes
+    return sampled_volumes(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
+                                          call.grad_stride_c, stride_h, stride_w),
+                           call.depth.out, call.depth.grad_stride);
+  if (!depth.walks())
+    return sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n, call.grad_stride_c,
+                          stride_h, stride_w);
+  return sampled_volumes(sampled_tensor(call.grad, p.batch / depth.slices, p.out_channels, p.out_h, p.out_w,
+                                        depth.out_stride_n, depth.out_stride_c, stride_h, stride_w),
+                         depth.slices, depth.out_stride_d);
 }
 
 }  // namespace cuda

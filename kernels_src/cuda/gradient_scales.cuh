@@ -22,6 +22,9 @@ struct SampledTensor {
   const float* values;
   int64_t size_c, size_h, size_w, stride_n, stride_c, stride_h, stride_w;
   int64_t count, step;  // of values in all; from one value of the sample to the next, about
+#ifdef TCONV_WALKS_DEPTH
+  int64_t size_d = 1, stride_d = 0;  // between channels and rows
+#endif
 };
 
 // A row of the grid's blocks for each tensor. largest: magnitudes' bits, zeros before.
@@ -47,9 +50,16 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
       rest = quotient;
       return digit;
     };
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), d = next_digit(tensor.size_d),
+                  c = next_digit(tensor.size_c);
+    const float v = tensor.values[rest * tensor.stride_n + c * tensor.stride_c + d * tensor.stride_d +
+                                  h * tensor.stride_h + w * tensor.stride_w];
+#else
     const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
     const float v =
         tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
+#endif
     largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
   }
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);

@@ -6,6 +6,9 @@
 #include "conv_transpose_dispatch.cuh"
 #include "input_gradient_plain.cuh"
 #include "input_gradient_planes.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "input_gradient_volumes.cuh"
+#endif
 #include "input_gradient_weights.cuh"
 #include "recomputed_conv.cuh"
 
@@ -26,6 +29,9 @@ struct InputGradientPlan {
   explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
     const ConvTransposeLayer& p = call.conv.layer;
     const int64_t element = storage_bytes(call.conv.dtype);
+#ifdef TCONV_WALKS_DEPTH
+    sliding = SlidingLayer(p, call.depth);
+#endif
     pitch = round_up(sliding.w.plane_size, 4);  // whole vectors of pixels
     ConvTransposeLayer& to = walk.layer;
     to.batch = p.batch, to.groups = p.groups;
@@ -47,12 +53,19 @@ struct InputGradientPlan {
       to.x_stride_n = call.grad_stride_n, to.x_stride_c = call.grad_stride_c;
       to.x_stride_h = call.grad_stride_h, to.x_stride_w = call.grad_stride_w;
     }
+#ifdef TCONV_WALKS_DEPTH
+    planes_bytes *= sliding.d.plane_size;
+    walk_volumes(walk, call, sliding);
+#endif
     walk.dtype = call.conv.dtype, walk.math = call.conv.math;
     walk.kernel_choice = call.conv.kernel_choice <= kDirect ? call.conv.kernel_choice : kAuto;
     walk.stream = call.conv.stream;
     const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(walk);
     status = kernel.status;
     plain = kernel.kernel == kPlain;
+#ifdef TCONV_WALKS_DEPTH
+    if (!serves_volumes(call, sliding) || (plain && call.depth.in > 0)) status = kUnsupportedKernel;
+#endif
     guard_at = hopper_guard_offset(kernel, walk.dtype);
     if (status != kOk || plain) {
       flag_at = weights_at = walk_at = total_bytes = 0;
@@ -87,12 +100,21 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
     walk.weight = base + plan.weights_at;
     const ConvTransposeLayer& p = call.conv.layer;
+#ifdef TCONV_WALKS_DEPTH
+    if (plan.guard_at >= 0)
+      TCONV_RETURN_IF_ERROR(launch_input_scale(
+          sampled_grad(call), reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at), walk.stream));
+#else
     if (plan.guard_at >= 0)
       TCONV_RETURN_IF_ERROR(
           launch_input_scale(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
                                             call.grad_stride_c, call.grad_stride_h, call.grad_stride_w),
                              reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at), walk.stream));
+#endif
     TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
+#ifdef TCONV_WALKS_DEPTH
+    if (repair_if != nullptr && call.depth.in > 0) return launch_repair_volume_gradient<Storage>(call, repair_if);
+#endif
     return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
   }
 }

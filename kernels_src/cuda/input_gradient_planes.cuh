@@ -34,6 +34,10 @@ struct GradientPlanesArgs {
   int64_t num_units, groups, oc_per_group, plane_h, pitch;
   int classes_h, classes_w;
   FastDivisor64 by_vectors, by_plane_h, by_oc, by_classes_h, by_groups;
+#ifdef TCONV_WALKS_DEPTH
+  DepthAxis depth;  // a call of two dimensions has one slice
+  FastDivisor64 by_plane_d, by_classes_d;
+#endif
 };
 
 template <typename Storage>
@@ -50,15 +54,34 @@ __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
       return digit;
     };
     const int64_t w = next_digit(args.by_vectors) * Config::kVector, h = next_digit(args.by_plane_h);
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t d = next_digit(args.by_plane_d);
+#endif
     const int64_t oc = next_digit(args.by_oc), class_h = next_digit(args.by_classes_h);
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t class_d = next_digit(args.by_classes_d);
+    const int64_t od = d * args.depth.stride + class_d * args.depth.dilation - args.depth.padding;
+#endif
     const int64_t group = next_digit(args.by_groups);  // rest: the sample
     const int64_t oh = h * args.layer_stride_h + class_h * args.dilation_h - args.padding_h;
+#ifdef TCONV_WALKS_DEPTH
+    const bool inside = oh >= 0 && oh < args.out_h && od >= 0 && od < args.depth.out;
+    const Storage* const source = args.grad + rest * args.stride_n + (group * args.oc_per_group + oc) * args.stride_c +
+                                  od * args.depth.grad_stride + oh * args.stride_h;
+    const int64_t plane_d = static_cast<int64_t>(args.by_plane_d.divisor),
+                  classes_d = static_cast<int64_t>(args.by_classes_d.divisor);
+    const int64_t plane =
+        (((rest * args.groups + group) * classes_d + class_d) * args.classes_h + class_h) * args.classes_w;
+    Storage* to = args.planes + (((plane * args.oc_per_group + oc) * plane_d + d) * args.plane_h + h) * args.pitch + w;
+    const int64_t to_next_class = args.oc_per_group * plane_d * args.plane_h * args.pitch;
+#else
     const bool inside = oh >= 0 && oh < args.out_h;
     const Storage* const source =
         args.grad + rest * args.stride_n + (group * args.oc_per_group + oc) * args.stride_c + oh * args.stride_h;
     const int64_t plane = ((rest * args.groups + group) * args.classes_h + class_h) * args.classes_w;
     Storage* to = args.planes + ((plane * args.oc_per_group + oc) * args.plane_h + h) * args.pitch + w;
     const int64_t to_next_class = args.oc_per_group * args.plane_h * args.pitch;
+#endif
     bool finite = true;
 #pragma unroll 2
     for (int class_w = 0; class_w < args.classes_w; ++class_w, to += to_next_class) {
@@ -97,6 +120,13 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.classes_h = static_cast<int>(sliding.h.classes), args.classes_w = static_cast<int>(sliding.w.classes);
   const int64_t vectors = pitch / Config::kVector;
   args.num_units = p.batch * p.groups * args.classes_h * args.oc_per_group * args.plane_h * vectors;
+#ifdef TCONV_WALKS_DEPTH
+  args.depth = call.depth;
+  if (call.depth.in == 0) args.depth = {1, 1, 1, 1, 0, 1, 0};
+  args.num_units *= sliding.d.plane_size * sliding.d.classes;
+  args.by_plane_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.plane_size));
+  args.by_classes_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.classes));
+#endif
   args.by_vectors = FastDivisor64::make(static_cast<uint64_t>(vectors));
   args.by_plane_h = FastDivisor64::make(static_cast<uint64_t>(args.plane_h));
   args.by_oc = FastDivisor64::make(static_cast<uint64_t>(args.oc_per_group));

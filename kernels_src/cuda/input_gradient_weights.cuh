@@ -23,6 +23,10 @@ struct SwappedWeightsArgs {
   Storage* swapped;
   SlidingAxis h, w;
   int64_t kernel_h, kernel_w, channels_per_group, ic_per_group, oc_per_group, count;
+#ifdef TCONV_WALKS_DEPTH
+  SlidingAxis d;
+  int64_t kernel_d;
+#endif
 };
 
 template <typename Storage>
@@ -37,13 +41,25 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
       return digit;
     };
     const int64_t tap_w = args.w.taps - 1 - next_digit(args.w.taps), tap_h = args.h.taps - 1 - next_digit(args.h.taps);
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t tap_d = args.d.taps - 1 - next_digit(args.d.taps);
+    const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group);
+    const int64_t kd = next_digit(args.d.classes) + tap_d * args.d.kernel_step, group = rest;
+#else
     const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group), group = rest;
+#endif
     const PlaneChannel from(channel, args.w.classes, args.oc_per_group);
     const int64_t kh = from.class_h + tap_h * args.h.kernel_step, kw = from.class_w + tap_w * args.w.kernel_step;
     const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + from.oc;
+#ifdef TCONV_WALKS_DEPTH
+    args.swapped[i] = kd < args.kernel_d && kh < args.kernel_h && kw < args.kernel_w
+                          ? args.weight[((pair * args.kernel_d + kd) * args.kernel_h + kh) * args.kernel_w + kw]
+                          : static_cast<Storage>(0.0f);
+#else
     args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w
                           ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
                           : static_cast<Storage>(0.0f);
+#endif
   }
 }
 
@@ -58,6 +74,12 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
   args.channels_per_group = sliding.channels_per_group;
   args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.count = p.groups * sliding.channels_per_group * args.ic_per_group * sliding.h.taps * sliding.w.taps;
+#ifdef TCONV_WALKS_DEPTH
+  args.d = sliding.d;
+  args.kernel_d = call.depth.in == 0 ? 1 : call.depth.kernel;
+  args.count *= sliding.d.taps;
+  args.channels_per_group /= sliding.d.classes;  // those of a class in depth
+#endif
   const int64_t blocks = (args.count + SwappedWeightsConfig::kThreads - 1) / SwappedWeightsConfig::kThreads;
   return launch_kernel(swap_weights_kernel<Storage>,
                        dim3(static_cast<unsigned>(

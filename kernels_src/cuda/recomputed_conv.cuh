@@ -36,7 +36,7 @@ inline int64_t launch_recomputed_conv(const ConvCall& call) {
 #ifdef TCONV_WALKS_DEPTH
   if (guard >= 0 && call.depth.walks()) {
     TCONV_RETURN_IF_ERROR(launch_input_scale(
-        sampled_volumes(call), reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
+        sampled_input(call), reinterpret_cast<GuardState*>(static_cast<char*>(call.workspace) + guard), call.stream));
     return launch_conv_transpose<Outputs::kAlone>(call, {call.out, nullptr}, call.workspace);
   }
 #endif

@@ -9,6 +9,9 @@
 // one there is one class, and its plane is g itself, shifted by the padding.
 #pragma once
 
+#ifdef TCONV_WALKS_DEPTH
+#include "../depth_walk.h"
+#endif
 #include "../layer.h"
 
 namespace tconv {
@@ -38,6 +41,17 @@ struct SlidingLayer {
   bool strided;                // planes are not g itself
   bool absent_taps;            // some class has fewer taps than others: those it lacks are multiplied as zeros
 
+#ifdef TCONV_WALKS_DEPTH
+  SlidingAxis d = {1, 1, 1, 1, 1};  // its classes are outside those of h
+
+  SlidingLayer(const ConvTransposeLayer& p, const DepthAxis& axis) : SlidingLayer(p) {
+    if (axis.in == 0) return;
+    d = sliding_axis(axis.in, axis.kernel, axis.stride, axis.dilation);
+    channels_per_group *= d.classes;
+    strided = strided || axis.stride != 1;
+    absent_taps = absent_taps || d.classes * d.taps != axis.kernel;
+  }
+#endif
   explicit SlidingLayer(const ConvTransposeLayer& p)
       : h(sliding_axis(p.in_h, p.kernel_h, p.stride_h, p.dilation_h)),
         w(sliding_axis(p.in_w, p.kernel_w, p.stride_w, p.dilation_w)),

@@ -31,6 +31,9 @@ struct WeightGradientPlan {
     const int64_t choice = call.conv.kernel_choice;
     if (choice != kPlain && choice != kDirect) choose_tensor_cores(call, device);
     if ((choice == kPortable || choice == kHopper) && kernel != choice) status = kUnsupportedKernel;
+#ifdef TCONV_WALKS_DEPTH
+    if (call.conv.depth.walks() && kernel == kPlain) status = kUnsupportedKernel;  // its sums lie side by side
+#endif
     total_bytes = kernel == kPlain ? plain.num_parts * plain.count * (call.conv.dtype == kFloat64 ? 8 : 4)
                                    : std::max({hopper.total_bytes, portable.total_bytes, strict.total_bytes});
   }

@@ -8,6 +8,9 @@
 #include "gradient_scales.cuh"
 #include "mma_sync.cuh"
 #include "weight_gradient_layout.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "volume_images.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -38,6 +41,10 @@ struct PackArgs {
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
   int scale_index;       // of state->largest
+#ifdef TCONV_WALKS_DEPTH
+  VolumeImages images;  // for from_n
+  int first_image;      // that is packed
+#endif
 };
 
 // v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the
@@ -79,6 +86,10 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
 
+#ifdef TCONV_WALKS_DEPTH
+  // Planes have one tap, of all channels.
+  const ImageSlice slice(args.images, args.first_image + sample, args.classes > 1 ? 0 : first_channel);
+#endif
   const Storage* sources[8];
   int first_column[8];  // of the tensor; beyond it where the channel or the row is not there
 #pragma unroll
@@ -92,9 +103,15 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
       class_w = both - class_h * args.classes_w;
     }
     const int h = row * args.stride_h + class_h * args.class_step_h - args.first_h;
+#ifdef TCONV_WALKS_DEPTH
+    const bool there = slice.there && channel < packed.channels_per_group && h >= 0 && h < args.size_h;
+    const int tensor_channel = group * args.channels_per_class + place;
+    sources[k] = args.from + slice.offset + tensor_channel * args.from_c + h * args.from_h;
+#else
     const bool there = channel < packed.channels_per_group && h >= 0 && h < args.size_h;
     const int tensor_channel = group * args.channels_per_class + place;
     sources[k] = args.from + sample * args.from_n + tensor_channel * args.from_c + h * args.from_h;
+#endif
     first_column[k] = there ? class_w * args.class_step_w - args.first_w : INT32_MAX;
   }
 

@@ -105,7 +105,9 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   const int group = next_digit(args.groups), sample = static_cast<int>(index);
   const int chunk = threadIdx.x / 32;
   const int channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
+#ifndef TCONV_WALKS_DEPTH
   const int channels = packed.channels_per_group - channel;  // of the chunk's 8; all, some or none
+#endif
   int place = channel, class_h = 0, class_w = 0;
   if (args.classes > 1) {
     const int both = channel / args.channels_per_class;
@@ -113,8 +115,15 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
     class_h = both / args.classes_w;
     class_w = both - class_h * args.classes_w;
   }
+#ifdef TCONV_WALKS_DEPTH
+  const ImageSlice slice(args.images, args.first_image + sample, place);
+  const int channels = slice.there ? packed.channels_per_group - channel : 0;  // of the chunk's 8
+  const Storage* const source =
+      args.from + slice.offset + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
+#else
   const Storage* const source =
       args.from + sample * args.from_n + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
+#endif
   const int first_pixel = Pixels::first_pixel();
   const int first_h = class_h * args.class_step_h - args.first_h;
   const int first_column =

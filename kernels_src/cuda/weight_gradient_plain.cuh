@@ -11,6 +11,9 @@
 #include "conv_transpose_plain.cuh"
 #include "device_limits.h"
 #include "gradient_sums.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "volume_images.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -47,9 +50,23 @@ struct WeightGradientPlainArgs {
   bool round_operands;
   int64_t num_parts, tap_chunks, count, num_pixels, part_pixels, num_blocks, ic_per_group, oc_per_group;
   FastDivisor64 by_in_w, by_in_h;
+#ifdef TCONV_WALKS_DEPTH
+  VolumeImages x_images, grad_images;
+  WeightPlaces weight;
+
+  // Of the value of that number, in the gradient.
+  __device__ __forceinline__ int64_t place_of(int64_t value) const {
+    const int64_t pair = value / weight.plane_taps, ic = pair / oc_per_group;
+    return weight.of_pair(ic, pair - ic * oc_per_group) + value - pair * weight.plane_taps;
+  }
+#endif
 };
 
+#ifdef TCONV_WALKS_DEPTH
+template <typename Storage, bool kRound, bool kVolumes = false>
+#else
 template <typename Storage, bool kRound>
+#endif
 __device__ __forceinline__ void weight_gradient_part(
     const WeightGradientPlainArgs<Storage>& args, int64_t ic, int64_t oc, int64_t tap0, int64_t begin, int64_t end,
     typename StorageTraits<Storage>::Acc (&sums)[WeightGradientPlainConfig::kTaps]) {
@@ -57,6 +74,10 @@ __device__ __forceinline__ void weight_gradient_part(
   using Acc = typename StorageTraits<Storage>::Acc;
   const ConvTransposeLayer& p = args.layer;
   const int64_t taps = p.kernel_h * p.kernel_w;
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t group = ic / args.ic_per_group, channel = ic - group * args.ic_per_group;
+  const int64_t x_channel = group * static_cast<int64_t>(args.x_images.by_tap_channels.divisor) + channel;
+#endif
   int64_t shift_h[Config::kTaps], shift_w[Config::kTaps];
 #pragma unroll
   for (int t = 0; t < Config::kTaps; ++t) {
@@ -73,9 +94,21 @@ __device__ __forceinline__ void weight_gradient_part(
       if (pixel >= end) break;
       const int64_t line = args.by_in_w.quotient(pixel), iw = pixel - line * p.in_w;
       const int64_t n = args.by_in_h.quotient(line), ih = line - n * p.in_h;
+#ifdef TCONV_WALKS_DEPTH
+      int64_t of_x = n * p.x_stride_n + ic * p.x_stride_c, of_grad = n * args.stride_n + oc * args.stride_c;
+      if constexpr (kVolumes) {
+        const ImageSlice x_slice(args.x_images, n, channel), grad_slice(args.grad_images, n, 0);
+        if (!x_slice.there) continue;
+        of_x = x_slice.offset + x_channel * args.x_images.stride_c;
+        of_grad = grad_slice.offset + oc * args.grad_images.stride_c;
+      }
+      const Acc x = plain_operand<Storage, kRound>(args.x[of_x + ih * p.x_stride_h + iw * p.x_stride_w]);
+      const Storage* const grad = args.grad + of_grad;
+#else
       const Acc x = plain_operand<Storage, kRound>(
           args.x[n * p.x_stride_n + ic * p.x_stride_c + ih * p.x_stride_h + iw * p.x_stride_w]);
       const Storage* const grad = args.grad + n * args.stride_n + oc * args.stride_c;
+#endif
 #pragma unroll
       for (int t = 0; t < Config::kTaps; ++t) {
         const int64_t oh = ih * p.stride_h + shift_h[t], ow = iw * p.stride_w + shift_w[t];
@@ -142,6 +175,10 @@ WeightGradientPlainArgs<Storage> weight_gradient_plain_args(const GradientCall& 
   args.num_blocks = plan.num_parts * p.in_channels * args.oc_per_group * plan.tap_chunks;
   args.by_in_w = FastDivisor64::make(p.in_w);
   args.by_in_h = FastDivisor64::make(p.in_h);
+#ifdef TCONV_WALKS_DEPTH
+  args.x_images = VolumeImages::of_x(call.conv), args.grad_images = VolumeImages::of_grad(call);
+  args.weight = WeightPlaces(call.conv);
+#endif
   return args;
 }
 

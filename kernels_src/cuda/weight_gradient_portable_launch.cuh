@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#ifdef TCONV_WALKS_DEPTH
+#include "depth_scales.cuh"
+#endif
 #include "device_limits.h"
 #include "weight_gradient_pack_rows.cuh"
 #include "weight_gradient_portable.cuh"
@@ -137,6 +140,12 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
     args.classes = args.classes_w = 1;
     args.channels_per_class = static_cast<int>(p.in_channels / p.groups);
   }
+#ifdef TCONV_WALKS_DEPTH
+  args.images = planes ? VolumeImages::of_grad(call) : VolumeImages::of_x(call.conv);
+  args.first_image = static_cast<int>(first);
+  args.from = static_cast<const Storage*>(planes ? call.grad : call.conv.x);
+  args.channels_per_class = static_cast<int>(args.images.by_tap_channels.divisor);
+#endif
   args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
   return args;
 }
@@ -192,10 +201,14 @@ inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
   if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   const ConvTransposeLayer& p = call.conv.layer;
   MagnitudeSampleArgs args;
+#ifdef TCONV_WALKS_DEPTH
+  args.tensors[0] = sampled_input(call.conv), args.tensors[1] = sampled_grad(call);
+#else
   args.tensors[0] = sampled_tensor(call.conv.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
                                    p.x_stride_h, p.x_stride_w);
   args.tensors[1] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
                                    call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
+#endif
   for (int i = 0; i < 2; ++i) args.largest[i] = &state->largest[i];
   return launch_sample_magnitudes(args, 2, call.conv.stream);
 }
@@ -218,6 +231,9 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
   args.classes_w = static_cast<int>(sliding.w.classes);
   args.ic_per_group = static_cast<int>(p.in_channels / p.groups),
   args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
+#ifdef TCONV_WALKS_DEPTH
+  args.weight = WeightPlaces(call.conv);
+#endif
   args.state = state;
   args.only_if = only_if;
   const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;

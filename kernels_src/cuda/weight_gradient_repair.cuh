@@ -25,7 +25,12 @@ __global__ void __launch_bounds__(WeightGradientRepairConfig::kThreads)
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * Config::kThreads; first < args.count;
        first += static_cast<int64_t>(gridDim.x) * Config::kThreads) {
     const int64_t mine = first + threadIdx.x;
+#ifdef TCONV_WALKS_DEPTH
+    const unsigned of_warp =
+        __ballot_sync(0xFFFFFFFFu, mine < args.count && !is_finite(grad_weight[args.place_of(mine)]));
+#else
     const unsigned of_warp = __ballot_sync(0xFFFFFFFFu, mine < args.count && !is_finite(grad_weight[mine]));
+#endif
     __syncthreads();  // the masks before these have been read
     if (threadIdx.x % 32 == 0) wrong[threadIdx.x / 32] = of_warp;
     __syncthreads();
@@ -39,13 +44,27 @@ __global__ void __launch_bounds__(WeightGradientRepairConfig::kThreads)
       const int64_t oc = ic / args.ic_per_group * args.oc_per_group + (pair - ic * args.oc_per_group);
       Acc sums[WeightGradientPlainConfig::kTaps];
       bool round = false;
+#ifdef TCONV_WALKS_DEPTH
+      if constexpr (std::is_same_v<Storage, float>) {
+        round = args.round_operands;
+        if (round)
+          weight_gradient_part<Storage, true, true>(args, ic, oc, value - pair * taps, 0, args.num_pixels, sums);
+      }
+      if (!round)
+        weight_gradient_part<Storage, false, true>(args, ic, oc, value - pair * taps, 0, args.num_pixels, sums);
+#else
       if constexpr (std::is_same_v<Storage, float>) {
         round = args.round_operands;
         if (round) weight_gradient_part<Storage, true>(args, ic, oc, value - pair * taps, 0, args.num_pixels, sums);
       }
       if (!round) weight_gradient_part<Storage, false>(args, ic, oc, value - pair * taps, 0, args.num_pixels, sums);
+#endif
       const Acc sum = block_sum<Acc>(sums[0], scratch);
+#ifdef TCONV_WALKS_DEPTH
+      if (threadIdx.x == 0) grad_weight[args.place_of(value)] = to_storage<Storage>(sum);
+#else
       if (threadIdx.x == 0) grad_weight[value] = to_storage<Storage>(sum);
+#endif
     }
   }
 }

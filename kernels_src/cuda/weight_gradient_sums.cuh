@@ -35,6 +35,9 @@ struct WeightGradientSumsArgs {
   const float* parts;
   Storage* grad_weight;
   int kernel_h, kernel_w, kernel_step_h, kernel_step_w, classes_w, ic_per_group, oc_per_group;
+#ifdef TCONV_WALKS_DEPTH
+  WeightPlaces weight;
+#endif
   const GradientState* state;  // null: no scales
   const int* only_if;
 };
@@ -75,8 +78,13 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
   if (args.state != nullptr)
     sum = ldexp(sum, -scale_exponent(args.state->largest[0]) - scale_exponent(args.state->largest[1]));
   const float v = static_cast<float>(sum);
+#ifdef TCONV_WALKS_DEPTH
+  args.grad_weight[args.weight.of_pair(group * args.ic_per_group + ic, to.oc) + kh * args.kernel_w + kw] =
+      to_storage<Storage>(v);
+#else
   const int64_t pair_of_channels = static_cast<int64_t>(group * args.ic_per_group + ic) * args.oc_per_group + to.oc;
   args.grad_weight[(pair_of_channels * args.kernel_h + kh) * args.kernel_w + kw] = to_storage<Storage>(v);
+#endif
 }
 
 }  // namespace cuda

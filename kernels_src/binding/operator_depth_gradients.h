@@ -1,0 +1,129 @@
+// Gradients of three dimensions, for what the kernels read without copies: slices of volumes as images (depth_walk.h).
+// Declined, with an empty result, as operator_depth.h declines.
+#pragma once
+
+#include "operator_depth.h"
+
+namespace tconv {
+namespace binding {
+
+struct DepthGradientInputs {
+  Tensor grad;
+  DepthInputs of;
+
+  explicit DepthGradientInputs(Stack& stack) : grad(stack.tensor()), of(stack) {}
+
+  bool fits() const {
+    if (!of.fits() || !of.has_outputs() || grad.dim() != 5 || !of.is_of_kind(grad)) return false;
+    const ConvTransposeLayer image = of.image();
+    const int64_t wanted[] = {of.x.size(0), image.out_channels, of.out_depth(), image.out_h, image.out_w};
+    for (int64_t axis = 0; axis < 5; ++axis)
+      if (grad.size(axis) != wanted[axis]) return false;
+    return true;
+  }
+
+  // Of all slices; but for its results.
+  GradientCall volumes() const {
+    const auto strides = grad.strides();
+    ConvTransposeLayer p = of.image();
+    p.batch = of.x.size(0), p.in_channels = of.x.size(1);
+    GradientCall call{};
+    call.conv = make_call(p, kernel_dtype(torch_dtype_of(of.x)), of.tf32);
+    call.grad = pointer_of(grad);
+    call.grad_stride_n = strides[0], call.grad_stride_c = strides[1];
+    call.grad_stride_h = strides[3], call.grad_stride_w = strides[4];
+    call.grad_columns = grad.sizes()[4];
+    call.depth = {of.x.size(2), of.out_depth(), of.weight.size(2), of.g.stride,
+                  of.g.padding, of.g.dilation,  strides[2]};
+    return call;
+  }
+
+  // Of the slices of grad that are of a residue; but for its results.
+  GradientCall residue(int64_t residue) const {
+    const auto strides = grad.strides();
+    GradientCall call{};
+    call.conv = residue_call(of, of.image(), of.out_depth(), residue);
+    DepthWalk& walk = call.conv.depth;
+    walk.out_stride_n = strides[0], walk.out_stride_c = strides[1], walk.out_stride_d = strides[2] * of.g.stride;
+    call.conv.x = pointer_of(of.x);
+    call.grad = static_cast<const char*>(pointer_of(grad)) +
+                residue * strides[2] * static_cast<int64_t>(aoti_torch_dtype_element_size(torch_dtype_of(grad)));
+    call.grad_stride_n = strides[0] | strides[2];  // as x's
+    call.grad_stride_c = strides[1], call.grad_stride_h = strides[3], call.grad_stride_w = strides[4];
+    call.grad_columns = grad.sizes()[4];
+    return call;
+  }
+};
+
+// An empty tensor.
+inline Tensor declined(const DepthGradientInputs& in) {
+  const int64_t nothing[] = {0};
+  return allocate(nothing, 1, torch_dtype_of(in.of.x), device_of(in.of.x));
+}
+
+// The weight's gradient as [in_channels * out_channels / groups, depth, height, width].
+inline Tensor weight_gradient_of_volumes(const DepthGradientInputs& in) {
+  if (!in.fits()) return declined(in);
+  const Device device = device_of(in.of.x);
+  std::vector<GradientCall> calls;
+  int64_t taps = 0;
+  const int64_t residues = std::min(in.of.g.stride, in.of.out_depth());
+  for (int64_t residue = 0; residue < residues; ++residue) {
+    GradientCall call = in.residue(residue);
+    if (call.conv.depth.taps == 0) continue;
+    taps += call.conv.depth.taps;
+    call.grad_weight = pointer_of(in.of.weight);  // is there, no more is asked
+    calls.push_back(call);
+  }
+  if (!all_served(calls, device)) return declined(in);
+  const auto kernel = in.of.weight.sizes();
+  const int64_t sizes[] = {kernel[0] * kernel[1], kernel[2], kernel[3], kernel[4]};
+  Tensor found = allocate(sizes, 4, torch_dtype_of(in.of.x), device);
+  if (taps < kernel[2]) torch::stable::zero_(found);  // those through which no slice is read
+  for (GradientCall& call : calls) {
+    call.grad_weight = pointer_of(found);
+    launch(call, device);
+  }
+  return found;
+}
+
+// The gradient of x as [batch * in_channels, depth, height, width].
+inline Tensor input_gradient_of_volumes(const DepthGradientInputs& in) {
+  if (!in.fits() || in.of.x.size(0) > INT_MAX / 4 / in.of.x.size(2)) return declined(in);
+  const Device device = device_of(in.of.x);
+  std::vector<GradientCall> calls = {in.volumes()};
+  calls[0].grad_x = pointer_of(in.of.x);  // is there, no more is asked
+  if (!all_served(calls, device)) return declined(in);
+  const auto x = in.of.x.sizes();
+  const int64_t sizes[] = {x[0] * x[1], x[2], x[3], x[4]};
+  const Tensor weight = dense(in.of.weight), found = allocate(sizes, 4, torch_dtype_of(in.of.x), device);
+  calls[0].conv.weight = pointer_of(weight);
+  calls[0].grad_x = pointer_of(found);
+  launch(calls[0], device);
+  return found;
+}
+
+template <Tensor (*gradient)(const DepthGradientInputs&)>
+void run_depth_gradient(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  const DepthGradientInputs inputs(stack);
+  stack.give(gradient(inputs));
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+#define TCONV_IMPLEMENT_DEPTH_GRADIENTS(DEVICE)                                                    \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, DEVICE, library) {                                           \
+    library.impl("depth_weight_gradient",                                                          \
+                 &tconv::binding::run_depth_gradient<tconv::binding::weight_gradient_of_volumes>); \
+    library.impl("depth_input_gradient",                                                           \
+                 &tconv::binding::run_depth_gradient<tconv::binding::input_gradient_of_volumes>);  \
+  }
+#define TCONV_REGISTER_DEPTH_GRADIENTS                                                   \
+  TCONV_DEPTH_LIBRARY(TCONV_NAMESPACE, library) {                                        \
+    library.def("depth_weight_gradient(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> Tensor"); \
+    library.def("depth_input_gradient(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> Tensor");  \
+  }                                                                                      \
+  TCONV_IMPLEMENT_DEPTH_GRADIENTS(CPU)                                                   \
+  TCONV_IMPLEMENT_DEPTH_GRADIENTS(CUDA)
