@@ -104,7 +104,8 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "backward(Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? variance, "
       "bool use_batch_stats, float eps, int kernel_h, int kernel_w, int stride_h, int stride_w, Tensor? group_weight, "
       "int num_groups, float group_eps, bool need_weight, bool need_bias, bool need_group_weight, "
-      "bool need_group_bias, bool need_sums, bool pad_rows, int chain) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "bool need_group_bias, bool need_sums, bool pad_rows, int chain) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

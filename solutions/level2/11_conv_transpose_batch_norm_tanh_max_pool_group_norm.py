@@ -35,7 +35,7 @@ sha256 of OPERATOR_SOURCE: 908cbf0202710b79c567d1c57f1b00417d9a8f1663ab9bc3599aa
 sha256 of GRADIENT_CUDA_SOURCE: 1f3cc41cdab9e1eed11d890e3a69cbd7b5d014d461a6769c94f45e20f3f2aa73
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
-sha256 of POOL_GRADIENT_OPERATOR_SOURCE: 5e90563a4cbc718a24f3410835574430a0566406f197085db52412063250979b
+sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -16749,7 +16749,8 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "backward(Tensor grad, Tensor value, Tensor? weight, Tensor? bias, Tensor? mean, Tensor? variance, "
       "bool use_batch_stats, float eps, int kernel_h, int kernel_w, int stride_h, int stride_w, Tensor? group_weight, "
       "int num_groups, float group_eps, bool need_weight, bool need_bias, bool need_group_weight, "
-      "bool need_group_bias, bool need_sums, bool pad_rows, int chain) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "bool need_group_bias, bool need_sums, bool pad_rows, int chain) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

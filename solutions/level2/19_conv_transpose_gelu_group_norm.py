@@ -35,7 +35,7 @@ sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62
 sha256 of GRADIENT_CUDA_SOURCE: 3574a16771bdf1f767d1c6ff23b1782cc2d1c0cbfb8af4fcf42c9de88835e240
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 16dad5ec32b84a59863bf8a919999514efd583c78021239232da20e4845274fe
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: c3f85759f18ab58db423cfa1d70f6cc414ea67201b1a38f6992e5971e80a6f07
+sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -17010,8 +17010,8 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
-      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, bool pad_rows, "
-      "int chain) "
+      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, "
+      "bool pad_rows, int chain) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
