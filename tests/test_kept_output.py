@@ -5,6 +5,7 @@ thread.
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.emulated_tools import models, needs_cuda_headers
 from tests.gpu_tools import tf32
@@ -49,6 +50,21 @@ def test_on_a_cpu(shelf, training, size):
         found = behind(solution, model, x, conv_out, training)
         alone = behind(solution, model, x, None, training)
     assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+
+
+def test_its_products_are_counted_once(shelf):
+    """By who computed it, in PyTorch's flop counter."""
+    model, _ = shelf["11"].pair()
+    counts = []
+    with torch.no_grad():
+        x, conv_out = pair_and_input(model, SIZES[0])
+        for given in (conv_out, None):
+            with FlopCounterMode(display=False) as counter:
+                behind(shelf["11"].solution, model, x, given, True)
+            counts.append(counter.get_total_flops())
+        with FlopCounterMode(display=False) as counter:
+            model.conv_transpose(x)
+    assert counts == [0, counter.get_total_flops()]
 
 
 @needs_cuda_headers

@@ -31,7 +31,7 @@ from generator.runtime.gradients import (
 from generator.runtime.kept_output import _keeps_output
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
-from generator.runtime.registration import _register
+from generator.runtime.registration import _count_flops, _register
 
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
@@ -307,8 +307,15 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     return out
 
 
+def _count_own_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """None where the last argument is a convolution's output: that has been counted."""
+    is_there = isinstance(args[-1], tuple | list)
+    return 0 if is_there else _count_flops(x_shape, weight_shape)
+
+
 _run, _traced = _register(
-    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    *(_CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced),
+    *(_backward_traced, _count_own_flops),
 )
 _run_with_gradient, _transformed_run = _make_functions(
     _flat_run, _save_eager, _backward_eager, _flat_traced

@@ -40,7 +40,15 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
 
 
 def _register(
-    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+    call: str,
+    schema: str,
+    make_run,
+    make_fake_run,
+    make_traced,
+    fake,
+    setup_context,
+    backward,
+    count_flops=_count_flops,
 ):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -69,6 +77,6 @@ def _register(
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        _register_flop_formula([run, getattr(namespace, name)])(count_flops)
         setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
     return make_run(run.default), getattr(namespace, name).default

@@ -12024,7 +12024,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '65_conv_transpose_3x7'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '2064840e42ce13f009189d28067938cd02a8ea4b2bd198ae9dc8f0da6b43d9c0'
+_DIGEST = '8e1379602ab0322f790553eefc73270e994d1bb20965507b4cebc7efa13fcaf6'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -12467,7 +12467,15 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
 
 
 def _register(
-    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+    call: str,
+    schema: str,
+    make_run,
+    make_fake_run,
+    make_traced,
+    fake,
+    setup_context,
+    backward,
+    count_flops=_count_flops,
 ):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -12496,7 +12504,7 @@ def _register(
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        _register_flop_formula([run, getattr(namespace, name)])(count_flops)
         setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
     return make_run(run.default), getattr(namespace, name).default
 

@@ -12024,7 +12024,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'b42ba69c0435b84ea4277fd0856914d4a6cef560e4bdcd71f0b9187833f42ee1'
+_DIGEST = '61221ac8bcfaf748bc85a38e63e3a6fe7f9653660e87e63167235a18c84ec9a4'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -12467,7 +12467,15 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
 
 
 def _register(
-    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+    call: str,
+    schema: str,
+    make_run,
+    make_fake_run,
+    make_traced,
+    fake,
+    setup_context,
+    backward,
+    count_flops=_count_flops,
 ):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -12496,7 +12504,7 @@ def _register(
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        _register_flop_formula([run, getattr(namespace, name)])(count_flops)
         setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
     return make_run(run.default), getattr(namespace, name).default
 

@@ -16758,7 +16758,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = 'a1e77e28411db88f963d1508228fe61c138d428dd084f0548346665c299690d7'
+_DIGEST = 'f7770926edaa56e42ba161fb8713b92bc05d5775f3e2de0ca289929d85e2686a'
 
 
 class _Tanh:
@@ -17262,7 +17262,15 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
 
 
 def _register(
-    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+    call: str,
+    schema: str,
+    make_run,
+    make_fake_run,
+    make_traced,
+    fake,
+    setup_context,
+    backward,
+    count_flops=_count_flops,
 ):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -17291,7 +17299,7 @@ def _register(
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        _register_flop_formula([run, getattr(namespace, name)])(count_flops)
         setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
     return make_run(run.default), getattr(namespace, name).default
 
@@ -17870,8 +17878,15 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
     return out
 
 
+def _count_own_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """None where the last argument is a convolution's output: that has been counted."""
+    is_there = isinstance(args[-1], tuple | list)
+    return 0 if is_there else _count_flops(x_shape, weight_shape)
+
+
 _run, _traced = _register(
-    _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
+    *(_CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced),
+    *(_backward_traced, _count_own_flops),
 )
 _run_with_gradient, _transformed_run = _make_functions(
     _flat_run, _save_eager, _backward_eager, _flat_traced

@@ -17021,7 +17021,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '4e9d2dc5a170cbabcd2b78b51b1ad8e819bd53aa065b9b9caa8d85f7a8a4237d'
+_DIGEST = '612d1be900c192d37e445c5f3cf303081ef68d5c45fbd1816f718ba4a86f8c7e'
 
 
 class _Gelu:
@@ -17480,7 +17480,15 @@ def _count_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
 
 
 def _register(
-    call: str, schema: str, make_run, make_fake_run, make_traced, fake, setup_context, backward
+    call: str,
+    schema: str,
+    make_run,
+    make_fake_run,
+    make_traced,
+    fake,
+    setup_context,
+    backward,
+    count_flops=_count_flops,
 ):
     """(run, traced) of this text's namespace: loaded, defined and registered at the first call in a
     process, found again by later ones.
@@ -17509,7 +17517,7 @@ def _register(
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=registry
         )
-        _register_flop_formula([run, getattr(namespace, name)])(_count_flops)
+        _register_flop_formula([run, getattr(namespace, name)])(count_flops)
         setattr(namespace, f"_tconv_registry{call}", registry)  # keeps them alive
     return make_run(run.default), getattr(namespace, name).default
 
