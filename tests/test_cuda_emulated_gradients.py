@@ -63,7 +63,7 @@ def test_random_layers(emulated_gradients, kernel, seed):
 SLIDING = Case(in_channels=12, out_channels=32, size=(7, 16), kernel=(3, 3))  # 18 columns
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", swept([torch.float32, torch.float16]), ids=str)
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_zeros_behind_each_row(emulated_gradients, kernel, dtype):
     """Up to whole vectors of columns, which the Hopper kernel then loads at once."""

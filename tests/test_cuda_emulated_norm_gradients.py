@@ -8,6 +8,7 @@ import torch
 from tests.emulated_tools import needs_cuda_headers
 from tests.gpu_tools import LAYOUTS
 from tests.norm_gradient_tools import CASES, CHAINS, arguments, chain_vectors, check_norm, norm_case
+from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
 _GELU = 1  # its number in the tests' library
@@ -178,7 +179,7 @@ def _relative(got, exact) -> float:
     return float((got.double() - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("dtype", swept(ALLOWED), ids=str)
 @pytest.mark.parametrize("chain", [0, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_zeros_behind_each_row(emulated_norm_gradients, case, chain, dtype):

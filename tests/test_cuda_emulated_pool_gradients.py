@@ -126,7 +126,7 @@ def test_a_step_asks_the_operators(
         assert error <= 2e-5 * float(theirs.grad.norm()) + 1e-6 * largest
 
 
-@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("dtype", swept(ALLOWED), ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_zeros_behind_each_row(emulated_pool_gradients, case, dtype):
     """As of GroupNorm's gradients."""
