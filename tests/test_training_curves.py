@@ -44,7 +44,8 @@ def test_on_a_cpu(shelf, name):
 def test_no_further_from_pytorch_than_its_own_settings(shelf, name, record_curves):
     """Over 300 steps ours, with TF32, lies no further from eager's curve without TF32 than eager's
     own with TF32 does. What rounding does to such runs grows and is chance in each, so five seeds
-    are compared: by the mean of the distances' logarithms, up to two of its standard errors.
+    are compared: by the mean of the distances' logarithms, up to two of its standard errors, and
+    never beyond twice eager's distance, however much they scatter.
     """
     ratios = []
     for seed in range(1, SEEDS + 1):
@@ -57,12 +58,12 @@ def test_no_further_from_pytorch_than_its_own_settings(shelf, name, record_curve
         ratios.append(math.log(distances[0] / distances[1]))
         record_curves(name, seed, {"ours": ours, "eager": theirs, "eager without TF32": strict})
     error = statistics.stdev(ratios) / SEEDS**0.5
-    assert statistics.mean(ratios) <= 2 * error, [math.exp(ratio) for ratio in ratios]
+    assert statistics.mean(ratios) <= min(2 * error, math.log(2)), [math.exp(r) for r in ratios]
 
 
 @pytest.fixture
 def record_curves():
-    """Keeps the losses in the folder that the environment names, for lab/training_curves.py."""
+    """Keeps the losses in the folder TCONV_CURVES, where the environment has that, for a picture."""
     folder = os.environ.get("TCONV_CURVES")
 
     def record(name: str, seed: int, curves: dict[str, torch.Tensor]) -> None:

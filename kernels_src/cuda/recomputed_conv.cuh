@@ -1,5 +1,6 @@
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
-// on the device, as all scales of the gradients' library are.
+// The convolution's output by itself, for backward, which computes it once more, or for a forward that keeps it: by the
+// forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
+// are.
 #pragma once
 
 #include "conv_transpose.cuh"
