@@ -63,7 +63,7 @@ def test_no_further_from_pytorch_than_its_own_settings(shelf, name, record_curve
 
 @pytest.fixture
 def record_curves():
-    """Keeps the losses in the folder TCONV_CURVES, where the environment has that, for a picture."""
+    """Keeps the losses for a picture, in the folder that TCONV_CURVES names, if it does."""
     folder = os.environ.get("TCONV_CURVES")
 
     def record(name: str, seed: int, curves: dict[str, torch.Tensor]) -> None:

@@ -29,7 +29,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     79b99959f31abed2505de7092503ff8326080f23e471e22bc94630a686e07a79
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 841ae0ce734d09ef0a0809ab37c7eb73209c360f2cabc32f72c8d24f3eed0c20
+sha256 of GRADIENT_CUDA_SOURCE: 7e2588e519fd04c6d988f58b18cf71d60894a8d806d09a5edd63edd63cbe26f2
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -8497,8 +8497,9 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/recomputed_conv.cuh
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
-// on the device, as all scales of the gradients' library are.
+// The convolution's output by itself, for backward, which computes it once more, or for a forward that keeps it: by the
+// forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
+// are.
 
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the

@@ -32,7 +32,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     100618dee2e2bb5ad49106efefe00d10b8cf9f631bb9058031b5c77b7cb3170f
 sha256 of CPU_SOURCE:      0509edc516825bcb32d5e7e389a84a7491e9bc41a08f09ac9afccd5f57f2d702
 sha256 of OPERATOR_SOURCE: 908cbf0202710b79c567d1c57f1b00417d9a8f1663ab9bc3599aa1ece83855ae
-sha256 of GRADIENT_CUDA_SOURCE: 1f3cc41cdab9e1eed11d890e3a69cbd7b5d014d461a6769c94f45e20f3f2aa73
+sha256 of GRADIENT_CUDA_SOURCE: 6106485711a441e1df27e0ceb787bbc9e1a08cfb48c4e5df7b5259f729c8ed42
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -10502,8 +10502,9 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/recomputed_conv.cuh
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
-// on the device, as all scales of the gradients' library are.
+// The convolution's output by itself, for backward, which computes it once more, or for a forward that keeps it: by the
+// forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
+// are.
 
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the

@@ -32,7 +32,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     fc95352b08283ad70c7df8446d00c150d39bc4807904e3031538d35186db289b
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 3574a16771bdf1f767d1c6ff23b1782cc2d1c0cbfb8af4fcf42c9de88835e240
+sha256 of GRADIENT_CUDA_SOURCE: 83dc7aae848d86171a2d3c64b9adda8ddf6c0f85090defe81ca6a3af3a207903
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 16dad5ec32b84a59863bf8a919999514efd583c78021239232da20e4845274fe
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
@@ -11383,8 +11383,9 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/recomputed_conv.cuh
-// The convolution's output once more, in backward: by the forward's kernels, but for the input's scale, which is found
-// on the device, as all scales of the gradients' library are.
+// The convolution's output by itself, for backward, which computes it once more, or for a forward that keeps it: by the
+// forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
+// are.
 
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
