@@ -1,6 +1,7 @@
 """run_eval.py's command line: exit statuses, pure JSON on standard output, records, messages."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -250,6 +251,19 @@ def test_help_has_examples_and_list_names_the_problems(capsys):
     assert "exit status: 0 accepted" in capsys.readouterr().out
     assert cli.main(["--list"]) == 0
     assert "2/19" in capsys.readouterr().out
+
+
+def test_a_record_is_written_though_nobody_reads_on(tmp_path):
+    """As behind `| head`: with the lines the run does not end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "run_eval.py", "--list", "--json", str(tmp_path / "list.json")]
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads((tmp_path / "list.json").read_text())) >= 4
 
 
 def test_json_on_stdout_is_alone_there_and_complete():

@@ -88,7 +88,17 @@ def _clean_stdout(json_only: bool):
 
 def _console(stream) -> Console:
     """A console whose tables are whole, too, where no terminal tells its width."""
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 110)
+    return _WorkingOn(file=stream, highlight=False, width=None if stream.isatty() else 110)
+
+
+class _WorkingOn(Console):
+    """Without a reader (`| head`) it falls silent, and records are still written."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
 
 
 def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Console) -> int:
