@@ -28,6 +28,14 @@ static std::map<std::string, double> told;
 int64_t machine_code::number(const char* name) { return static_cast<int64_t>(told[name]); }
 double machine_code::real(const char* name) { return told[name]; }
 
+// Of a pattern that may be given the convolution's output.
+template <typename Call>
+auto set_conv_out(Call& call, int) -> decltype(call.conv_out, void()) {
+  machine_code::set_pointer(call.conv_out, "conv_out");
+}
+template <typename Call>
+void set_conv_out(Call&, long) {}
+
 int main() {
   emulator_set_idle(1);
   std::string name;
@@ -42,6 +50,7 @@ int main() {
     tconv::Explanation said;
     machine_code::num_buffers = 0;
     machine_code::fill(call);
+    set_conv_out(call, 0);
     call.conv.explanation = &said;
     call.conv.workspace_bytes = tconv_cuda_workspace_bytes(&call);
     const long long status = tconv_cuda_run(&call);

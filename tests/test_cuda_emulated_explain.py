@@ -134,6 +134,7 @@ HELD = [
 POOLING = "hopper with pooling"
 POOLED = [
     ({}, "hopper", {}),
+    ({"conv_out": 1}, "", {POOLING: "kComputedBefore"}),  # and no other kernel runs
     ({"pool_kernel": 3}, "hopper", {POOLING: "kOtherWindows"}),
     ({"pool_padding": 1}, "hopper", {POOLING: "kOtherWindows"}),
     ({"in_w": 1, "kernel_w": 1, "padding_w": 0}, "hopper", {POOLING: "kNoWholeWindow"}),
@@ -164,6 +165,7 @@ WAYS = [
     ("19", STRICT, "then GroupNorm"),
     ("11", {}, "with pooling, then BatchNorm, activation and GroupNorm"),
     ("11", STRICT, "then BatchNorm, activation, pooling and GroupNorm"),
+    ("11", {"conv_out": 1}, "then BatchNorm, activation, pooling and GroupNorm"),
     ("69", {}, ""),
 ]
 
