@@ -91,7 +91,7 @@ def test_what_is_refused_is_named(emulated_pool_gradients):
             case.kernels(backward, given | changed)
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", swept([True, False]))
 @pytest.mark.parametrize("training", [True, False])
 def test_a_step_asks_the_operators(
     shelf, emulated_gradients, emulated_pool_gradients, monkeypatch, training, kept
