@@ -49,6 +49,23 @@ def measure(tensor: torch.Tensor, truth: torch.Tensor) -> ErrorSize:
     return ErrorSize(ratio, largest, at)
 
 
+def rms(value: torch.Tensor, truth: torch.Tensor | None = None) -> float:
+    """Root of the mean square of `value`, or of its distance from the float64 truth; 0 of nothing.
+
+    In steps: in one go three float64 copies of a gradient would take more memory than the rest.
+    """
+    flat = value.reshape(-1)
+    flat_truth = None if truth is None else truth.reshape(-1)
+    squares, step = 0.0, _step(flat)
+    for begin in range(0, flat.numel(), step):
+        part = flat[begin : begin + step].double()
+        if flat_truth is not None:
+            part = part - flat_truth[begin : begin + step]
+        norm = float(torch.linalg.vector_norm(part))
+        squares += norm * norm
+    return math.sqrt(squares / max(flat.numel(), 1))
+
+
 def own_error(expected: Expected) -> ErrorSize:
     """PyTorch's own error, measured once."""
     if expected.own_error is None:

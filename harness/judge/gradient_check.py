@@ -7,6 +7,7 @@ import torch
 from harness.errors import Rejected
 from harness.judge import bounds, jumps, wire
 from harness.judge.candidate import Candidate, checked_specs
+from harness.judge.check import rms
 from harness.judge.truth import Expected
 
 
@@ -86,8 +87,8 @@ def require_right_gradient(
     Raises Rejected where it is wrong.
     """
     truth, own = expected.gradients[index], expected.own_gradients[index]
-    sizes = {"rms": _rms(ours, truth), "pytorch_rms": _rms(own, truth)}
-    sizes["reference_rms"] = _rms(truth, None)
+    sizes = {"rms": rms(ours, truth), "pytorch_rms": rms(own, truth)}
+    sizes["reference_rms"] = rms(truth)
     limit = bounds.gradient_bound(
         precision, length, sizes["pytorch_rms"], sizes["reference_rms"], scale
     )
@@ -109,15 +110,10 @@ def require_right_gradient(
     return record
 
 
-def _rms(value: torch.Tensor, truth: torch.Tensor | None) -> float:
-    difference = value.double() if truth is None else value.double() - truth
-    return float(difference.square().mean().sqrt()) if difference.numel() else 0.0
-
-
 def layer_scales(expected: Expected) -> list[float]:
     """For each gradient the largest rms among the true gradients of the same layer."""
     layers = [name.rpartition(".")[0] or name for name in expected.gradient_names]
-    sizes = [0.0 if value is None else _rms(value, None) for value in expected.gradients]
+    sizes = [0.0 if value is None else rms(value) for value in expected.gradients]
     return [
         max(size for size, other in zip(sizes, layers, strict=True) if other == layer)
         for layer in layers

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from harness.judge.cases import Case, generator
+from harness.judge.check import rms
 from harness.judge.truth import Expected, exact_gradients
 
 SAMPLES = 8
@@ -31,7 +32,7 @@ def allowed_by_jumps(
     allowed = 0.0
     for sample in range(SAMPLES):
         near = exact_gradients(answer, _moved(answer.case, _NEAR * relative, sample))[index]
-        change = float((near - answer.gradients[index]).square().mean().sqrt())
+        change = rms(near, answer.gradients[index])
         if change > _JUMP * _NEAR * relative * size:
             allowed = max(allowed, 2 * change)
         if error <= allowed:
