@@ -79,6 +79,19 @@ def test_rejection_names_the_first_bad_index_and_both_values():
     assert "first bad index (0, 2, 1): 99 instead of 10" in caught.value.message
 
 
+@pytest.mark.parametrize("numel", [0, 1, check._CPU_STEP, 3 * check._CPU_STEP + 5])
+def test_the_root_mean_square_is_that_of_all_steps_together(numel):
+    value = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    exact = value.double() + torch.linspace(0, 1e-3, numel, dtype=torch.float64)
+    whole = (value.double() - exact).square().mean().sqrt() if numel else 0.0
+    assert check.rms(value, exact) == pytest.approx(float(whole), rel=1e-12)
+    size = float(torch.linalg.vector_norm(value.double())) / max(numel, 1) ** 0.5
+    assert check.rms(value) == pytest.approx(size)
+    if numel:
+        value[-1] = math.nan
+        assert math.isnan(check.rms(value, exact))
+
+
 def test_lines_that_persist_are_reset_where_there_is_a_driver(monkeypatch):
     called = []
     monkeypatch.setattr(clock, "_reset_l2", lambda: called.append(True) or 801)
