@@ -15,7 +15,6 @@ import contextlib
 import datetime
 import gc
 import hashlib
-import shlex
 import statistics
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from rich.table import Table
 
 from harness import devices
 from harness.catalog import ROOT, Problem, find_problem, list_problems
+from harness.command import told_command
 from harness.errors import HarnessError, UsageError
 from harness.judge.reference import Reference
 from harness.measure import clock
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
     try:
-        return _measure_all(given, shlex.join(["python", "-m", "harness.host_time", *arguments]))
+        return _measure_all(given, told_command(["python", "-m", "harness.host_time"], arguments))
     except HarnessError as error:
         print(f"harness.host_time: error: {error}", file=sys.stderr)
         return error.exit_status

@@ -10,7 +10,6 @@ import argparse
 import datetime
 import hashlib
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rich.console import Console
 
 from harness import devices
 from harness.catalog import ROOT, Problem, find_problem, list_problems
+from harness.command import told_command
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.files import require_file, require_folder
 from harness.measure.profile_counters import METRICS, SECTIONS, read_counters
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "harness.profile", *arguments])
+    command = told_command(["python", "-m", "harness.profile"], arguments)
     return status_of("harness.profile", lambda: _profile_all(given, command))
 
 

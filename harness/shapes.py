@@ -10,7 +10,6 @@ without compiling, and compiling takes seconds a shape.
 import argparse
 import datetime
 import hashlib
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Console
 
 from harness import devices
 from harness.catalog import ROOT, find_problem
+from harness.command import told_command
 from harness.errors import UsageError
 from harness.files import require_file, require_folder
 from harness.judge import wire
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "harness.shapes", *arguments])
+    command = told_command(["python", "-m", "harness.shapes"], arguments)
     return status_of("harness.shapes", lambda: _run(given, command))
 
 

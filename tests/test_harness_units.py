@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.catalog import find_problem, list_problems
+from harness.catalog import ROOT, find_problem, list_problems
+from harness.command import told_command
 from harness.errors import Rejected, UsageError
 from harness.judge import bounds, cases, check, truth
 from harness.judge.reference import Reference
@@ -327,3 +328,20 @@ def test_files_that_are_no_records_are_refused(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UsageError):
         records.read_records(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("--record", "--record"),
+        ("builds", "builds"),
+        ("2/19", "2/19"),
+        ("/somewhere/of/mine/builds", "builds"),
+        ("--build-dir=/somewhere/builds", "--build-dir=builds"),
+        (str(ROOT / "results" / "cpu"), "results/cpu"),
+        ("/", "/"),
+        ("/mine/two words", "'two words'"),
+    ],
+)
+def test_a_record_names_no_folder_of_a_machine(given, told):
+    assert told_command(["python", "run_eval.py"], [given]) == f"python run_eval.py {told}"

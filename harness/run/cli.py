@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from harness import catalog, devices
 from harness.catalog import ROOT, Problem
+from harness.command import told_command
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.files import require_file, require_folder
 from harness.names import BASELINES, KERNELS
@@ -113,7 +113,7 @@ def _run(given: argparse.Namespace, arguments: list[str], stdout, console: Conso
         return status
     if given.export_kernelbench:
         return _export(given, stdout, console)
-    command = shlex.join(["python", "run_eval.py", *arguments])
+    command = told_command(["python", "run_eval.py"], arguments)
     if given.suite or given.family:
         value, status = _many(given, command, console)
         _write(given, value, stdout)
