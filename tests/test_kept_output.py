@@ -52,6 +52,25 @@ def test_on_a_cpu(shelf, training, size):
     assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_kept_where_the_input_wants_a_gradient(shelf, monkeypatch, wanted):
+    """A suite that times forwards with gradients enabled asks for none of the input."""
+    solution, asked = shelf["11"].solution, []
+
+    def conv_output(x, weight, bias, conv):
+        asked.append(x.shape)
+        return torch.nn.functional.conv_transpose2d(x, weight, bias, conv.stride, conv.padding)
+
+    monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setitem(solution, "_LEAST_KEPT", 1)
+    monkeypatch.setitem(solution, "_conv_output", conv_output)
+    model, new = shelf["11"].pair()
+    x = torch.randn(2, 64, 6, 8).requires_grad_(wanted)
+    found = new(x)
+    assert found.requires_grad and asked == [x.shape] * wanted
+    assert torch.allclose(found, model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_its_products_are_counted_once(shelf):
     """By who computed it, in PyTorch's flop counter."""
     model, _ = shelf["11"].pair()

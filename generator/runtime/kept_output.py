@@ -12,9 +12,13 @@ _LEAST_KEPT = 1 << 20  # values; for fewer a launch costs more
 
 
 def _keeps_output(x, weight, conv, pool, parameters) -> bool:
-    """Not where no kernel of ours reads it in backward, dtypes are mixed, or the operator refuses.
-    `parameters`: those besides the weight, or None.
+    """Not where no kernel of ours reads it in backward, dtypes are mixed, or the operator refuses;
+    nor for an input that wants no gradient: forwards of a model with gradients enabled and none
+    asked for, as benchmark suites time them, take the fused kernels. `parameters`: those besides
+    the weight, or None.
     """
+    if not x.requires_grad:
+        return False
     if x.device.type not in _GRADIENT_DEVICES or not _kernels_pool(pool):
         return False
     if x.dim() != 4 or weight.dim() != 4:

@@ -16759,7 +16759,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = 'f7770926edaa56e42ba161fb8713b92bc05d5775f3e2de0ca289929d85e2686a'
+_DIGEST = 'd40e7fe36fca3b5f820a5ac20d4848ed2c532652933f285faf5cd3f0cd2a0ae3'
 
 
 class _Tanh:
@@ -17565,9 +17565,13 @@ _LEAST_KEPT = 1 << 20  # values; for fewer a launch costs more
 
 
 def _keeps_output(x, weight, conv, pool, parameters) -> bool:
-    """Not where no kernel of ours reads it in backward, dtypes are mixed, or the operator refuses.
-    `parameters`: those besides the weight, or None.
+    """Not where no kernel of ours reads it in backward, dtypes are mixed, or the operator refuses;
+    nor for an input that wants no gradient: forwards of a model with gradients enabled and none
+    asked for, as benchmark suites time them, take the fused kernels. `parameters`: those besides
+    the weight, or None.
     """
+    if not x.requires_grad:
+        return False
     if x.device.type not in _GRADIENT_DEVICES or not _kernels_pool(pool):
         return False
     if x.dim() != 4 or weight.dim() != 4:
