@@ -157,6 +157,7 @@ def test_autocast_computes_in_the_low_precision(operator, count):
     assert out.dtype is torch.bfloat16
 
 
+@pytest.mark.sweep
 def test_export_with_any_batch(shelf):
     """Of a model with layers of one, two and three dimensions."""
     model, new = shelf["one_and_three_dimensions"].pair()
