@@ -53,6 +53,7 @@ PARSED = {
     "python run_eval.py --all --eval": MINUTES,
     "python run_eval.py --all --record": MINUTES,
     "python run_eval.py --all --backward --record": MINUTES,
+    "python run_eval.py --all --backward --dtype float16 --record": MINUTES,
     "python run_eval.py --all --device cpu --record": MINUTES,
     "python run_eval.py --problem 2/11 --eval --record": MINUTES,
     "python run_eval.py --all --dtype float16 --record": MINUTES,
