@@ -19,11 +19,11 @@ from tests.solution_tools import assert_within, bound_factor
 from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
-LAYERS = 12
+LAYERS = 24
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The gradient of x is the forward's kernel, which portable ones do not stand in for here.
 KERNELS = [("weight", "hopper"), ("weight", "portable"), ("input", "hopper")]
-GRID = list(itertools.product(KERNELS, DTYPES, range(0, 8 * LAYERS, LAYERS)))
+GRID = list(itertools.product(KERNELS, DTYPES, range(0, 4 * LAYERS, LAYERS)))
 of_each = pytest.mark.parametrize("kind", KERNELS, ids="-".join)
 LAYOUTS = {
     "channels_last": lambda grad: grad.to(memory_format=torch.channels_last_3d),
@@ -127,7 +127,8 @@ def test_the_reference_is_pytorchs():
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "start"), swept(GRID, lambda given: given[1:] == (DTYPES[0], 0), names=3)
+    ("kind", "dtype", "start"),
+    swept(GRID, lambda given: given[0][1] == "hopper" and given[1:] == (DTYPES[0], 0), names=3),
 )
 def test_random_layers(emulated_volume_gradients, kind, dtype, start):
     of, kernel = kind

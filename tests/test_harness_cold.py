@@ -20,6 +20,7 @@ from harness.report.html_results import results_table
 from harness.run.spent import Spent
 from tests.fixture_judge import evaluate
 from tests.solution_tools import ROOT
+from tests.sweeps import swept
 
 CPU = torch.device("cpu")
 HONEST = """
@@ -225,7 +226,7 @@ def judged(folder, *changes, backward=False):
     return evaluate("tiny", path, batch=2, **timed)
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", swept([False, True], (1,)))
 def test_an_evaluation_has_them_for_solution_and_baseline(tmp_path, backward):
     outcome = judged(tmp_path, backward=backward)
     assert outcome.reasons == []

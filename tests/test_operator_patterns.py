@@ -26,7 +26,7 @@ def exact_copy(model):
 NAMES = ["65", "69", "19", "11", "every_step", "soft_activations", "grouped_norm", "pooled"]
 
 
-@pytest.mark.parametrize("name", swept(NAMES, (0, 2)))
+@pytest.mark.parametrize("name", swept(NAMES, (2,)))
 def test_seeding_gives_equal_parameters_and_states(shelf, name):
     model, new = shelf[name].pair()
     state, new_state = model.state_dict(), new.state_dict()
