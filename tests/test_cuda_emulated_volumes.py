@@ -59,7 +59,7 @@ def in_place(emulated, operands, case, tf32=True, detach=True):
     return out if out is None or x.dim() == 5 else out.squeeze(0)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e4])
+@pytest.mark.parametrize("size", swept([1.0, 1e4]))
 @pytest.mark.parametrize(("dtype", "start"), swept(GRID, (0,), names=2))
 def test_random_layers(emulated, dtype, start, size):
     """Values of 1e4 do not fit fp16 containers: another kernel computes them again."""
