@@ -19,6 +19,7 @@ from tests.pool_gradient_tools import activations_header
 from tests.solution_tools import REFERENCES, SolutionShelf, generated
 
 EMULATED = ("69", "19", "11")
+VOLUME_ONLY = "volume_only"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -31,6 +32,16 @@ POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
+
+# Libraries of gradients by the fixture that has them emulated.
+EMULATED_GRADIENTS = {
+    "emulated_gradients": GRADIENTS,
+    "emulated_norm_gradients": NORM_GRADIENTS,
+    "emulated_pool_gradients": POOL_GRADIENTS,
+    "emulated_volume_gradients": VOLUME_GRADIENTS,
+}
+# What is emulated for less time than -O2 takes to build it.
+OPTIMISED = dict.fromkeys((VOLUME_ONLY, GRADIENTS, VOLUME_GRADIENTS), "-O1")
 
 
 def cuda_source_of(path: Path) -> str:
@@ -58,28 +69,29 @@ def _long_chains() -> str:
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, by name; `gradients` that of the library
-    of the gradients; `compiled` those of (object file, nvcc's run) by reference, or GRADIENTS. They
-    are empty or None where no test asks, or the compiler is missing.
+    `emulated` has those of the object files of EMULATED and VOLUME_ONLY, by name; `gradients` those
+    of the libraries of gradients, by source; `compiled` those of (object file, nvcc's run) by
+    reference, or by source. They are empty where no test asks, or the compiler is missing.
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
         self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1))
         self._folder = folder
         self.emulated: dict[str, Future] = {}
-        self.gradients: Future | None = None
+        self.gradients: dict[Path, Future] = {}
         self.compiled: dict[Path, Future] = {}
         asked = {name for item in items for name in item.fixturenames}
         # Texts are not made in threads: torch.fx patches globals.
         emulated = EMULATED[:1] if "emulated_conv" in asked else ()
         emulated = EMULATED if "emulated_solutions" in asked else emulated
+        libraries = [source for name, source in EMULATED_GRADIENTS.items() if name in asked]
         if emulator.cuda_headers():
-            for name in emulated:
-                place = self._place(f"emulated_{name}")
-                self.emulated[name] = self._pool.submit(emulator.build, shelf.text(name), place)
-        if "emulated_gradients" in asked and emulator.cuda_headers():
-            source, place = cuda_source_of(GRADIENTS), self._place("emulated_gradients")
-            self.gradients = self._pool.submit(emulator.build_source, source, place, "-O1")
+            for name in (*emulated, *[VOLUME_ONLY] * ("emulated_volumes" in asked)):
+                work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")
+                self.emulated[name] = self._pool.submit(*work, OPTIMISED.get(name, "-O2"))
+            for path in libraries:
+                work = emulator.build_source, cuda_source_of(path), self._place(f"of_{path.stem}")
+                self.gradients[path] = self._pool.submit(*work, OPTIMISED.get(path, "-O2"))
         compiled = [item for item in items if item.path.name == "test_cuda_compiles.py"]
         wanted = {i.callspec.params["compiled"] for i in compiled if "compiled" in i.fixturenames}
         for path in sorted(wanted) if shutil.which("nvcc") else ():

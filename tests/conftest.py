@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from tests.builds_ahead import (
+    EMULATED,
+    GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
     VOLUME_GRADIENTS,
+    VOLUME_ONLY,
     BuildsAhead,
-    cuda_source_of,
 )
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
@@ -90,7 +92,7 @@ def _needs_a_slow_build(item) -> bool:
 def emulated_solutions(shelf, builds_ahead):
     """Solutions whose CUDA kernels run on the CPU, by the name of their reference."""
     built = builds_ahead.emulated
-    return {name: emulator.Emulated(shelf.text(name), built[name].result()) for name in built}
+    return {name: emulator.Emulated(shelf.text(name), built[name].result()) for name in EMULATED}
 
 
 @pytest.fixture(scope="session")
@@ -99,30 +101,34 @@ def emulated_conv(shelf, builds_ahead):
 
 
 @pytest.fixture(scope="session")
-def emulated_norm_gradients(tmp_path_factory):
-    """The library of GroupNorm's gradients, likewise."""
-    place = tmp_path_factory.mktemp("emulated_norm_gradients")
-    kernels = emulator.build_source(cuda_source_of(NORM_GRADIENTS), place)
-    return emulator.EmulatedGradients(kernels, "group_norm_gradient")
-
-
-@pytest.fixture(scope="session")
-def emulated_pool_gradients(tmp_path_factory):
-    """The library of those through BatchNorm and max-pool, likewise."""
-    place = tmp_path_factory.mktemp("emulated_pool_gradients")
-    kernels = emulator.build_source(cuda_source_of(POOL_GRADIENTS), place)
-    return emulator.EmulatedGradients(kernels, "batch_norm_pool_gradient")
+def emulated_volumes(shelf, builds_ahead):
+    """A solution with layers of three dimensions, likewise."""
+    built = builds_ahead.emulated[VOLUME_ONLY].result()
+    return emulator.Emulated(shelf.text(VOLUME_ONLY), built)
 
 
 @pytest.fixture(scope="session")
 def emulated_gradients(builds_ahead):
     """The gradients' library, whose CUDA kernels run on the CPU."""
-    return emulator.EmulatedGradients(builds_ahead.gradients.result())
+    return emulator.EmulatedGradients(builds_ahead.gradients[GRADIENTS].result())
 
 
 @pytest.fixture(scope="session")
-def emulated_volume_gradients(tmp_path_factory):
+def emulated_norm_gradients(builds_ahead):
+    """The library of GroupNorm's gradients, likewise."""
+    built = builds_ahead.gradients[NORM_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, "group_norm_gradient")
+
+
+@pytest.fixture(scope="session")
+def emulated_pool_gradients(builds_ahead):
+    """The library of those through BatchNorm and max-pool, likewise."""
+    built = builds_ahead.gradients[POOL_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, "batch_norm_pool_gradient")
+
+
+@pytest.fixture(scope="session")
+def emulated_volume_gradients(builds_ahead):
     """That of solutions with layers of three dimensions, likewise."""
-    place = tmp_path_factory.mktemp("emulated_volume_gradients")
-    kernels = emulator.build_source(cuda_source_of(VOLUME_GRADIENTS), place, "-O1")
-    return emulator.EmulatedGradients(kernels, volumes=True)
+    built = builds_ahead.gradients[VOLUME_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, volumes=True)

@@ -20,11 +20,9 @@ GRID = [(dtype, start) for start in range(0, 4 * LAYERS, LAYERS) for dtype in ST
 
 
 @pytest.fixture(scope="module")
-def emulated(shelf, tmp_path_factory):
-    text = shelf.text("volume_only")
-    made = emulator.Emulated(text, emulator.build(text, tmp_path_factory.mktemp("volumes"), "-O1"))
-    made.solution["_VOLUME_DEVICES"] = ("cpu",)
-    return made
+def emulated(emulated_volumes):
+    emulated_volumes.solution["_VOLUME_DEVICES"] = ("cpu",)
+    return emulated_volumes
 
 
 @pytest.fixture(scope="module")
