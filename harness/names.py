@@ -1,6 +1,7 @@
 """Names that options take. Nothing is imported, so that --help and --list are there at once."""
 
-# conv2d in place of transposed convolutions, in channels_last, where that is the same operator.
+# conv1d, conv2d or conv3d in place of transposed convolutions, in channels_last where there is such
+# a layout, where that is the same operator.
 CONV2D = "conv2d_channels_last"
 BASELINES = ("eager", "compile", "channels_last", "compile_channels_last", CONV2D)
 DTYPES = ("float32", "float16", "bfloat16", "float64")

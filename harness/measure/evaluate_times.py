@@ -4,7 +4,7 @@ from harness.errors import Rejected
 from harness.judge import check, same_seed, wire
 from harness.judge.cases import Case, make_case
 from harness.judge.truth import Expected, expected
-from harness.measure import clock, cold, conv2d_baseline, own_clock, passes, timing
+from harness.measure import clock, cold, convolution_baseline, own_clock, passes, timing
 from harness.measure import roofline as limits
 from harness.measure.pass_times import measure_parts, require_possible
 
@@ -65,7 +65,7 @@ class Times:
 
         given = options.baselines, self.model, case, self.device, outcome.precision
         with self.spent.on("baselines"):
-            baselines, outcome.baselines_not_offered, failed = conv2d_baseline.to_time(
+            baselines, outcome.baselines_not_offered, failed = convolution_baseline.to_time(
                 *given, self.work.reduction_length
             )
         own = own_clock.OwnClock(self.candidate, self.checker.elements)

@@ -26,7 +26,7 @@ from harness.judge.gradient_check import layer_scales, require_right_gradient
 from harness.judge.reference import Reference
 from harness.judge.truth import Expected, expected
 from harness.measure import clock, passes, timing
-from harness.measure.conv2d_baseline import offered
+from harness.measure.convolution_baseline import offered
 from harness.measure.roofline import work_of
 from harness.measure.shapes_cases import Shape
 

@@ -13,7 +13,8 @@ from harness.errors import Rejected
 from harness.judge.candidate import Candidate
 from harness.judge.truth import loaded
 from harness.measure import clock, passes
-from harness.measure.conv2d_baseline import with_conv2d
+from harness.measure.convolution_baseline import with_convolutions
+from harness.measure.layouts import has_channels_last, in_channels_last, module_in_channels_last
 from harness.measure.own_clock import OwnClock, random_factors
 from harness.names import CONV2D
 
@@ -83,19 +84,18 @@ class Baseline:
 
     def __init__(self, name: str, model, case, device, dtype, grad_output):
         self.name = name
-        layout = torch.channels_last if "channels_last" in name else torch.contiguous_format
-        if layout is torch.channels_last and not any(
-            torch.is_tensor(value) and value.dim() == 4 for value in case.inputs
-        ):
-            raise ValueError("no 4-dimensional input to lay out in channels_last")
+        laid_out = "channels_last" in name
+        if laid_out and name != CONV2D and not any(map(has_channels_last, case.inputs)):
+            raise ValueError("no input of 4 or 5 dimensions to lay out in channels_last")
         model = loaded(model, case.state, device, dtype)
-        model = with_conv2d(model) if name == CONV2D else model
-        model = model.to(memory_format=layout)
-        base = [_in_layout(value, layout) for value in case.inputs]
+        model = with_convolutions(model) if name == CONV2D else model
+        model = module_in_channels_last(model) if laid_out else model
+        in_layout = in_channels_last if laid_out else _contiguous
+        base = [in_layout(value) for value in case.inputs]
         timed = model
         if name.startswith("compile"):
             timed = torch.compile(model, dynamic=False)
-        gradient = grad_output if grad_output is None else _in_layout(grad_output, layout)
+        gradient = grad_output if grad_output is None else in_layout(grad_output)
         self._passes = (timed, model, base, gradient, [*model.parameters()])
         self.take(passes.INFERENCE if grad_output is None else passes.BOTH)
         self.cold_call = timed if grad_output is None else self.call
@@ -105,10 +105,8 @@ class Baseline:
         self.call, self.prepare = passes.timed_pass(part, *self._passes)
 
 
-def _in_layout(value, layout):
-    if torch.is_tensor(value) and value.dim() == 4:
-        return value.contiguous(memory_format=layout)
-    return value
+def _contiguous(value):
+    return value.contiguous() if torch.is_tensor(value) else value
 
 
 def measure_rounds(

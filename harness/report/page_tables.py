@@ -2,8 +2,8 @@
 
 Each lies between the lines `<!-- NAME -->` and `<!-- /NAME -->`: NAME is `headline` (problem, pass
 and device), `shares` (how near each setting comes to the floor), `errors` (beside PyTorch's),
-`index` (every folder), `host_time` (what a call costs the host), `shapes` (other layers) or
-`profile` (the GPU's own counters).
+`index` (every folder), `host_time` (what a call costs the host), `shapes` (other layers), `family`
+(references of a family run) or `profile` (the GPU's own counters).
 """
 
 import json
@@ -14,7 +14,14 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.names import CONV2D
-from harness.report import doubts, profile_report, records, report_data, shapes_report
+from harness.report import (
+    doubts,
+    family_report,
+    profile_report,
+    records,
+    report_data,
+    shapes_report,
+)
 
 DEVICES = ("nvidia-h200", "nvidia-h100", "cpu")
 NOT_RECORDED = "not recorded"
@@ -209,5 +216,6 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "index": index,
     "host_time": host_time,
     "shapes": shapes_report.tables,
+    "family": family_report.tables,
     "profile": profile_report.tables,
 }

@@ -15,7 +15,7 @@ BASELINES = {
     "compile": "compile",
     "channels_last": "channels_last",
     "compile_channels_last": "compile + channels_last",
-    CONV2D: "conv2d, channels_last",
+    CONV2D: "convolution, channels_last",
 }
 FASTEST = "fastest"
 COLD = "cold call ms (eager's)"

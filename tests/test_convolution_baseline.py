@@ -1,4 +1,4 @@
-"""The baseline with conv2d in place of transposed convolutions: the same operator or not offered,
+"""The baseline with convolutions in place of transposed ones: the same operator or not offered,
 its gradients, and what an evaluation makes of it.
 """
 
@@ -16,7 +16,13 @@ from harness.judge.cases import Case
 from harness.judge.drawn import cast_state
 from harness.judge.reference import Reference
 from harness.measure import timing
-from harness.measure.conv2d_baseline import offered, require_right, to_time, unlike, with_conv2d
+from harness.measure.convolution_baseline import (
+    offered,
+    require_right,
+    to_time,
+    unlike,
+    with_convolutions,
+)
 from harness.names import BASELINES, CONV2D
 from harness.report import page_tables, records
 from harness.run import cli
@@ -49,7 +55,7 @@ def chain(**arguments) -> nn.Module:
 def test_the_same_operator_and_gradients(arguments):
     torch.manual_seed(1)
     model = chain(**arguments).double()
-    made = with_conv2d(model)
+    made = with_convolutions(model)
     assert not any(isinstance(layer, nn.ConvTranspose2d) for layer in made.modules())
     x = torch.randn(2, 6, 19, 21, dtype=torch.float64)
     xs = [x.clone().requires_grad_(True) for _ in range(2)]
@@ -63,6 +69,18 @@ def test_the_same_operator_and_gradients(arguments):
     flipped = made[0].weight.grad.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(flipped.flip(2, 3), model[0].weight.grad, rtol=1e-9, atol=1e-9)
     assert made[0].weight.is_contiguous() and made[0].weight.is_leaf
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "kernel", "size"),
+    [(nn.ConvTranspose1d, 5, (19,)), (nn.ConvTranspose3d, (3, 1, 4), (5, 6, 7))],
+)
+def test_one_and_three_dimensions(kind, kernel, size, groups):
+    torch.manual_seed(1)
+    model = kind(6, 9, kernel, groups=groups, dilation=2, padding=0).double()
+    x = torch.randn(2, 6, *size, dtype=torch.float64)
+    torch.testing.assert_close(with_convolutions(model)(x), model(x), rtol=1e-10, atol=1e-10)
 
 
 class OwnKind(nn.ConvTranspose2d):
@@ -81,8 +99,8 @@ def hooked() -> nn.Module:
         (chain(kernel_size=3, stride=(1, 2)), r"^0 has stride \(1, 2\)"),
         (chain(kernel_size=3, dilation=2, output_padding=1), r"output padding \(1, 1\)"),
         (chain(kernel_size=3, padding=3), r"would need the padding \(-1, -1\)"),
-        (nn.Sequential(nn.Conv2d(3, 3, 1)), "no nn.ConvTranspose2d"),
-        (nn.Sequential(nn.ConvTranspose1d(3, 3, 1)), "is a ConvTranspose1d"),
+        (nn.Sequential(nn.Conv2d(3, 3, 1)), "no module of a transposed convolution"),
+        (nn.Sequential(nn.ConvTranspose1d(3, 3, 1, 2)), r"^0 has stride \(2,\)"),
         (nn.Sequential(OwnKind(3, 3, 1)), "is a OwnKind"),
         (hooked(), "has hooks"),
         (nn.Sequential(chain(kernel_size=3), chain(kernel_size=3, stride=2)), r"^1.0 has stride"),
@@ -94,7 +112,7 @@ def test_not_offered_where_it_is_another_operator(model, why):
     with pytest.raises(ValueError, match=why):
         raise ValueError(refused[CONV2D])
     with pytest.raises(ValueError, match=why):
-        with_conv2d(model)
+        with_convolutions(model)
 
 
 @pytest.mark.parametrize("problem", ["1/65", "1/69", "2/11", "2/19"])
@@ -149,6 +167,29 @@ def test_what_is_timed_is_in_channels_last():
     (x,) = trained.prepare(1.0)
     trained.call(x)
     torch.testing.assert_close(x.grad, gradient_of(model, case.inputs[0], grad))
+
+
+@pytest.mark.parametrize("name", ["channels_last", CONV2D])
+def test_three_dimensions_have_their_own_layout(name):
+    """Beside layers of two, whose parameters take the other one."""
+    model = nn.ModuleList([nn.ConvTranspose3d(4, 4, 3), nn.Conv2d(4, 4, 3)])
+    model.forward = lambda x: model[0](x)
+    case = Case("own", [torch.randn(2, 4, 5, 6, 7)], cast_state(model, torch.float32), 0)
+    baseline = timing.Baseline(name, model, case, CPU, torch.float32, None)
+    (x,) = baseline.prepare(1.0)
+    assert x.is_contiguous(memory_format=torch.channels_last_3d)
+    assert baseline.cold_call[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert baseline.cold_call[1].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_one_dimension_has_no_such_layout_but_the_convolution():
+    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 3))
+    case = Case("own", [torch.randn(2, 4, 9)], cast_state(model, torch.float32), 0)
+    with pytest.raises(ValueError, match="no input of 4 or 5 dimensions"):
+        timing.Baseline("channels_last", model, case, CPU, torch.float32, None)
+    baseline = timing.Baseline(CONV2D, model, case, CPU, torch.float32, None)
+    (x,) = baseline.prepare(1.0)
+    torch.testing.assert_close(baseline.call(x), model(x))
 
 
 def evaluated(tmp_path, reference: Path, solution: Path, *more: str) -> dict:

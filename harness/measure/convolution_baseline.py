@@ -1,4 +1,5 @@
-"""The baseline a strong user writes where the stride is one: conv2d with flipped weights.
+"""The baseline a strong user writes where the stride is one: conv1d, conv2d or conv3d with flipped
+weights.
 
 A transposed convolution of stride one, y[o] = sum over i, k with i + k d - p = o of x[i] w[k], is
 with k' = K - 1 - k and P = (K - 1) d - p the convolution
@@ -20,7 +21,15 @@ from harness.errors import Rejected
 from harness.judge import check
 from harness.judge.cases import Case
 from harness.judge.truth import expected, loaded
+from harness.measure.layouts import in_channels_last, module_in_channels_last
 from harness.names import CONV2D
+
+# What takes the place of each.
+_CONVOLUTIONS = {
+    nn.ConvTranspose1d: nn.Conv1d,
+    nn.ConvTranspose2d: nn.Conv2d,
+    nn.ConvTranspose3d: nn.Conv3d,
+}
 
 
 def offered(names: Sequence[str], model: nn.Module) -> tuple[list[str], dict[str, str]]:
@@ -35,10 +44,10 @@ def unlike(model: nn.Module) -> str | None:
     """Why the model is no chain with convolutions in place of all its transposed ones; None where
     it is.
     """
-    kinds = (nn.ConvTranspose2d, nn.ConvTranspose1d, nn.ConvTranspose3d)
+    kinds = tuple(_CONVOLUTIONS)
     layers = [item for item in model.named_modules() if isinstance(item[1], kinds)]
     if not layers:
-        return "the model has no nn.ConvTranspose2d"
+        return "the model has no module of a transposed convolution"
     for name, layer in layers:
         if why := _unlike_layer(layer):
             return f"{name or 'the model'} {why}"
@@ -46,7 +55,7 @@ def unlike(model: nn.Module) -> str | None:
 
 
 def _unlike_layer(layer: nn.Module) -> str | None:
-    if type(layer) is not nn.ConvTranspose2d:
+    if type(layer) not in _CONVOLUTIONS:
         return f"is a {type(layer).__name__}"
     if layer._forward_hooks or layer._forward_pre_hooks:
         return "has hooks"
@@ -60,32 +69,33 @@ def _unlike_layer(layer: nn.Module) -> str | None:
     return None
 
 
-def _padding(layer: nn.ConvTranspose2d) -> tuple[int, ...]:
+def _padding(layer: nn.Module) -> tuple[int, ...]:
     sizes = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
     return tuple((size - 1) * dilation - padding for size, dilation, padding in sizes)
 
 
-def with_conv2d(model: nn.Module) -> nn.Module:
-    """A copy with an nn.Conv2d in place of every nn.ConvTranspose2d, on the same device, of the
-    same dtype. Raises ValueError where `unlike` gives a reason.
+def with_convolutions(model: nn.Module) -> nn.Module:
+    """A copy with an nn.Conv2d in place of every nn.ConvTranspose2d, and so in one and three
+    dimensions, on the same device, of the same dtype. Raises ValueError where `unlike` gives a
+    reason.
     """
     if why := unlike(model):
         raise ValueError(why)
-    if type(model) is nn.ConvTranspose2d:
-        return _conv2d(model)
+    if type(model) in _CONVOLUTIONS:
+        return _convolution(model)
     made = copy.deepcopy(model)
     replaced: dict[nn.Module, nn.Module] = {}
     for parent in list(made.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.ConvTranspose2d:
+            if type(child) in _CONVOLUTIONS:
                 if child not in replaced:
-                    replaced[child] = _conv2d(child)
+                    replaced[child] = _convolution(child)
                 setattr(parent, name, replaced[child])
     return made
 
 
-def _conv2d(layer: nn.ConvTranspose2d) -> nn.Conv2d:
-    made = nn.Conv2d(
+def _convolution(layer: nn.Module) -> nn.Module:
+    made = _CONVOLUTIONS[type(layer)](
         layer.in_channels,
         layer.out_channels,
         layer.kernel_size,
@@ -97,7 +107,8 @@ def _conv2d(layer: nn.ConvTranspose2d) -> nn.Conv2d:
     )
     # (in, out / groups, ...) to (out, in / groups, ...), group by group
     grouped = layer.weight.detach().unflatten(0, (layer.groups, -1))
-    weight = grouped.transpose(1, 2).flatten(0, 1).flip(2, 3).contiguous()
+    taps = tuple(range(2, layer.weight.dim()))
+    weight = grouped.transpose(1, 2).flatten(0, 1).flip(taps).contiguous()
     made.weight = nn.Parameter(weight, layer.weight.requires_grad)
     if layer.bias is not None:
         made.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
@@ -135,17 +146,10 @@ def require_right(
     whatever it raises: a model may use a layer's weights without calling it.
     """
     answer = expected(model, case, device, False)
-    made = with_conv2d(loaded(model, case.state, device, answer.own.dtype))
-    made = made.to(memory_format=torch.channels_last)
+    made = with_convolutions(loaded(model, case.state, device, answer.own.dtype))
+    made = module_in_channels_last(made)
     with torch.no_grad():
         ours = made(*(in_channels_last(value) for value in case.inputs))
     if ours.shape != answer.own.shape:
         raise Rejected("wrong_shape", f"{tuple(ours.shape)}")
     check.require_right(ours, answer, precision, reduction_length, "normal inputs")
-
-
-def in_channels_last(value):
-    """A four-dimensional tensor in that layout, anything else as it is."""
-    if torch.is_tensor(value) and value.dim() == 4:
-        return value.contiguous(memory_format=torch.channels_last)
-    return value
