@@ -110,7 +110,7 @@ def facts() -> dict[str, list[str]]:
             f"above {doubts.SPREAD_LIMIT:.0%}".replace("%", " %"),
             "FLOPs are 2 × N",
         ],
-        "docs/results.md": ["None may be below 0.8×"],  # tests/test_harness_shapes.py
+        "docs/results.md": ["none may be below 0.8×"],  # tests/test_harness_shapes.py
     }
 
 

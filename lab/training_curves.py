@@ -1,0 +1,49 @@
+"""Draws results/training_curves.svg: losses of a GAN and a U-Net, trained with solutions and with
+PyTorch, in results/training_curves.json. `python lab/training_curves.py FOLDER` first takes the
+latter from what tests/test_training_curves.py writes into TCONV_CURVES=FOLDER.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+DATA, PICTURE = RESULTS / "training_curves.json", RESULTS / "training_curves.svg"
+TITLES = {"dcgan_generator": "GAN: the generator's loss", "unet": "U-Net: the loss"}
+COLOURS = {"ours": "#d7301f", "eager": "#0570b0", "eager without TF32": "#74a9cf"}
+
+
+def collected(folder: Path) -> dict:
+    """Losses by model, then seed, then what trained it."""
+    found: dict[str, dict] = {}
+    for path in sorted(folder.glob("*.json")):
+        name, seed = re.fullmatch(r"(\w+)_(\d+)", path.stem).groups()
+        curves = json.loads(path.read_text())
+        short = {key: [float(f"{loss:.5g}") for loss in losses] for key, losses in curves.items()}
+        found.setdefault(name, {})[seed] = short
+    return found
+
+
+def draw(found: dict) -> None:
+    plt.rcParams["svg.hashsalt"] = "curves"
+    figure, axes = plt.subplots(1, len(found), figsize=(10, 3.6), constrained_layout=True)
+    for axis, (name, seeds) in zip(axes, found.items(), strict=True):
+        for seed, curves in seeds.items():
+            for key, losses in curves.items():
+                label = key if seed == min(seeds) else None
+                axis.plot(losses, color=COLOURS[key], lw=0.7, alpha=0.8, label=label)
+        axis.set(title=f"{TITLES[name]}, {len(seeds)} seeds", xlabel="step", ylabel="loss")
+        axis.legend(frameon=False)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        DATA.write_text(json.dumps(collected(Path(sys.argv[1])), separators=(",", ":")) + "\n")
+    draw(json.loads(DATA.read_text()))
