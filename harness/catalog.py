@@ -63,7 +63,10 @@ def find_problem(text: str) -> Problem:
         wanted = text.lower()
         matches = [p for p in problems if wanted and wanted in p.reference.stem.lower()]
     if not matches:
-        raise UsageError(f"--problem {text!r}: no such problem; known are {known}")
+        raise UsageError(
+            f"--problem {text!r}: no such problem; known are {known}; of any other "
+            "run_eval.py --reference FILE generates and evaluates a solution"
+        )
     if len(matches) > 1:
         several = ", ".join(f"{problem.id} {problem.name}" for problem in matches)
         raise UsageError(f"--problem {text!r}: more than one matches ({several})")

@@ -1,8 +1,9 @@
 """Draws results/training_curves.svg: losses of a GAN and a U-Net, trained with solutions and with
-PyTorch, in results/training_curves.json. `python lab/training_curves.py FOLDER` first takes the
+PyTorch, in results/training_curves.csv. `python lab/training_curves.py FOLDER` first takes the
 latter from what tests/test_training_curves.py writes into TCONV_CURVES=FOLDER.
 """
 
+import csv
 import json
 import re
 import sys
@@ -14,19 +15,32 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-DATA, PICTURE = RESULTS / "training_curves.json", RESULTS / "training_curves.svg"
+DATA, PICTURE = RESULTS / "training_curves.csv", RESULTS / "training_curves.svg"
 TITLES = {"dcgan_generator": "GAN: the generator's loss", "unet": "U-Net: the loss"}
 COLOURS = {"ours": "#d7301f", "eager": "#0570b0", "eager without TF32": "#74a9cf"}
 
 
-def collected(folder: Path) -> dict:
-    """Losses by model, then seed, then what trained it."""
-    found: dict[str, dict] = {}
+def collect(folder: Path) -> None:
+    """A row for each step, a column for each model, seed and what trained it."""
+    columns = {}
     for path in sorted(folder.glob("*.json")):
         name, seed = re.fullmatch(r"(\w+)_(\d+)", path.stem).groups()
-        curves = json.loads(path.read_text())
-        short = {key: [float(f"{loss:.5g}") for loss in losses] for key, losses in curves.items()}
-        found.setdefault(name, {})[seed] = short
+        for key, losses in json.loads(path.read_text()).items():
+            columns[f"{name}:{seed}:{key}"] = [f"{loss:.5g}" for loss in losses]
+    with DATA.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(
+            [columns, *zip(*columns.values(), strict=True)]
+        )
+
+
+def collected() -> dict:
+    """Losses by model, then seed, then what trained it."""
+    found: dict[str, dict] = {}
+    with DATA.open(newline="") as file:
+        heads, *rows = csv.reader(file)
+    for head, losses in zip(heads, zip(*rows, strict=True), strict=True):
+        name, seed, key = head.split(":")
+        found.setdefault(name, {}).setdefault(seed, {})[key] = [float(loss) for loss in losses]
     return found
 
 
@@ -45,5 +59,5 @@ def draw(found: dict) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        DATA.write_text(json.dumps(collected(Path(sys.argv[1])), separators=(",", ":")) + "\n")
-    draw(json.loads(DATA.read_text()))
+        collect(Path(sys.argv[1]))
+    draw(collected())

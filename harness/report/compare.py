@@ -18,10 +18,10 @@ def comparison(groups: list[tuple[str, list[dict]]], sort: str = "problem") -> d
 
     A row holds one record of each set: of the same problem and passes (forward or both, training
     or eval mode). Device, dtype, TF32, forced kernel and batch may differ, and `differs` names
-    those that do; but where a set has a problem under several values of one of them, records of
-    equal values belong together. Where a set holds several candidates of one problem and setting,
-    each is a row of its own, told by its sample number or file name. Settings that KernelBench's
-    files do not tell are None and fit any.
+    those that do for some problem; but where a set has a problem under several values of one of
+    them, records of equal values belong together. Where a set holds several candidates of one
+    problem and setting, each is a row of its own, told by its sample number or file name. Settings
+    that KernelBench's files do not tell are None and fit any.
 
     `ratio` is the first set's median over this one's: above 1 means this one is faster. It is None
     where one was not timed and where their batches differ, which is another amount of work.
@@ -53,7 +53,7 @@ def comparison(groups: list[tuple[str, list[dict]]], sort: str = "problem") -> d
     return {
         "rows": sorted(rows, key=_sort_key(sort)),
         "common": {n: settings[0][n] for n in SETTINGS if len({s[n] for s in settings}) == 1},
-        "differs": [name for name in SETTINGS if len({s[name] for s in settings}) > 1],
+        "differs": [name for name in SETTINGS if _differs(name, rows)],
         "left_out": {
             label: [_told(key, keys) for key in table if key not in shared]
             for label, table in tables
@@ -69,6 +69,14 @@ def comparison(groups: list[tuple[str, list[dict]]], sort: str = "problem") -> d
         ],
         "made_by": {label: _makers(part) for label, part in groups},
     }
+
+
+def _differs(name: str, rows: list[dict]) -> bool:
+    """Whether a problem's entries have several values of a setting: batches of problems differ."""
+    found: dict[str, set] = {}
+    for row in rows:
+        found.setdefault(row["problem"], set()).update(e["setting"][name] for e in row["entries"])
+    return any(len(values) > 1 for values in found.values())
 
 
 def below(result: dict, ratio: float) -> list[str]:

@@ -4,6 +4,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from harness.names import SHORT_DTYPES
 from harness.report import scores
 from harness.report.compare import NOT_TOLD, WITHOUT_EFFECT
 from harness.report.labels import shortened
@@ -12,6 +13,7 @@ _BORDER = 3  # of a cell: a line and two blanks
 _LEAST_LABEL = 12
 _HEADS = {"backward": "passes", "eval": "mode"}
 _NUMBERS = ("ms", "ratio", "speedup")
+_SHORT = {dtype: short for short, dtype in SHORT_DTYPES.items()}
 
 
 def print_comparison(console: Console, result: dict) -> None:
@@ -43,6 +45,7 @@ def _tell(console: Console, text: str) -> None:
 def _print_rows(console: Console, result: dict, names: list[str]) -> dict[str, str]:
     """The main table; returns the label of each set as it was shown."""
     columns = ["problem", *result["differs"]]
+    verdicts = {entry["verdict"] for row in result["rows"] for entry in row["entries"]}
     cells = []
     for row in result["rows"]:
         for index, entry in enumerate(row["entries"]):
@@ -53,8 +56,10 @@ def _print_rows(console: Console, result: dict, names: list[str]) -> dict[str, s
                 _or_dash(entry["speedup"], "{:.2f}x"),
             )
             problem = row["problem"] if index == 0 else ""
-            cells.append([problem, *shown, entry["set"], entry["verdict"], *numbers])
-    heads = [_HEADS.get(name, name) for name in columns] + ["record", "verdict", *_NUMBERS]
+            verdict = [entry["verdict"]] * (len(verdicts) > 1)
+            cells.append([problem, *shown, entry["set"], *verdict, *numbers])
+    heads = [_HEADS.get(name, name) for name in columns] + ["record"]
+    heads += ["verdict"] * (len(verdicts) > 1) + list(_NUMBERS)
     at = len(columns)
     others = [line[:at] + line[at + 1 :] for line in [heads, *cells]]
     taken = sum(max(map(cell_len, column)) + _BORDER for column in zip(*others, strict=True))
@@ -67,7 +72,8 @@ def _print_rows(console: Console, result: dict, names: list[str]) -> dict[str, s
         table.add_row(*line[:at], short[line[at]], *line[at + 1 :])
     if result["common"]:
         told = {n: v for n, v in result["common"].items() if v != WITHOUT_EFFECT}
-        words = (f"{_HEADS.get(name, name)} {_shown(name, value)}" for name, value in told.items())
+        words = [f"{_HEADS.get(name, name)} {_shown(name, value)}" for name, value in told.items()]
+        words += [f"verdict {verdict}" for verdict in verdicts if len(verdicts) == 1]
         _tell(console, "all: " + ", ".join(words))
     console.print(table)
     _tell(
@@ -84,6 +90,10 @@ def _print_rows(console: Console, result: dict, names: list[str]) -> dict[str, s
 def _shown(name: str, value) -> str:
     if value is None:
         return NOT_TOLD
+    if name == "dtype":
+        return _SHORT.get(value, str(value))
+    if name == "device":
+        return str(value).removeprefix("nvidia-")
     words = {"backward": ("forward", "both"), "eval": ("training", "eval")}
     return words[name][bool(value)] if name in words else str(value)
 
