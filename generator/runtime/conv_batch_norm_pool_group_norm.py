@@ -1,5 +1,7 @@
 """Pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm."""
 
+from math import prod as _prod
+
 import torch
 
 from generator.runtime.allocation import _ALLOCATION
@@ -20,7 +22,7 @@ from generator.runtime.batch_norm_pool_gradient_kernels import (
 )
 from generator.runtime.dispatch import _as_operator, _make_functions, _transformed, _wants_gradient
 from generator.runtime.generated import _ACTIVATION, _CALL, _CHAIN_NUMBER
-from generator.runtime.gradient_kernels import _slides
+from generator.runtime.gradient_kernels import _GRADIENT_DEVICES, _slides
 from generator.runtime.gradients import (
     _conv_gradients_with,
     _conv_output,
@@ -28,7 +30,7 @@ from generator.runtime.gradients import (
     _no_gradients,
     _own_kernels,
 )
-from generator.runtime.kept_output import _keeps_output
+from generator.runtime.kept_output import _conv_shape, _keeps_output
 from generator.runtime.low_precision import _narrowed, _widened
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.registration import _count_flops, _register
@@ -36,7 +38,8 @@ from generator.runtime.registration import _count_flops, _register
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var);
-# conv_out the convolution's output, where it is there before, or None.
+# conv_out the convolution's output, where it is there before, or on a CPU a flat tensor for it, or
+# None.
 _SCHEMA = (
     f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
     "int[] stride, int[] padding, "
@@ -158,8 +161,10 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
         mean, var = mean.float(), var.float()
     own = _own_kernels(x) and _kernels_pool(ctx.pool)
-    if conv_out is None or not own:
+    if conv_out is None or torch.is_grad_enabled():
         conv_out = _conv_output(x, weight, bias, conv)
+    elif conv_out.dim() == 1:
+        conv_out = conv_out.view(_conv_shape(x, weight, conv))
     norm = norm_weight, norm_bias, mean, var, ctx.use_batch_stats, ctx.norm_eps
     group_norm = group_weight, ctx.num_groups, ctx.group_eps
     needs, sums = ctx.needs_input_grad[:3], None
@@ -231,9 +236,12 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
         conv_out = None
         if _keeps_output(x, weight, conv, pool, (bias, *parameters)):
             with torch.no_grad():
-                conv_out = _conv_output(x, weight, bias, _Conv(*conv))
+                if x.device.type in _GRADIENT_DEVICES:
+                    conv_out = _conv_output(x, weight, bias, _Conv(*conv))
+                else:
+                    conv_out = x.new_empty(_prod(_conv_shape(x, weight, conv)))
             if norm[4] and kept[4] is None:
-                shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
+                shape, dtype = weight.shape[1] * conv[4], _statistics_dtype(x.dtype)
                 kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm, conv_out)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
@@ -308,8 +316,10 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 
 
 def _count_own_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    """None where the last argument is a convolution's output: that has been counted."""
-    is_there = isinstance(args[-1], tuple | list)
+    """None where the last argument is a convolution's output, not a flat tensor for it: that has
+    been counted.
+    """
+    is_there = isinstance(args[-1], tuple | list) and len(args[-1]) > 1
     return 0 if is_there else _count_flops(x_shape, weight_shape)
 
 

@@ -1,5 +1,5 @@
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
-// samples at a time are pooled while in cache; the full-size convolution output is never kept.
+// samples at a time are pooled while in cache; the full-size convolution output is kept where the call wants it.
 #include "entry.h"  // first
 
 #include "../generated_activation.h"
@@ -21,7 +21,7 @@ class ConvBatchNormPoolGroupNorm {
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
         conv_(call.conv, chunk_, workspace) {
     space_.take<char>(conv_.workspace_bytes());
-    raw_ = space_.take<T>(chunk_ * p_.out_channels * p_.out_h * p_.out_w);
+    if (call.conv_out == nullptr) raw_ = space_.take<T>(chunk_ * sample_outputs());
     partials_ = space_.take<MomentsF64>(chunk_ * conv_.num_partials() * p_.out_channels);
     channels_ = space_.take<MomentsF64>(p_.out_channels);
     batch_norm_ = space_.take<Affine<T>>(p_.out_channels);
@@ -34,6 +34,8 @@ class ConvBatchNormPoolGroupNorm {
     for (int64_t c = 0; c < p_.out_channels; ++c) channels_[c] = MomentsF64();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);
+      if (call_.conv_out != nullptr)  // a CPU's caller wants it
+        raw_ = static_cast<T*>(const_cast<void*>(call_.conv_out)) + first * sample_outputs();
       conv_.run(ConvOutputs<T>{first, samples, raw_, pool_.use_batch_stats != 0 ? partials_ : nullptr});
       pool(first, samples);
     }
@@ -42,6 +44,8 @@ class ConvBatchNormPoolGroupNorm {
   }
 
  private:
+  int64_t sample_outputs() const { return p_.out_channels * p_.out_h * p_.out_w; }
+
   T* pooled(int64_t n, int64_t c) const {
     return static_cast<T*>(call_.conv.out) + (n * p_.out_channels + c) * pool_.pooled_h * pool_.pooled_w;
   }

@@ -30,14 +30,15 @@ the model are never called: one that was replaced, or that has hooks, is refused
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
 sha256 of CUDA_SOURCE:     100618dee2e2bb5ad49106efefe00d10b8cf9f631bb9058031b5c77b7cb3170f
-sha256 of CPU_SOURCE:      0509edc516825bcb32d5e7e389a84a7491e9bc41a08f09ac9afccd5f57f2d702
-sha256 of OPERATOR_SOURCE: 908cbf0202710b79c567d1c57f1b00417d9a8f1663ab9bc3599aa1ece83855ae
+sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
+sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
 sha256 of GRADIENT_CUDA_SOURCE: 6106485711a441e1df27e0ceb787bbc9e1a08cfb48c4e5df7b5259f729c8ed42
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
 """
 
+from math import prod as _prod
 from typing import NamedTuple as _NamedTuple
 import fcntl as _fcntl
 import functools as _functools
@@ -7086,7 +7087,7 @@ TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::c
 CPU_SOURCE = r"""
 // ---- kernels_src/cpu/entry_conv_batch_norm_pool_group_norm.cpp
 // Pattern 3 on CPU: transposed convolution + BatchNorm + activation + max-pool + GroupNorm. The raw outputs of a few
-// samples at a time are pooled while in cache; the full-size convolution output is never kept.
+// samples at a time are pooled while in cache; the full-size convolution output is kept where the call wants it.
 // ---- kernels_src/cpu/entry.h
 // The functions that the operator calls, of every entry file. A pattern is a class template over the tensor's type:
 //   Pattern(const Call&, void* workspace)   carves its buffers; a null workspace only measures
@@ -8848,7 +8849,7 @@ class ConvBatchNormPoolGroupNorm {
         chunk_(samples_per_chunk(p_, call.conv.num_threads, sizeof(T))),
         conv_(call.conv, chunk_, workspace) {
     space_.take<char>(conv_.workspace_bytes());
-    raw_ = space_.take<T>(chunk_ * p_.out_channels * p_.out_h * p_.out_w);
+    if (call.conv_out == nullptr) raw_ = space_.take<T>(chunk_ * sample_outputs());
     partials_ = space_.take<MomentsF64>(chunk_ * conv_.num_partials() * p_.out_channels);
     channels_ = space_.take<MomentsF64>(p_.out_channels);
     batch_norm_ = space_.take<Affine<T>>(p_.out_channels);
@@ -8861,6 +8862,8 @@ class ConvBatchNormPoolGroupNorm {
     for (int64_t c = 0; c < p_.out_channels; ++c) channels_[c] = MomentsF64();
     for (int64_t first = 0; first < p_.batch; first += chunk_) {
       const int64_t samples = std::min(chunk_, p_.batch - first);
+      if (call_.conv_out != nullptr)  // a CPU's caller wants it
+        raw_ = static_cast<T*>(const_cast<void*>(call_.conv_out)) + first * sample_outputs();
       conv_.run(ConvOutputs<T>{first, samples, raw_, pool_.use_batch_stats != 0 ? partials_ : nullptr});
       pool(first, samples);
     }
@@ -8869,6 +8872,8 @@ class ConvBatchNormPoolGroupNorm {
   }
 
  private:
+  int64_t sample_outputs() const { return p_.out_channels * p_.out_h * p_.out_w; }
+
   T* pooled(int64_t n, int64_t c) const {
     return static_cast<T*>(call_.conv.out) + (n * p_.out_channels + c) * pool_.pooled_h * pool_.pooled_w;
   }
@@ -8940,7 +8945,9 @@ TCONV_EXPORT_PATTERN(ConvBatchNormPoolGroupNorm, ConvBatchNormPoolGroupNormCall)
 OPERATOR_SOURCE = r"""
 // ---- kernels_src/binding/operator_conv_batch_norm_pool_group_norm.cpp
 // The operator of pattern 3: transposed convolution, BatchNorm2d, activation, MaxPool2d, GroupNorm. conv_out, where
-// given, is the convolution's output, which CUDA then does not compute again.
+// given, is the convolution's output, which CUDA then does not compute again; a flat one, on a CPU, receives it.
+#include <numeric>
+
 // ---- kernels_src/binding/cuda_half.h
 // The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
 // operator in the same file.)
@@ -9891,8 +9898,11 @@ inline void check_conv_out(const OptionalTensor& value, const ConvInputs& inputs
   size_t dim = 0;
   inputs.shape(inputs.layer.out_h, inputs.layer.out_w, shape, &dim);
   const auto sizes = value->sizes();
-  if (sizes.size() != dim || !std::equal(shape, shape + dim, sizes.begin()) ||
-      kernel_dtype(torch_dtype_of(*value)) != inputs.computed_dtype || !(device_of(*value) == inputs.device))
+  const bool is_it = sizes.size() == dim && std::equal(shape, shape + dim, sizes.begin());
+  const int64_t count = std::accumulate(shape, shape + dim, int64_t{1}, std::multiplies<int64_t>());
+  const bool receives_it = sizes.size() == 1 && sizes[0] == count && inputs.device.is_cpu() && value->is_contiguous();
+  if (!(is_it || receives_it) || kernel_dtype(torch_dtype_of(*value)) != inputs.computed_dtype ||
+      !(device_of(*value) == inputs.device))
     refuse("conv_out must be ", dtype_name(torch_dtype(inputs.computed_dtype)), " of shape ", tuple_text(shape, dim),
            " on ", inputs.device.name(), ", got ", dtype_name(torch_dtype_of(*value)), " of shape ", shape_text(*value),
            " on ", device_of(*value).name());
@@ -9912,6 +9922,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
   const Pair pooled = pooled_image(p.out_h, p.out_w, pool);
   group_norm.check(inputs, pooled.h, pooled.w);
   check_conv_out(conv_out, inputs);
+  if (conv_out && inputs.device.is_cpu() && conv_out->sizes().size() > 1) conv_out = OptionalTensor();  // of no use
   conv_out = dense(conv_out);
   const Tensor out = inputs.allocate_output(pooled.h, pooled.w);
   if (p.batch > 0) {
@@ -9927,7 +9938,7 @@ void run(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace tconv
 
 TCONV_REGISTER(TCONV_RUN "(" TCONV_CONV_SCHEMA ", " TCONV_BATCH_NORM_SCHEMA ", " TCONV_POOL_SCHEMA
-                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor? conv_out) -> Tensor")
+                         ", " TCONV_GROUP_NORM_SCHEMA ", Tensor(e!)? conv_out) -> Tensor")
 """
 
 GRADIENT_CUDA_SOURCE = r"""
@@ -16759,7 +16770,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = 'd40e7fe36fca3b5f820a5ac20d4848ed2c532652933f285faf5cd3f0cd2a0ae3'
+_DIGEST = '5193166e11726b8b35e4a239bec4c994b409fd941c49cdf21b80cc7fcc5fbca3'
 
 
 class _Tanh:
@@ -17572,18 +17583,26 @@ def _keeps_output(x, weight, conv, pool, parameters) -> bool:
     """
     if not x.requires_grad:
         return False
-    if x.device.type not in _GRADIENT_DEVICES or not _kernels_pool(pool):
+    if x.device.type in _GRADIENT_DEVICES:
+        if not _kernels_pool(pool):
+            return False
+    elif x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return False
     if x.dim() != 4 or weight.dim() != 4:
         return False
     if any(p is not None and p.dtype is not x.dtype for p in (weight, *parameters)):
         return False
+    shape = _conv_shape(x, weight, conv)
+    return min(shape) > 0 and _math.prod(shape) >= _LEAST_KEPT
+
+
+def _conv_shape(x, weight, conv) -> list:
+    """Of the convolution's output, of a batched x."""
     sizes = [
         _output_size(x.shape[2 + axis], weight.shape[2 + axis], *(pair[axis] for pair in conv[:4]))
         for axis in range(2)
     ]
-    channels = weight.shape[1] * conv[4]
-    return min(sizes) > 0 and x.shape[0] * channels * _math.prod(sizes) >= _LEAST_KEPT
+    return [x.shape[0], weight.shape[1] * conv[4], *sizes]
 
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -17612,7 +17631,8 @@ def _narrowed(grads, tensors) -> list:
 # Below: `norm` is BatchNorm's (weight, bias, running_mean, running_var, use_batch_stats, eps),
 # `group_norm` GroupNorm's (num_groups, weight, bias, eps), `kept` what the kernels write of the
 # batch's statistics: (running_mean, running_var, num_batches, momentum, batch_mean, batch_var);
-# conv_out the convolution's output, where it is there before, or None.
+# conv_out the convolution's output, where it is there before, or on a CPU a flat tensor for it, or
+# None.
 _SCHEMA = (
     f"conv_transpose2d_batch_norm_pool_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, "
     "int[] stride, int[] padding, "
@@ -17734,8 +17754,10 @@ def _gradients(ctx, grad, norm_needs, group_needs) -> tuple:
     if not ctx.use_batch_stats and x.dtype is not saved[0].dtype:
         mean, var = mean.float(), var.float()
     own = _own_kernels(x) and _kernels_pool(ctx.pool)
-    if conv_out is None or not own:
+    if conv_out is None or torch.is_grad_enabled():
         conv_out = _conv_output(x, weight, bias, conv)
+    elif conv_out.dim() == 1:
+        conv_out = conv_out.view(_conv_shape(x, weight, conv))
     norm = norm_weight, norm_bias, mean, var, ctx.use_batch_stats, ctx.norm_eps
     group_norm = group_weight, ctx.num_groups, ctx.group_eps
     needs, sums = ctx.needs_input_grad[:3], None
@@ -17807,9 +17829,12 @@ def _apply(x, weight, bias, conv, norm, kept, pool, group_norm):
         conv_out = None
         if _keeps_output(x, weight, conv, pool, (bias, *parameters)):
             with torch.no_grad():
-                conv_out = _conv_output(x, weight, bias, _Conv(*conv))
+                if x.device.type in _GRADIENT_DEVICES:
+                    conv_out = _conv_output(x, weight, bias, _Conv(*conv))
+                else:
+                    conv_out = x.new_empty(_prod(_conv_shape(x, weight, conv)))
             if norm[4] and kept[4] is None:
-                shape, dtype = conv_out.shape[1], _statistics_dtype(x.dtype)
+                shape, dtype = weight.shape[1] * conv[4], _statistics_dtype(x.dtype)
                 kept = *kept[:4], *(x.new_empty(shape, dtype=dtype) for _ in range(2))
         return _run_with_gradient(x, weight, bias, conv, pool, *norm, *kept, *group_norm, conv_out)
     return _run(x, weight, bias, conv, norm, kept, pool, group_norm)
@@ -17884,8 +17909,10 @@ def _forward_and_track(norm, x, weight, bias, conv_args, pool_args, group_norm):
 
 
 def _count_own_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    """None where the last argument is a convolution's output: that has been counted."""
-    is_there = isinstance(args[-1], tuple | list)
+    """None where the last argument is a convolution's output, not a flat tensor for it: that has
+    been counted.
+    """
+    is_there = isinstance(args[-1], tuple | list) and len(args[-1]) > 1
     return 0 if is_there else _count_flops(x_shape, weight_shape)
 
 
