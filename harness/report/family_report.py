@@ -7,11 +7,6 @@ from harness.report import doubts, scores
 from harness.report.report_data import BASELINES
 
 _PASSES = {"forward": "", "forward and backward": "-backward"}
-_FEW = "†"
-_LEGEND = (
-    f"{_FEW}: of before three dimensions had channels_last_3d, and one and three a convolution, as "
-    "baselines: beside eager and compile alone, and left out of the least and the mean"
-)
 
 
 def tables(results: Path) -> str:
@@ -68,30 +63,22 @@ def _cells(record: dict | None) -> str:
     baseline = fastest["baseline"]
     return (
         f"{time} | {ms[baseline]['median']:.3g} ({BASELINES[baseline]}) "
-        f"| **{fastest['speedup']:.2f}×**{_FEW * _has_few(record)}"
+        f"| **{fastest['speedup']:.2f}×**"
     )
-
-
-def _has_few(record: dict) -> bool:
-    """Whether a baseline of today was refused for the number of dimensions alone."""
-    refused = *record["baseline_errors"].values(), *record["baselines_not_offered"].values()
-    return any("no 4-dimensional input" in why or "is a ConvTranspose" in why for why in refused)
 
 
 def _footer(told: str, part: dict[str, dict]) -> str:
     if not part:
         return ""
     found = list(part.values())
-    whole = [record for record in found if not _has_few(record)]
-    accepted = sum(record["verdict"] == "accepted" for record in found)
-    summary = scores.summary(whole)
-    line = f"{told.capitalize()}: {accepted} of {len(found)} accepted"
+    summary = scores.summary(found)
+    line = f"{told.capitalize()}: {summary['accepted']} of {summary['all']} accepted"
     if summary["minimum"] is not None:
-        line += f"; of {len(whole)} at least {summary['minimum']:.2f}×"
+        line += f", at least {summary['minimum']:.2f}×"
         line += f", geometric mean {summary['geometric_mean']:.2f}×"
-    legends = [doubts.LEGEND] * any(map(doubts.found, found)) + [_LEGEND] * (whole != found)
+    legend = [doubts.LEGEND] * any(map(doubts.found, found))
     about = sorted({_about(record) for record in found})
-    return " ".join(f"{part}." for part in (line, "; ".join(about), *legends))
+    return " ".join(f"{part}." for part in (line, "; ".join(about), *legend))
 
 
 def _about(record: dict) -> str:
