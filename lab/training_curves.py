@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DATA, PICTURE = RESULTS / "training_curves.csv", RESULTS / "training_curves.svg"
@@ -45,8 +43,8 @@ def collected() -> dict:
 
 
 def draw(found: dict) -> None:
-    plt.rcParams["svg.hashsalt"] = "curves"
-    figure, axes = plt.subplots(1, len(found), figsize=(10, 3.6), constrained_layout=True)
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(found))
     for axis, (name, seeds) in zip(axes, found.items(), strict=True):
         for seed, curves in seeds.items():
             for key, losses in curves.items():
@@ -54,7 +52,8 @@ def draw(found: dict) -> None:
                 axis.plot(losses, color=COLOURS[key], lw=0.7, alpha=0.8, label=label)
         axis.set(title=f"{TITLES[name]}, {len(seeds)} seeds", xlabel="step", ylabel="loss")
         axis.legend(frameon=False)
-    figure.savefig(PICTURE, metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": "curves"}):
+        figure.savefig(PICTURE, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -297,7 +297,7 @@ def test_why_a_baseline_was_not_offered(folder):
     offered = {"baselines_not_offered": {"conv2d_channels_last": "stride 2"}}
     alone = record(fastest=None, speedup={}, ms={"solution": GPU["ms"]["solution"]}, **offered)
     told = card(made(folder(alone)))
-    assert "conv2d, channels_last: no such operator: stride 2" in told
+    assert "convolution, channels_last: no such operator: stride 2" in told
     assert "no such operator" not in card(made(folder(record(**offered))))  # others were timed
 
 

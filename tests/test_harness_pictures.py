@@ -105,7 +105,8 @@ def drawn():
 
 def test_committed_pictures_are_drawn_again_byte_for_byte(drawn):
     made = {f"{picture.name}.svg": picture.svg for picture in drawn[1]}
-    assert sorted(made) == sorted(str(path.relative_to(RESULTS)) for path in RESULTS.rglob("*.svg"))
+    committed = {str(path.relative_to(RESULTS)) for path in RESULTS.rglob("*.svg")}
+    assert set(made) == committed - {"training_curves.svg"}  # tests/test_lab.py
     stale = [name for name, svg in made.items() if (RESULTS / name).read_text() != svg]
     command = "python -m harness.report results/cpu results/nvidia-h200"
     assert not stale, f"run: {command} --pictures results --format svg"

@@ -8,7 +8,7 @@ import pytest
 from tests.solution_tools import ROOT
 
 pytest.importorskip("matplotlib")  # pinned; a machine that only runs GPU tests may lack it
-from lab import ladder  # noqa: E402
+from lab import ladder, training_curves  # noqa: E402
 
 LAB = ROOT / "lab"
 PAGES = sorted(LAB.glob("*.md"))
@@ -24,6 +24,15 @@ def test_ladder_is_read_and_its_picture_drawn_again_byte_for_byte():
     assert read.steps[-1][1][2:] == (None, None)  # not measured in version 17
     assert read.steps[7][2].startswith("DRAM rows")
     assert ladder.main(["--check"]) == 0, "run: python -m lab.ladder"
+
+
+def test_training_curves_are_drawn_again_byte_for_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_curves, "PICTURE", tmp_path / "drawn.svg")
+    curves = training_curves.collected()
+    assert {name: len(seeds) for name, seeds in curves.items()} == {"dcgan_generator": 5, "unet": 5}
+    training_curves.draw(curves)
+    committed = training_curves.RESULTS / "training_curves.svg"
+    assert (tmp_path / "drawn.svg").read_bytes() == committed.read_bytes()
 
 
 @pytest.mark.parametrize("row", ["| 1: first | – | 1.0 |\n", "| 1: first | – | 1.0 | – | x |\n"])

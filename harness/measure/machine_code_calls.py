@@ -72,9 +72,10 @@ def launches(built: Built, record: dict, reference: Path) -> list[str]:
     for entry in record["shapes"]:
         with torch.device("meta"):
             model = type(loaded.model)(*entry["arguments"])
-        # Of a training step an entry names all kernels that took long.
-        kernel = "auto" if record["backward"] else entry["kernel"]
-        told = _told(_fields(model, vectors, {**record, **entry, "kernel": kernel}))
+        call = {**record, **entry}
+        if record.get("backward"):  # an entry then names all kernels that took long
+            call["kernel"] = "auto"
+        told = _told(_fields(model, vectors, call))
         lines += [f"shape {entry['name']}", *trace_call(built, device, told)]
     return lines
 
