@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.report import doubts, scores
-from harness.report.report_data import BASELINES
+from harness.report import doubts, report_data, scores
 
 _PASSES = {"forward": "", "forward and backward": "-backward"}
 
@@ -13,12 +12,9 @@ def tables(results: Path) -> str:
     """One table for each device that has records in <device>/family/, or <device>-backward/family/,
     a row for each problem.
     """
-    devices = sorted({path.parent.name.removesuffix("-backward") for path in _folders(results)})
+    folders = results.glob("*/family")
+    devices = sorted({path.parent.name.removesuffix("-backward") for path in folders})
     return "\n".join(_table(results, device) for device in devices)
-
-
-def _folders(results: Path) -> list[Path]:
-    return sorted(results.glob("*/family"))
 
 
 def _table(results: Path, device: str) -> str:
@@ -27,7 +23,7 @@ def _table(results: Path, device: str) -> str:
     }
     every = {name: record for part in found.values() for name, record in part.items()}
     lines = ["| problem | input | " + " | ".join(map(_heads, _PASSES)) + " |", "|" + " --- |" * 8]
-    for name in sorted(every, key=_order):
+    for name in sorted(every, key=lambda name: report_data.make_row(every[name]).order):
         shape = " × ".join(map(str, every[name]["input_shape"]))
         cells = [_cells(part.get(name)) for part in found.values()]
         lines.append(f"| {name} | {shape} | {' | '.join(cells)} |")
@@ -38,12 +34,6 @@ def _table(results: Path, device: str) -> str:
 def _records(folder: Path) -> dict[str, dict]:
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return {record["problem"]: record for record in found}
-
-
-def _order(problem: str) -> tuple:
-    level, _, number = problem.partition("/")
-    known = level.isdecimal() and number.isdecimal()
-    return (not known, *((int(level), int(number)) if known else ()), problem)
 
 
 def _heads(told: str) -> str:
@@ -62,7 +52,7 @@ def _cells(record: dict | None) -> str:
         return f"{time} | – | –"
     baseline = fastest["baseline"]
     return (
-        f"{time} | {ms[baseline]['median']:.3g} ({BASELINES[baseline]}) "
+        f"{time} | {ms[baseline]['median']:.3g} ({report_data.BASELINES[baseline]}) "
         f"| **{fastest['speedup']:.2f}×**"
     )
 
