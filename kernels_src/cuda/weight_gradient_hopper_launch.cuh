@@ -16,15 +16,16 @@ struct HopperGradientPlan {
   int64_t smem_bytes, total_bytes;
 };
 
-// Splits of the runs of rows for each group of quads, as many as its share of the products, so that all blocks together
-// fill the device.
+// Splits of the runs of rows for each group of quads, as many as its share of the work, so that all blocks together
+// fill the device. A row costs as much beside its products as those of kRowTaps taps.
 inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64_t most_splits, int sm_count) {
-  const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps();
+  constexpr int kRowTaps = 2;
+  const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps() + kRowTaps * plan.num_groups;
   const int blocks = std::max(sm_count / pairs, plan.num_groups);  // for each pair of channel blocks
   int taps = 0;
   plan.first_split[0] = 0;
   for (int group = 0; group < plan.num_groups; ++group) {
-    taps += QuadGroup(table, group).taps;
+    taps += QuadGroup(table, group).taps + kRowTaps;
     // Every group has one at least; ends are rounded, so that the sum is what there is.
     const int after = plan.num_groups - 1 - group;
     int end = static_cast<int>((static_cast<int64_t>(blocks) * taps + all_taps / 2) / all_taps);
@@ -101,13 +102,13 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
   using Config = WeightGradientHopperConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
-  for (int64_t first = 0; first < batch; first += goes.samples) {
-    const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
+  for (int64_t first = 0; first < batch; first += goes.images) {
+    const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
     TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
     WeightGradientHopperArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
-    args.num_samples = count;
+    args.num_samples = static_cast<int>(goes.layout.samples(count));
     args.num_groups = plan.num_groups;
     std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
     args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;

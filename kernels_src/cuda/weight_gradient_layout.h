@@ -6,7 +6,9 @@
 // later: a *segment* is kSegment neighbouring pixels of a row (for planes with the columns that taps reach beyond
 // them), a pixel being 64 channels of 16 bits, 128 bytes in the 128-byte swizzle (16-byte chunk c of pixel p at c XOR p
 // mod 8). A tap is then the planes' segment of another row, read from another pixel on. A *strip* is a column of
-// segments of one sample; pixels beyond the image are zeros.
+// segments of one sample; pixels beyond the image are zeros. Of images much narrower than a segment, the same row of
+// several lies in one, `pitch` pixels from one image's first to the next one's: a tap of one image ends before the next
+// begins. What is called a sample here and in the kernels is then so many of the batch.
 //
 //   x:      [sample][group][block of in channels][strip][row][piece][segment pixel][64 channels]
 //   planes: [sample][group][block of planes' channels][strip][plane row][piece][segment pixel][64 channels]
@@ -14,6 +16,8 @@
 // Pieces: one, or three bf16 numbers whose sum an fp32 number is (strict fp32). Where the batch is packed in several
 // goes, `sample` counts within one of them.
 #pragma once
+
+#include <algorithm>
 
 #include "../gradient_call.h"
 #include "conv_transpose_portable_plan.h"
@@ -49,6 +53,7 @@ struct PackedOperand {
 
 struct WeightGradientLayout {
   int groups, strips, segment;  // segment: pixels of x's
+  int abreast, pitch;           // images side by side in a segment; pixels from one to the next
   int runs;                     // of rows, in a strip
   int pieces;
   int taps_h, taps_w, step_h, step_w;
@@ -56,7 +61,19 @@ struct WeightGradientLayout {
 
   TCONV_HD int taps() const { return taps_h * taps_w; }
   TCONV_HD int pairs() const { return groups * x.blocks * planes.blocks; }  // of channel blocks
+  TCONV_HD int64_t samples(int64_t images) const { return (images + abreast - 1) / abreast; }
 };
+
+// How many images the widest segment holds side by side.
+inline int images_abreast([[maybe_unused]] const ConvTransposeLayer& p, [[maybe_unused]] const SlidingLayer& sliding) {
+#ifdef TCONV_WALKS_DEPTH
+  return 1;  // images are slices, each found by itself
+#else
+  const int64_t room = WeightGradientConfig::kMaxSegment - p.in_w;
+  if (room < 0) return 1;
+  return static_cast<int>(std::max<int64_t>(1, std::min(p.batch, 1 + room / sliding.w.plane_size)));
+#endif
+}
 
 // The widest segment among those that leave the fewest pixels beyond the image.
 inline int choose_segment(int64_t width) {
@@ -72,8 +89,12 @@ inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, 
   using Config = WeightGradientConfig;
   WeightGradientLayout layout;
   layout.groups = static_cast<int>(p.groups);
-  layout.segment = choose_segment(p.in_w);
-  layout.strips = static_cast<int>(ceil_div(p.in_w, layout.segment));
+  constexpr int kNoPitch = 1 << 30;  // beyond any column
+  layout.abreast = images_abreast(p, sliding);
+  layout.pitch = layout.abreast > 1 ? static_cast<int>(sliding.w.plane_size) : kNoPitch;
+  const int64_t width = layout.abreast > 1 ? int64_t{layout.abreast - 1} * layout.pitch + p.in_w : p.in_w;
+  layout.segment = choose_segment(width);
+  layout.strips = static_cast<int>(ceil_div(width, layout.segment));
   layout.runs = static_cast<int>(ceil_div(p.in_h, Config::kRunRows));
   layout.pieces = pieces;
   layout.taps_h = static_cast<int>(sliding.h.taps), layout.taps_w = static_cast<int>(sliding.w.taps);

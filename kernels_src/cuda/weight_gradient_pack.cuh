@@ -4,6 +4,7 @@
 #pragma once
 
 #include "check.h"
+#include "fast_divisor.h"
 #include "fp16_containers.cuh"
 #include "gradient_scales.cuh"
 #include "mma_sync.cuh"
@@ -36,8 +37,10 @@ struct PackArgs {
   int stride_h, stride_w, class_step_h, class_step_w, first_h, first_w;
   int classes, classes_w, channels_per_class;
   int groups, strips, segment;  // pixels from one segment's first to the next one's
+  int abreast, count;           // images in a row of segments; all that are packed
+  FastDivisor by_pitch;         // from one image to the next
   PackedOperand packed;
-  unsigned num_segments;  // of the samples that are packed
+  unsigned num_segments;  // of the images that are packed
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
   int scale_index;       // of state->largest
@@ -68,6 +71,31 @@ struct BFloat16Pieces {
   }
 };
 
+struct ImageColumn {
+  int image, column;  // of the planes, or of x; of images side by side
+};
+
+// Which images the pixels of a segment are of: those from first_image on, as many as `images`; one, unless kAbreast.
+template <bool kAbreast>
+struct RowPlace {
+  int first_image, images, first_column;
+  const FastDivisor& by_pitch;
+
+  template <typename Storage>
+  __device__ __forceinline__ RowPlace(const PackArgs<Storage>& args, int sample, int strip)
+      : first_image(sample * args.abreast),
+        images(min(args.abreast, args.count - first_image)),
+        first_column(strip * args.segment),
+        by_pitch(args.by_pitch) {}
+
+  __device__ __forceinline__ ImageColumn operator[](int pixel) const {
+    const int column = first_column + pixel;
+    if constexpr (!kAbreast) return {0, column};
+    const int image = static_cast<int>(by_pitch.quotient(static_cast<uint32_t>(column)));
+    return {image, column - image * static_cast<int>(by_pitch.divisor)};
+  }
+};
+
 // All threads of a block: segment `index` into shared memory.
 template <int kPieces, typename Storage>
 __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsigned index, unsigned char* image) {
@@ -83,6 +111,7 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   };
   const int row = next_digit(packed.rows), strip = next_digit(args.strips), block = next_digit(packed.blocks);
   const int group = next_digit(args.groups), sample = static_cast<int>(rest);
+  const RowPlace<true> row_place(args, sample, strip);
   const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
 
@@ -110,7 +139,7 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
 #else
     const bool there = channel < packed.channels_per_group && h >= 0 && h < args.size_h;
     const int tensor_channel = group * args.channels_per_class + place;
-    sources[k] = args.from + sample * args.from_n + tensor_channel * args.from_c + h * args.from_h;
+    sources[k] = args.from + row_place.first_image * args.from_n + tensor_channel * args.from_c + h * args.from_h;
 #endif
     first_column[k] = there ? class_w * args.class_step_w - args.first_w : INT32_MAX;
   }
@@ -120,13 +149,14 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   bool subnormal = false;
   for (int pixel = lane; pixel < packed.segment_pixels; pixel += 32) {
-    const int column = (strip * args.segment + pixel) * args.stride_w;
+    const ImageColumn at = row_place[pixel];
     Storage values[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       values[k] = static_cast<Storage>(0.0f);
-      const int w = column + first_column[k];
-      if (first_column[k] != INT32_MAX && w >= 0 && w < args.size_w) values[k] = sources[k][w * args.from_w];
+      const int w = at.column * args.stride_w + first_column[k];
+      if (at.image < row_place.images && first_column[k] != INT32_MAX && w >= 0 && w < args.size_w)
+        values[k] = sources[k][at.image * args.from_n + w * args.from_w];
     }
     uint32_t words[kPieces][4];
 #pragma unroll

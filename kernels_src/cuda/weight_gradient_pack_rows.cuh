@@ -12,7 +12,11 @@ struct PackRowsConfig {
   static constexpr int kThreads = PackConfig::kThreads;
   static constexpr int kRows = 8;         // of a block
   static constexpr int kStepPixels = 64;  // of a row, packed at a time: two for each lane
+  static constexpr int kMostPairs = 2;    // steps of a row whose pixels come in pairs
   static constexpr int kImages = 2;       // in turns, so that one barrier a row is enough
+  // Blocks of an SM. Rows of several images take more registers, and so do two rows under way, of 16-bit values, whose
+  // one row is too little to wait for memory with.
+  static constexpr int blocks(bool abreast, int value_bytes) { return abreast || value_bytes == 2 ? 3 : 4; }
 };
 
 template <typename Storage>
@@ -24,7 +28,7 @@ struct PackRowsArgs {
 };
 
 // Two pixels of 8 channels: neighbours, or 32 apart.
-template <bool kPairs, typename Storage>
+template <bool kPairs, bool kAbreast, typename Storage>
 struct PackedPixels {
   struct alignas(2 * sizeof(Storage)) Pair {
     Storage a, b;
@@ -32,24 +36,33 @@ struct PackedPixels {
   static constexpr int kApart = kPairs ? 1 : 32;
   Storage values[8][2];
 
+  // Of a pixel, or of a pair: its column, or where it lies behind the first image's row; and is it there?
+  struct Place {
+    std::conditional_t<kAbreast, int64_t, int> at;
+    bool there;
+
+    __device__ __forceinline__ int64_t offset(const PackArgs<Storage>& args) const {
+      return kAbreast ? at : at * args.from_w;
+    }
+  };
+
   __device__ __forceinline__ static int first_pixel() { return threadIdx.x % 32 * (kPairs ? 2 : 1); }
 
-  // `line`: column 0 of the first channel's row, of which `channels` are there.
-  __device__ __forceinline__ void load(const PackArgs<Storage>& args, const Storage* line, int channels, int column) {
-    const int apart = kApart * args.stride_w;
-    const bool a = column >= 0 && column < args.size_w, b = column + apart >= 0 && column + apart < args.size_w;
+  // `line`: the first channel's row, of which `channels` are there; `second`: unless they are a pair.
+  __device__ __forceinline__ void load(const PackArgs<Storage>& args, const Storage* line, int channels,
+                                       const Place& first, const Place& second) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       values[k][0] = values[k][1] = static_cast<Storage>(0.0f);
       const Storage* const from = line + k * args.from_c;
       if constexpr (kPairs) {
-        if (a && k < channels) {
-          const Pair pair = *reinterpret_cast<const Pair*>(from + column);
+        if (first.there && k < channels) {
+          const Pair pair = *reinterpret_cast<const Pair*>(from + first.at);
           values[k][0] = pair.a, values[k][1] = pair.b;
         }
       } else {
-        if (a && k < channels) values[k][0] = from[column * args.from_w];
-        if (b && k < channels) values[k][1] = from[(column + apart) * args.from_w];
+        if (first.there && k < channels) values[k][0] = from[first.offset(args)];
+        if (second.there && k < channels) values[k][1] = from[second.offset(args)];
       }
     }
   }
@@ -68,8 +81,8 @@ struct ChunkPacker {
     any_bits = 0;
   }
 
-  template <bool kPairs>
-  __device__ __forceinline__ void pack(const PackedPixels<kPairs, Storage>& pixels, int which,
+  template <bool kPairs, bool kAbreast>
+  __device__ __forceinline__ void pack(const PackedPixels<kPairs, kAbreast, Storage>& pixels, int which,
                                        uint32_t (&words)[kPieces][4]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -89,11 +102,37 @@ struct ChunkPacker {
   }
 };
 
-template <bool kPairs, int kPieces, typename Storage>
+// Pairs of 16-bit pixels stay the words that they lie in, of eight channels.
+struct PairWords {
+  uint32_t words[8];
+
+  __device__ __forceinline__ void load(const void* from, int64_t step, int channels) {
+    const char* channel = static_cast<const char*>(from);
+#pragma unroll
+    for (int k = 0; k < 8; ++k, channel += step) {
+      words[k] = 0;
+      if (k < channels) words[k] = *reinterpret_cast<const uint32_t*>(channel);
+    }
+  }
+
+  // Lanes 4 to 7 of 8 begin with the second pixel: all 8 then write to other banks.
+  __device__ __forceinline__ void store(unsigned char* image, int pixel, int chunk) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int second = i ^ (threadIdx.x / 4 & 1), at = pixel + second;
+      const uint32_t halves = second == 0 ? 0x5410 : 0x7632;
+      *reinterpret_cast<uint4*>(image + at * WeightGradientConfig::kPixelBytes + ((chunk ^ at) & 7) * 16) =
+          make_uint4(__byte_perm(words[0], words[1], halves), __byte_perm(words[2], words[3], halves),
+                     __byte_perm(words[4], words[5], halves), __byte_perm(words[6], words[7], halves));
+    }
+  }
+};
+
+template <bool kPairs, bool kAbreast, int kPieces, typename Storage>
 __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs, unsigned index,
                                          unsigned char* images) {
   using Config = PackRowsConfig;
-  using Pixels = PackedPixels<kPairs, Storage>;
+  using Pixels = PackedPixels<kPairs, kAbreast, Storage>;
   const PackedOperand& packed = args.packed;
   // Neighbouring blocks have neighbouring strips: of a row, all is read at about the same time.
   const auto next_digit = [&index](int radix) {
@@ -103,6 +142,7 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   };
   const int strip = next_digit(args.strips), run = next_digit(runs), block = next_digit(packed.blocks);
   const int group = next_digit(args.groups), sample = static_cast<int>(index);
+  const RowPlace<kAbreast> row_place(args, sample, strip);
   const int chunk = threadIdx.x / 32;
   const int channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
 #ifndef TCONV_WALKS_DEPTH
@@ -121,22 +161,31 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   const Storage* const source =
       args.from + slice.offset + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
 #else
-  const Storage* const source =
-      args.from + sample * args.from_n + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
+  const Storage* const source = args.from + row_place.first_image * args.from_n +
+                                static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
 #endif
   const int first_pixel = Pixels::first_pixel();
   const int first_h = class_h * args.class_step_h - args.first_h;
-  const int first_column =
-      (strip * args.segment + first_pixel) * args.stride_w + class_w * args.class_step_w - args.first_w;
+  const int first_w = class_w * args.class_step_w - args.first_w;
+  const int first_column = (strip * args.segment + first_pixel) * args.stride_w + first_w;
+  // Of the pixel so far behind this lane's first.
+  const auto find = [&](int ahead) {
+    if constexpr (kAbreast) {
+      const ImageColumn at = row_place[first_pixel + ahead];
+      const int w = at.column * args.stride_w + first_w;
+      return typename Pixels::Place{at.image * args.from_n + w * args.from_w,
+                                    at.image < row_place.images && w >= 0 && w < args.size_w};
+    } else {
+      const int w = first_column + ahead * args.stride_w;
+      return typename Pixels::Place{w, w >= 0 && w < args.size_w};
+    }
+  };
   const auto load = [&](Pixels& pixels, int row, int step) {
-    const int h = row * args.stride_h + first_h;
+    const int h = row * args.stride_h + first_h, ahead = step * Config::kStepPixels;
     const bool there = h >= 0 && h < args.size_h;
-    pixels.load(args, source + h * args.from_h, there ? channels : 0,
-                first_column + step * Config::kStepPixels * args.stride_w);
+    pixels.load(args, source + h * args.from_h, there ? channels : 0, find(ahead), find(ahead + Pixels::kApart));
   };
 
-  ChunkPacker<kPieces, Storage> packer;
-  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
   const int bytes = static_cast<int>(packed.segment_bytes);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
   unsigned char* to =
@@ -144,10 +193,52 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
                      packed.rows +
                  first_row) *
                     bytes;
+  const auto copy_image = [&](const unsigned char* image) {
+#pragma unroll(sizeof(Storage) == 2 ? 1 : 4)
+    for (int i = threadIdx.x; i < bytes / 16; i += Config::kThreads)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(image)[i];
+    to += bytes;
+  };
+
+  if constexpr (kPairs && sizeof(Storage) == 2) {
+    const typename Pixels::Place first = find(0), beyond = find(Config::kStepPixels);
+    const Storage* const lines[] = {source + first.offset(args), source + beyond.offset(args)};
+    const int64_t step = args.from_c * static_cast<int64_t>(sizeof(Storage));
+    const auto load_row = [&](PairWords& words, int row, int which) {
+      const int h = row * args.stride_h + first_h;
+      const bool there = h >= 0 && h < args.size_h && row < end_row && (which == 0 ? first.there : beyond.there);
+      words.load(lines[which] + h * args.from_h, step, there ? channels : 0);
+    };
+    // Under way: two rows of the first 64 pixels, one of those behind them.
+    PairWords firsts[2], beyonds;
+    load_row(firsts[0], first_row, 0);
+    load_row(beyonds, first_row, 1);
+    load_row(firsts[1], first_row + 1, 0);
+#pragma unroll 1
+    for (int row = first_row; row < end_row;) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned char* const image = images + i * bytes;
+        if (first_pixel < packed.segment_pixels) firsts[i].store(image, first_pixel, chunk);
+        load_row(firsts[i], row + 2, 0);
+        if (first_pixel + Config::kStepPixels < packed.segment_pixels) {
+          beyonds.store(image, first_pixel + Config::kStepPixels, chunk);
+          load_row(beyonds, row + 1, 1);
+        }
+        __syncthreads();
+        copy_image(image);
+        if (++row == end_row) return;
+      }
+    }
+    return;
+  }
+
+  ChunkPacker<kPieces, Storage> packer;
+  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1
-  for (int row = first_row; row < end_row; ++row, to += bytes) {
+  for (int row = first_row; row < end_row; ++row) {
     unsigned char* const image = images + (row & 1) * bytes;
     packer.begin_row();
 #pragma unroll 1
@@ -176,11 +267,11 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
         if (zeros || h < 0 || h >= args.size_h) return false;
 #pragma unroll 1
         for (int pixel = threadIdx.x % 32; pixel < packed.segment_pixels; pixel += 32) {
-          const int column = first_column + (pixel - first_pixel) * args.stride_w;
-          if (column < 0 || column >= args.size_w) continue;
+          const typename Pixels::Place at = find(pixel - first_pixel);
+          if (!at.there) continue;
 #pragma unroll 1
           for (int k = 0; k < min(channels, 8); ++k) {
-            const float v = source[h * args.from_h + k * args.from_c + column * args.from_w];
+            const float v = source[h * args.from_h + k * args.from_c + at.offset(args)];
             subnormal |= v != 0.0f && fabsf(v * packer.scale) < 0x1p-14f;
           }
         }
@@ -189,21 +280,21 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
     }
     if (row + 1 < end_row) load(pixels, row + 1, 0);
     __syncthreads();
-    for (int i = threadIdx.x; i < bytes / 16; i += Config::kThreads)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(image)[i];
+    copy_image(image);
   }
 }
 
-template <int kPieces, typename Storage>
-__global__ void __launch_bounds__(PackRowsConfig::kThreads, 4)
+// kAbreast: a row of segments is of several images.
+template <bool kAbreast, int kPieces, typename Storage>
+__global__ void __launch_bounds__(PackRowsConfig::kThreads, PackRowsConfig::blocks(kAbreast, sizeof(Storage)))
     pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
   unsigned char* const images = dynamic_smem();
   const bool planes = blockIdx.x >= args.planes_block;
   const unsigned index = planes ? blockIdx.x - args.planes_block : blockIdx.x;
   if (args.pairs[planes])
-    pack_run<true, kPieces>(args.tensors[planes], args.runs[planes], index, images);
+    pack_run<true, kAbreast, kPieces>(args.tensors[planes], args.runs[planes], index, images);
   else
-    pack_run<false, kPieces>(args.tensors[planes], args.runs[planes], index, images);
+    pack_run<false, kAbreast, kPieces>(args.tensors[planes], args.runs[planes], index, images);
 }
 
 }  // namespace cuda

@@ -17,14 +17,16 @@ namespace cuda {
 // What is packed at a time, and where it lies in the workspace: state, x, planes, then the parts of sums.
 struct PackedGoes {
   WeightGradientLayout layout;
-  int samples;  // of the batch, at a time
+  int images;   // of the batch, at a time
+  int samples;  // of the layout, that they are
   int64_t x_bytes, planes_bytes, total_bytes;
 
   PackedGoes() = default;
   // in_place: nothing is packed in the workspace.
   PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces, bool in_place = false)
       : layout(weight_gradient_layout(p, sliding, pieces)),
-        samples(static_cast<int>(p.batch)),
+        images(static_cast<int>(p.batch)),
+        samples(static_cast<int>(layout.samples(p.batch))),
         x_bytes(0),
         planes_bytes(0),
         total_bytes(256) {
@@ -37,8 +39,9 @@ struct PackedGoes {
     const int64_t allowed = std::clamp(p.batch * values * 2 * pieces * 5 / 4, Config::kPackedBytes,
                                        Config::kMostPackedBytes);  // 16-bit values, and room for what is read twice
     const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
-    const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
-    samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
+    const int64_t all = layout.samples(p.batch), goes = std::max<int64_t>(1, ceil_div(all, most));
+    samples = static_cast<int>(std::max<int64_t>(1, ceil_div(all, goes)));
+    images = samples * layout.abreast;
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);
     total_bytes = 256 + x_bytes + planes_bytes;
   }
@@ -110,13 +113,15 @@ struct PortablePlaces {
 
 // ---- Packing ---------------------------------------------------------------------------------------------------
 
-// Of samples [first, first + count) of x or of g; but where they go.
+// Of images [first, first + count) of x or of g; but where they go.
 template <typename Storage>
 PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& sliding, const WeightGradientLayout& layout,
                             bool planes, int64_t first, int count) {
   const ConvTransposeLayer& p = call.conv.layer;
   PackArgs<Storage> args;
   args.groups = layout.groups, args.strips = layout.strips, args.segment = layout.segment;
+  args.abreast = layout.abreast, args.by_pitch = FastDivisor::make(static_cast<uint32_t>(layout.pitch));
+  args.count = count;
   args.packed = planes ? layout.planes : layout.x;
   args.to = nullptr, args.state = nullptr;
   args.scale_index = planes ? 1 : 0;
@@ -126,7 +131,8 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
     args.from = static_cast<const Storage*>(call.grad) + first * args.from_n;
     args.size_h = static_cast<int>(p.out_h), args.size_w = static_cast<int>(p.out_w);
     args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
-    args.class_step_h = static_cast<int>(p.dilation_h), args.class_step_w = static_cast<int>(p.dilation_w);
+    args.class_step_h = sliding.h.classes > 1 ? static_cast<int>(p.dilation_h) : 0;
+    args.class_step_w = sliding.w.classes > 1 ? static_cast<int>(p.dilation_w) : 0;
     args.first_h = static_cast<int>(p.padding_h), args.first_w = static_cast<int>(p.padding_w);
     args.classes = static_cast<int>(sliding.h.classes * sliding.w.classes),
     args.classes_w = static_cast<int>(sliding.w.classes);
@@ -146,20 +152,22 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
   args.from = static_cast<const Storage*>(planes ? call.grad : call.conv.x);
   args.channels_per_class = static_cast<int>(args.images.by_tap_channels.divisor);
 #endif
-  args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
+  args.num_segments =
+      static_cast<unsigned>(layout.samples(count) * args.packed.sample_segments(args.groups, args.strips));
   return args;
 }
 
 // Do neighbouring pixels of every row lie side by side, in aligned pairs that are both there or both not?
 template <typename Storage>
 bool packs_pairs(const PackArgs<Storage>& args) {
-  const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
+  const int64_t even[] = {args.from_n,  args.from_c,       args.from_h,          args.size_w,
+                          args.first_w, args.class_step_w, args.by_pitch.divisor};
   for (const int64_t value : even)
     if (value % 2 != 0) return false;
   return args.stride_w == 1 && args.from_w == 1 && reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
 }
 
-// Of samples [first, first + count), x and planes.
+// Of images [first, first + count), x and planes.
 template <int kPieces, typename Storage>
 int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
                     int count, void* workspace, GradientState* state) {
@@ -173,14 +181,16 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     args.to = planes != 0 ? goes.planes(workspace) : goes.x(workspace);
     args.state = state;
     one_class &= args.classes == 1 || args.channels_per_class % 8 == 0;
-    rows.pairs[planes] = packs_pairs(args);
+    rows.pairs[planes] =
+        packs_pairs(args) && args.packed.segment_pixels <= PackRowsConfig::kMostPairs * PackRowsConfig::kStepPixels;
     rows.runs[planes] = static_cast<int>(ceil_div(args.packed.rows, PackRowsConfig::kRows));
     if (planes != 0) rows.planes_block = blocks;
     blocks += args.num_segments / static_cast<unsigned>(args.packed.rows) * static_cast<unsigned>(rows.runs[planes]);
     bytes = std::max(bytes, args.packed.segment_bytes);
   }
   if (one_class) {
-    const auto kernel = pack_rows_kernel<kPieces, Storage>;
+    const auto kernel =
+        goes.layout.abreast > 1 ? pack_rows_kernel<true, kPieces, Storage> : pack_rows_kernel<false, kPieces, Storage>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
     return launch_kernel(kernel, dim3(blocks), dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
                          call.conv.stream, rows);
@@ -252,15 +262,15 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
   using Config = WeightGradientPortableConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
-  for (int64_t first = 0; first < batch; first += goes.samples) {
-    const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
+  for (int64_t first = 0; first < batch; first += goes.images) {
+    const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
     if constexpr (!kInPlace)
       TCONV_RETURN_IF_ERROR((launch_pack<kPieces, Storage>(call, sliding, goes, first, count, workspace, state)));
     WeightGradientPortableArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
     args.most_taps = plan.most_taps, args.num_groups = plan.num_groups, args.num_splits = plan.num_splits;
-    args.num_samples = count;
+    args.num_samples = static_cast<int>(goes.layout.samples(count));
     args.num_stages = plan.num_stages, args.stage_bytes = plan.stage_bytes;
     args.accumulate = first > 0;
     args.only_if = only_if;

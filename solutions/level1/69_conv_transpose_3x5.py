@@ -29,7 +29,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     79b99959f31abed2505de7092503ff8326080f23e471e22bc94630a686e07a79
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 7e2588e519fd04c6d988f58b18cf71d60894a8d806d09a5edd63edd63cbe26f2
+sha256 of GRADIENT_CUDA_SOURCE: e37a6729dc5ba0df5fd99e39353838336e0c90a3be9fb3e936bc99664f8a8b26
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -8750,13 +8750,17 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
 // later: a *segment* is kSegment neighbouring pixels of a row (for planes with the columns that taps reach beyond
 // them), a pixel being 64 channels of 16 bits, 128 bytes in the 128-byte swizzle (16-byte chunk c of pixel p at c XOR p
 // mod 8). A tap is then the planes' segment of another row, read from another pixel on. A *strip* is a column of
-// segments of one sample; pixels beyond the image are zeros.
+// segments of one sample; pixels beyond the image are zeros. Of images much narrower than a segment, the same row of
+// several lies in one, `pitch` pixels from one image's first to the next one's: a tap of one image ends before the next
+// begins. What is called a sample here and in the kernels is then so many of the batch.
 //
 //   x:      [sample][group][block of in channels][strip][row][piece][segment pixel][64 channels]
 //   planes: [sample][group][block of planes' channels][strip][plane row][piece][segment pixel][64 channels]
 //
 // Pieces: one, or three bf16 numbers whose sum an fp32 number is (strict fp32). Where the batch is packed in several
 // goes, `sample` counts within one of them.
+
+#include <algorithm>
 
 
 namespace tconv {
@@ -8789,6 +8793,7 @@ struct PackedOperand {
 
 struct WeightGradientLayout {
   int groups, strips, segment;  // segment: pixels of x's
+  int abreast, pitch;           // images side by side in a segment; pixels from one to the next
   int runs;                     // of rows, in a strip
   int pieces;
   int taps_h, taps_w, step_h, step_w;
@@ -8796,7 +8801,15 @@ struct WeightGradientLayout {
 
   TCONV_HD int taps() const { return taps_h * taps_w; }
   TCONV_HD int pairs() const { return groups * x.blocks * planes.blocks; }  // of channel blocks
+  TCONV_HD int64_t samples(int64_t images) const { return (images + abreast - 1) / abreast; }
 };
+
+// How many images the widest segment holds side by side.
+inline int images_abreast([[maybe_unused]] const ConvTransposeLayer& p, [[maybe_unused]] const SlidingLayer& sliding) {
+  const int64_t room = WeightGradientConfig::kMaxSegment - p.in_w;
+  if (room < 0) return 1;
+  return static_cast<int>(std::max<int64_t>(1, std::min(p.batch, 1 + room / sliding.w.plane_size)));
+}
 
 // The widest segment among those that leave the fewest pixels beyond the image.
 inline int choose_segment(int64_t width) {
@@ -8812,8 +8825,12 @@ inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, 
   using Config = WeightGradientConfig;
   WeightGradientLayout layout;
   layout.groups = static_cast<int>(p.groups);
-  layout.segment = choose_segment(p.in_w);
-  layout.strips = static_cast<int>(ceil_div(p.in_w, layout.segment));
+  constexpr int kNoPitch = 1 << 30;  // beyond any column
+  layout.abreast = images_abreast(p, sliding);
+  layout.pitch = layout.abreast > 1 ? static_cast<int>(sliding.w.plane_size) : kNoPitch;
+  const int64_t width = layout.abreast > 1 ? int64_t{layout.abreast - 1} * layout.pitch + p.in_w : p.in_w;
+  layout.segment = choose_segment(width);
+  layout.strips = static_cast<int>(ceil_div(width, layout.segment));
   layout.runs = static_cast<int>(ceil_div(p.in_h, Config::kRunRows));
   layout.pieces = pieces;
   layout.taps_h = static_cast<int>(sliding.h.taps), layout.taps_w = static_cast<int>(sliding.w.taps);
@@ -9345,8 +9362,10 @@ struct PackArgs {
   int stride_h, stride_w, class_step_h, class_step_w, first_h, first_w;
   int classes, classes_w, channels_per_class;
   int groups, strips, segment;  // pixels from one segment's first to the next one's
+  int abreast, count;           // images in a row of segments; all that are packed
+  FastDivisor by_pitch;         // from one image to the next
   PackedOperand packed;
-  unsigned num_segments;  // of the samples that are packed
+  unsigned num_segments;  // of the images that are packed
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
   int scale_index;       // of state->largest
@@ -9373,6 +9392,31 @@ struct BFloat16Pieces {
   }
 };
 
+struct ImageColumn {
+  int image, column;  // of the planes, or of x; of images side by side
+};
+
+// Which images the pixels of a segment are of: those from first_image on, as many as `images`; one, unless kAbreast.
+template <bool kAbreast>
+struct RowPlace {
+  int first_image, images, first_column;
+  const FastDivisor& by_pitch;
+
+  template <typename Storage>
+  __device__ __forceinline__ RowPlace(const PackArgs<Storage>& args, int sample, int strip)
+      : first_image(sample * args.abreast),
+        images(min(args.abreast, args.count - first_image)),
+        first_column(strip * args.segment),
+        by_pitch(args.by_pitch) {}
+
+  __device__ __forceinline__ ImageColumn operator[](int pixel) const {
+    const int column = first_column + pixel;
+    if constexpr (!kAbreast) return {0, column};
+    const int image = static_cast<int>(by_pitch.quotient(static_cast<uint32_t>(column)));
+    return {image, column - image * static_cast<int>(by_pitch.divisor)};
+  }
+};
+
 // All threads of a block: segment `index` into shared memory.
 template <int kPieces, typename Storage>
 __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsigned index, unsigned char* image) {
@@ -9388,6 +9432,7 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   };
   const int row = next_digit(packed.rows), strip = next_digit(args.strips), block = next_digit(packed.blocks);
   const int group = next_digit(args.groups), sample = static_cast<int>(rest);
+  const RowPlace<true> row_place(args, sample, strip);
   const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
 
@@ -9406,7 +9451,7 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
     const int h = row * args.stride_h + class_h * args.class_step_h - args.first_h;
     const bool there = channel < packed.channels_per_group && h >= 0 && h < args.size_h;
     const int tensor_channel = group * args.channels_per_class + place;
-    sources[k] = args.from + sample * args.from_n + tensor_channel * args.from_c + h * args.from_h;
+    sources[k] = args.from + row_place.first_image * args.from_n + tensor_channel * args.from_c + h * args.from_h;
     first_column[k] = there ? class_w * args.class_step_w - args.first_w : INT32_MAX;
   }
 
@@ -9415,13 +9460,14 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   bool subnormal = false;
   for (int pixel = lane; pixel < packed.segment_pixels; pixel += 32) {
-    const int column = (strip * args.segment + pixel) * args.stride_w;
+    const ImageColumn at = row_place[pixel];
     Storage values[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       values[k] = static_cast<Storage>(0.0f);
-      const int w = column + first_column[k];
-      if (first_column[k] != INT32_MAX && w >= 0 && w < args.size_w) values[k] = sources[k][w * args.from_w];
+      const int w = at.column * args.stride_w + first_column[k];
+      if (at.image < row_place.images && first_column[k] != INT32_MAX && w >= 0 && w < args.size_w)
+        values[k] = sources[k][at.image * args.from_n + w * args.from_w];
     }
     uint32_t words[kPieces][4];
 #pragma unroll
@@ -9475,7 +9521,11 @@ struct PackRowsConfig {
   static constexpr int kThreads = PackConfig::kThreads;
   static constexpr int kRows = 8;         // of a block
   static constexpr int kStepPixels = 64;  // of a row, packed at a time: two for each lane
+  static constexpr int kMostPairs = 2;    // steps of a row whose pixels come in pairs
   static constexpr int kImages = 2;       // in turns, so that one barrier a row is enough
+  // Blocks of an SM. Rows of several images take more registers, and so do two rows under way, of 16-bit values, whose
+  // one row is too little to wait for memory with.
+  static constexpr int blocks(bool abreast, int value_bytes) { return abreast || value_bytes == 2 ? 3 : 4; }
 };
 
 template <typename Storage>
@@ -9487,7 +9537,7 @@ struct PackRowsArgs {
 };
 
 // Two pixels of 8 channels: neighbours, or 32 apart.
-template <bool kPairs, typename Storage>
+template <bool kPairs, bool kAbreast, typename Storage>
 struct PackedPixels {
   struct alignas(2 * sizeof(Storage)) Pair {
     Storage a, b;
@@ -9495,24 +9545,33 @@ struct PackedPixels {
   static constexpr int kApart = kPairs ? 1 : 32;
   Storage values[8][2];
 
+  // Of a pixel, or of a pair: its column, or where it lies behind the first image's row; and is it there?
+  struct Place {
+    std::conditional_t<kAbreast, int64_t, int> at;
+    bool there;
+
+    __device__ __forceinline__ int64_t offset(const PackArgs<Storage>& args) const {
+      return kAbreast ? at : at * args.from_w;
+    }
+  };
+
   __device__ __forceinline__ static int first_pixel() { return threadIdx.x % 32 * (kPairs ? 2 : 1); }
 
-  // `line`: column 0 of the first channel's row, of which `channels` are there.
-  __device__ __forceinline__ void load(const PackArgs<Storage>& args, const Storage* line, int channels, int column) {
-    const int apart = kApart * args.stride_w;
-    const bool a = column >= 0 && column < args.size_w, b = column + apart >= 0 && column + apart < args.size_w;
+  // `line`: the first channel's row, of which `channels` are there; `second`: unless they are a pair.
+  __device__ __forceinline__ void load(const PackArgs<Storage>& args, const Storage* line, int channels,
+                                       const Place& first, const Place& second) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       values[k][0] = values[k][1] = static_cast<Storage>(0.0f);
       const Storage* const from = line + k * args.from_c;
       if constexpr (kPairs) {
-        if (a && k < channels) {
-          const Pair pair = *reinterpret_cast<const Pair*>(from + column);
+        if (first.there && k < channels) {
+          const Pair pair = *reinterpret_cast<const Pair*>(from + first.at);
           values[k][0] = pair.a, values[k][1] = pair.b;
         }
       } else {
-        if (a && k < channels) values[k][0] = from[column * args.from_w];
-        if (b && k < channels) values[k][1] = from[(column + apart) * args.from_w];
+        if (first.there && k < channels) values[k][0] = from[first.offset(args)];
+        if (second.there && k < channels) values[k][1] = from[second.offset(args)];
       }
     }
   }
@@ -9531,8 +9590,8 @@ struct ChunkPacker {
     any_bits = 0;
   }
 
-  template <bool kPairs>
-  __device__ __forceinline__ void pack(const PackedPixels<kPairs, Storage>& pixels, int which,
+  template <bool kPairs, bool kAbreast>
+  __device__ __forceinline__ void pack(const PackedPixels<kPairs, kAbreast, Storage>& pixels, int which,
                                        uint32_t (&words)[kPieces][4]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -9552,11 +9611,37 @@ struct ChunkPacker {
   }
 };
 
-template <bool kPairs, int kPieces, typename Storage>
+// Pairs of 16-bit pixels stay the words that they lie in, of eight channels.
+struct PairWords {
+  uint32_t words[8];
+
+  __device__ __forceinline__ void load(const void* from, int64_t step, int channels) {
+    const char* channel = static_cast<const char*>(from);
+#pragma unroll
+    for (int k = 0; k < 8; ++k, channel += step) {
+      words[k] = 0;
+      if (k < channels) words[k] = *reinterpret_cast<const uint32_t*>(channel);
+    }
+  }
+
+  // Lanes 4 to 7 of 8 begin with the second pixel: all 8 then write to other banks.
+  __device__ __forceinline__ void store(unsigned char* image, int pixel, int chunk) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int second = i ^ (threadIdx.x / 4 & 1), at = pixel + second;
+      const uint32_t halves = second == 0 ? 0x5410 : 0x7632;
+      *reinterpret_cast<uint4*>(image + at * WeightGradientConfig::kPixelBytes + ((chunk ^ at) & 7) * 16) =
+          make_uint4(__byte_perm(words[0], words[1], halves), __byte_perm(words[2], words[3], halves),
+                     __byte_perm(words[4], words[5], halves), __byte_perm(words[6], words[7], halves));
+    }
+  }
+};
+
+template <bool kPairs, bool kAbreast, int kPieces, typename Storage>
 __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs, unsigned index,
                                          unsigned char* images) {
   using Config = PackRowsConfig;
-  using Pixels = PackedPixels<kPairs, Storage>;
+  using Pixels = PackedPixels<kPairs, kAbreast, Storage>;
   const PackedOperand& packed = args.packed;
   // Neighbouring blocks have neighbouring strips: of a row, all is read at about the same time.
   const auto next_digit = [&index](int radix) {
@@ -9566,6 +9651,7 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   };
   const int strip = next_digit(args.strips), run = next_digit(runs), block = next_digit(packed.blocks);
   const int group = next_digit(args.groups), sample = static_cast<int>(index);
+  const RowPlace<kAbreast> row_place(args, sample, strip);
   const int chunk = threadIdx.x / 32;
   const int channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
   const int channels = packed.channels_per_group - channel;  // of the chunk's 8; all, some or none
@@ -9576,21 +9662,30 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
     class_h = both / args.classes_w;
     class_w = both - class_h * args.classes_w;
   }
-  const Storage* const source =
-      args.from + sample * args.from_n + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
+  const Storage* const source = args.from + row_place.first_image * args.from_n +
+                                static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;
   const int first_pixel = Pixels::first_pixel();
   const int first_h = class_h * args.class_step_h - args.first_h;
-  const int first_column =
-      (strip * args.segment + first_pixel) * args.stride_w + class_w * args.class_step_w - args.first_w;
+  const int first_w = class_w * args.class_step_w - args.first_w;
+  const int first_column = (strip * args.segment + first_pixel) * args.stride_w + first_w;
+  // Of the pixel so far behind this lane's first.
+  const auto find = [&](int ahead) {
+    if constexpr (kAbreast) {
+      const ImageColumn at = row_place[first_pixel + ahead];
+      const int w = at.column * args.stride_w + first_w;
+      return typename Pixels::Place{at.image * args.from_n + w * args.from_w,
+                                    at.image < row_place.images && w >= 0 && w < args.size_w};
+    } else {
+      const int w = first_column + ahead * args.stride_w;
+      return typename Pixels::Place{w, w >= 0 && w < args.size_w};
+    }
+  };
   const auto load = [&](Pixels& pixels, int row, int step) {
-    const int h = row * args.stride_h + first_h;
+    const int h = row * args.stride_h + first_h, ahead = step * Config::kStepPixels;
     const bool there = h >= 0 && h < args.size_h;
-    pixels.load(args, source + h * args.from_h, there ? channels : 0,
-                first_column + step * Config::kStepPixels * args.stride_w);
+    pixels.load(args, source + h * args.from_h, there ? channels : 0, find(ahead), find(ahead + Pixels::kApart));
   };
 
-  ChunkPacker<kPieces, Storage> packer;
-  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
   const int bytes = static_cast<int>(packed.segment_bytes);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
   unsigned char* to =
@@ -9598,10 +9693,52 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
                      packed.rows +
                  first_row) *
                     bytes;
+  const auto copy_image = [&](const unsigned char* image) {
+#pragma unroll(sizeof(Storage) == 2 ? 1 : 4)
+    for (int i = threadIdx.x; i < bytes / 16; i += Config::kThreads)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(image)[i];
+    to += bytes;
+  };
+
+  if constexpr (kPairs && sizeof(Storage) == 2) {
+    const typename Pixels::Place first = find(0), beyond = find(Config::kStepPixels);
+    const Storage* const lines[] = {source + first.offset(args), source + beyond.offset(args)};
+    const int64_t step = args.from_c * static_cast<int64_t>(sizeof(Storage));
+    const auto load_row = [&](PairWords& words, int row, int which) {
+      const int h = row * args.stride_h + first_h;
+      const bool there = h >= 0 && h < args.size_h && row < end_row && (which == 0 ? first.there : beyond.there);
+      words.load(lines[which] + h * args.from_h, step, there ? channels : 0);
+    };
+    // Under way: two rows of the first 64 pixels, one of those behind them.
+    PairWords firsts[2], beyonds;
+    load_row(firsts[0], first_row, 0);
+    load_row(beyonds, first_row, 1);
+    load_row(firsts[1], first_row + 1, 0);
+#pragma unroll 1
+    for (int row = first_row; row < end_row;) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned char* const image = images + i * bytes;
+        if (first_pixel < packed.segment_pixels) firsts[i].store(image, first_pixel, chunk);
+        load_row(firsts[i], row + 2, 0);
+        if (first_pixel + Config::kStepPixels < packed.segment_pixels) {
+          beyonds.store(image, first_pixel + Config::kStepPixels, chunk);
+          load_row(beyonds, row + 1, 1);
+        }
+        __syncthreads();
+        copy_image(image);
+        if (++row == end_row) return;
+      }
+    }
+    return;
+  }
+
+  ChunkPacker<kPieces, Storage> packer;
+  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1
-  for (int row = first_row; row < end_row; ++row, to += bytes) {
+  for (int row = first_row; row < end_row; ++row) {
     unsigned char* const image = images + (row & 1) * bytes;
     packer.begin_row();
 #pragma unroll 1
@@ -9630,11 +9767,11 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
         if (zeros || h < 0 || h >= args.size_h) return false;
 #pragma unroll 1
         for (int pixel = threadIdx.x % 32; pixel < packed.segment_pixels; pixel += 32) {
-          const int column = first_column + (pixel - first_pixel) * args.stride_w;
-          if (column < 0 || column >= args.size_w) continue;
+          const typename Pixels::Place at = find(pixel - first_pixel);
+          if (!at.there) continue;
 #pragma unroll 1
           for (int k = 0; k < min(channels, 8); ++k) {
-            const float v = source[h * args.from_h + k * args.from_c + column * args.from_w];
+            const float v = source[h * args.from_h + k * args.from_c + at.offset(args)];
             subnormal |= v != 0.0f && fabsf(v * packer.scale) < 0x1p-14f;
           }
         }
@@ -9643,21 +9780,21 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
     }
     if (row + 1 < end_row) load(pixels, row + 1, 0);
     __syncthreads();
-    for (int i = threadIdx.x; i < bytes / 16; i += Config::kThreads)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(image)[i];
+    copy_image(image);
   }
 }
 
-template <int kPieces, typename Storage>
-__global__ void __launch_bounds__(PackRowsConfig::kThreads, 4)
+// kAbreast: a row of segments is of several images.
+template <bool kAbreast, int kPieces, typename Storage>
+__global__ void __launch_bounds__(PackRowsConfig::kThreads, PackRowsConfig::blocks(kAbreast, sizeof(Storage)))
     pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
   unsigned char* const images = dynamic_smem();
   const bool planes = blockIdx.x >= args.planes_block;
   const unsigned index = planes ? blockIdx.x - args.planes_block : blockIdx.x;
   if (args.pairs[planes])
-    pack_run<true, kPieces>(args.tensors[planes], args.runs[planes], index, images);
+    pack_run<true, kAbreast, kPieces>(args.tensors[planes], args.runs[planes], index, images);
   else
-    pack_run<false, kPieces>(args.tensors[planes], args.runs[planes], index, images);
+    pack_run<false, kAbreast, kPieces>(args.tensors[planes], args.runs[planes], index, images);
 }
 
 }  // namespace cuda
@@ -10061,14 +10198,16 @@ namespace cuda {
 // What is packed at a time, and where it lies in the workspace: state, x, planes, then the parts of sums.
 struct PackedGoes {
   WeightGradientLayout layout;
-  int samples;  // of the batch, at a time
+  int images;   // of the batch, at a time
+  int samples;  // of the layout, that they are
   int64_t x_bytes, planes_bytes, total_bytes;
 
   PackedGoes() = default;
   // in_place: nothing is packed in the workspace.
   PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces, bool in_place = false)
       : layout(weight_gradient_layout(p, sliding, pieces)),
-        samples(static_cast<int>(p.batch)),
+        images(static_cast<int>(p.batch)),
+        samples(static_cast<int>(layout.samples(p.batch))),
         x_bytes(0),
         planes_bytes(0),
         total_bytes(256) {
@@ -10081,8 +10220,9 @@ struct PackedGoes {
     const int64_t allowed = std::clamp(p.batch * values * 2 * pieces * 5 / 4, Config::kPackedBytes,
                                        Config::kMostPackedBytes);  // 16-bit values, and room for what is read twice
     const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
-    const int64_t goes = std::max<int64_t>(1, ceil_div(p.batch, most));
-    samples = static_cast<int>(std::max<int64_t>(1, ceil_div(p.batch, goes)));
+    const int64_t all = layout.samples(p.batch), goes = std::max<int64_t>(1, ceil_div(all, most));
+    samples = static_cast<int>(std::max<int64_t>(1, ceil_div(all, goes)));
+    images = samples * layout.abreast;
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);
     total_bytes = 256 + x_bytes + planes_bytes;
   }
@@ -10154,13 +10294,15 @@ struct PortablePlaces {
 
 // ---- Packing ---------------------------------------------------------------------------------------------------
 
-// Of samples [first, first + count) of x or of g; but where they go.
+// Of images [first, first + count) of x or of g; but where they go.
 template <typename Storage>
 PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& sliding, const WeightGradientLayout& layout,
                             bool planes, int64_t first, int count) {
   const ConvTransposeLayer& p = call.conv.layer;
   PackArgs<Storage> args;
   args.groups = layout.groups, args.strips = layout.strips, args.segment = layout.segment;
+  args.abreast = layout.abreast, args.by_pitch = FastDivisor::make(static_cast<uint32_t>(layout.pitch));
+  args.count = count;
   args.packed = planes ? layout.planes : layout.x;
   args.to = nullptr, args.state = nullptr;
   args.scale_index = planes ? 1 : 0;
@@ -10170,7 +10312,8 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
     args.from = static_cast<const Storage*>(call.grad) + first * args.from_n;
     args.size_h = static_cast<int>(p.out_h), args.size_w = static_cast<int>(p.out_w);
     args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
-    args.class_step_h = static_cast<int>(p.dilation_h), args.class_step_w = static_cast<int>(p.dilation_w);
+    args.class_step_h = sliding.h.classes > 1 ? static_cast<int>(p.dilation_h) : 0;
+    args.class_step_w = sliding.w.classes > 1 ? static_cast<int>(p.dilation_w) : 0;
     args.first_h = static_cast<int>(p.padding_h), args.first_w = static_cast<int>(p.padding_w);
     args.classes = static_cast<int>(sliding.h.classes * sliding.w.classes),
     args.classes_w = static_cast<int>(sliding.w.classes);
@@ -10184,20 +10327,22 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
     args.classes = args.classes_w = 1;
     args.channels_per_class = static_cast<int>(p.in_channels / p.groups);
   }
-  args.num_segments = static_cast<unsigned>(count * args.packed.sample_segments(args.groups, args.strips));
+  args.num_segments =
+      static_cast<unsigned>(layout.samples(count) * args.packed.sample_segments(args.groups, args.strips));
   return args;
 }
 
 // Do neighbouring pixels of every row lie side by side, in aligned pairs that are both there or both not?
 template <typename Storage>
 bool packs_pairs(const PackArgs<Storage>& args) {
-  const int64_t even[] = {args.from_n, args.from_c, args.from_h, args.size_w, args.first_w, args.class_step_w};
+  const int64_t even[] = {args.from_n,  args.from_c,       args.from_h,          args.size_w,
+                          args.first_w, args.class_step_w, args.by_pitch.divisor};
   for (const int64_t value : even)
     if (value % 2 != 0) return false;
   return args.stride_w == 1 && args.from_w == 1 && reinterpret_cast<uintptr_t>(args.from) % (2 * sizeof(Storage)) == 0;
 }
 
-// Of samples [first, first + count), x and planes.
+// Of images [first, first + count), x and planes.
 template <int kPieces, typename Storage>
 int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
                     int count, void* workspace, GradientState* state) {
@@ -10211,14 +10356,16 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     args.to = planes != 0 ? goes.planes(workspace) : goes.x(workspace);
     args.state = state;
     one_class &= args.classes == 1 || args.channels_per_class % 8 == 0;
-    rows.pairs[planes] = packs_pairs(args);
+    rows.pairs[planes] =
+        packs_pairs(args) && args.packed.segment_pixels <= PackRowsConfig::kMostPairs * PackRowsConfig::kStepPixels;
     rows.runs[planes] = static_cast<int>(ceil_div(args.packed.rows, PackRowsConfig::kRows));
     if (planes != 0) rows.planes_block = blocks;
     blocks += args.num_segments / static_cast<unsigned>(args.packed.rows) * static_cast<unsigned>(rows.runs[planes]);
     bytes = std::max(bytes, args.packed.segment_bytes);
   }
   if (one_class) {
-    const auto kernel = pack_rows_kernel<kPieces, Storage>;
+    const auto kernel =
+        goes.layout.abreast > 1 ? pack_rows_kernel<true, kPieces, Storage> : pack_rows_kernel<false, kPieces, Storage>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
     return launch_kernel(kernel, dim3(blocks), dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
                          call.conv.stream, rows);
@@ -10283,15 +10430,15 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
   using Config = WeightGradientPortableConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
-  for (int64_t first = 0; first < batch; first += goes.samples) {
-    const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
+  for (int64_t first = 0; first < batch; first += goes.images) {
+    const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
     if constexpr (!kInPlace)
       TCONV_RETURN_IF_ERROR((launch_pack<kPieces, Storage>(call, sliding, goes, first, count, workspace, state)));
     WeightGradientPortableArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
     args.most_taps = plan.most_taps, args.num_groups = plan.num_groups, args.num_splits = plan.num_splits;
-    args.num_samples = count;
+    args.num_samples = static_cast<int>(goes.layout.samples(count));
     args.num_stages = plan.num_stages, args.stage_bytes = plan.stage_bytes;
     args.accumulate = first > 0;
     args.only_if = only_if;
@@ -10331,15 +10478,16 @@ struct HopperGradientPlan {
   int64_t smem_bytes, total_bytes;
 };
 
-// Splits of the runs of rows for each group of quads, as many as its share of the products, so that all blocks together
-// fill the device.
+// Splits of the runs of rows for each group of quads, as many as its share of the work, so that all blocks together
+// fill the device. A row costs as much beside its products as those of kRowTaps taps.
 inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64_t most_splits, int sm_count) {
-  const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps();
+  constexpr int kRowTaps = 2;
+  const int pairs = plan.goes.layout.pairs(), all_taps = plan.goes.layout.taps() + kRowTaps * plan.num_groups;
   const int blocks = std::max(sm_count / pairs, plan.num_groups);  // for each pair of channel blocks
   int taps = 0;
   plan.first_split[0] = 0;
   for (int group = 0; group < plan.num_groups; ++group) {
-    taps += QuadGroup(table, group).taps;
+    taps += QuadGroup(table, group).taps + kRowTaps;
     // Every group has one at least; ends are rounded, so that the sum is what there is.
     const int after = plan.num_groups - 1 - group;
     int end = static_cast<int>((static_cast<int64_t>(blocks) * taps + all_taps / 2) / all_taps);
@@ -10416,13 +10564,13 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
   using Config = WeightGradientHopperConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
-  for (int64_t first = 0; first < batch; first += goes.samples) {
-    const int count = static_cast<int>(std::min<int64_t>(goes.samples, batch - first));
+  for (int64_t first = 0; first < batch; first += goes.images) {
+    const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
     TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
     WeightGradientHopperArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
-    args.num_samples = count;
+    args.num_samples = static_cast<int>(goes.layout.samples(count));
     args.num_groups = plan.num_groups;
     std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
     args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;
