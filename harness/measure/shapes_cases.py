@@ -83,24 +83,6 @@ WHY: dict[str, dict[str, str]] = {
         "weights is streamed for each image",
         "5x5-stride3": "strides over two are the portable kernel's, 0.25 ms against Hopper's 0.30",
     },
-    # Times are of the record's own profile.
-    "nvidia-h200/shapes-backward": {
-        "1x1": "bytes decide: besides its three products it packs both operands of the weight's "
-        "gradient (0.10 ms) and samples magnitudes (0.03)",
-        "1x1-stride2": "planes of the gradient (0.06 ms) and packing (0.07) beside products that "
-        "are bound by bytes",
-        "2x2-stride2-deep": "planes (0.12 ms) and packing (0.16); the weight's gradient "
-        "takes a row of 28 pixels as two products, a copy each row (0.22)",
-        "3x3-image7": "the weight's gradient takes a row of 7 pixels as a product of 16, one a "
-        "copy: 0.70 ms, and 0.25 to pack it",
-        "3x3-image14": "the weight's gradient takes a row of 14 pixels as a product of 16, one a "
-        "copy: 0.19 ms, and 0.10 to pack it",
-        "3x3-stride2": "planes (0.08 ms) and packing (0.09); of the 16 taps of the input's "
-        "gradient, in four classes, 7 are zeros (0.14)",
-        "4x4-stride2": "images of 16 x 16: 0.34 ms for the input's gradient, 0.33 for the "
-        "weight's, planes and packing 0.28",
-        "5x5-stride3": "forward is the portable kernel's (0.23 ms); planes and packing 0.19",
-    },
 }
 
 
