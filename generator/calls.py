@@ -115,6 +115,7 @@ def _call(function: str, *arguments: str) -> str:
 def _operator(fused: Fused, suffix: str, *arguments: str) -> str:
     name = f"_operator{suffix}"
     if fused.dimensions == 1:
+        name = name if fused.rest else f"_folding({name})"
         return _call("_in_one_dimension", name, *arguments)
     if fused.dimensions == 3:
         chain = f"(_CHAIN{suffix}, _CHAIN_NUMBER{suffix})"

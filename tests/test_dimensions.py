@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generator.runtime import dimensions
+from generator.runtime import dimensions, folded_rows
 from tests.random_dimensions import layer
 from tests.sweeps import swept
 
@@ -52,6 +52,57 @@ def test_random_layers(operator, count, start):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=str(case))
         computed += 1
     assert computed > LAYERS / 2
+
+
+@pytest.mark.parametrize("start", swept(range(0, 10 * LAYERS, LAYERS), (0,)))
+def test_long_rows_are_folded(operator, monkeypatch, start):
+    """Random layers of one dimension, as if two inputs were many."""
+    for name, value in (("_SHORT_ROW", 2), ("_REACHES", 0), ("_LEAST_ROWS", 2)):
+        monkeypatch.setattr(folded_rows, name, value)
+    images = []
+
+    def noted(x, *rest):
+        images.append(x.shape[-2])
+        return operator(x, *rest)
+
+    for seed in range(start, start + LAYERS):
+        case = layer(1, seed)
+        operands = case.operands()
+        for dtype, bound in ((torch.float64, 1e-9), (torch.float32, 2e-5)):
+            given = [None if t is None else t.detach().to(dtype).requires_grad_() for t in operands]
+            try:
+                expected = case.reference(*given)
+            except RuntimeError:
+                with pytest.raises(RuntimeError, match="conv_transpose"):
+                    LIFTED[1](folded_rows._folding(noted), *given, *case.parameters)
+                continue
+            if expected.numel() == 0:
+                continue
+            out = LIFTED[1](folded_rows._folding(noted), *given, *case.parameters)
+            assert out.shape == expected.shape, case
+            close = {"rtol": bound, "atol": bound * float(expected.detach().abs().max() + 1)}
+            torch.testing.assert_close(out, expected, msg=str(case), **close)
+            if dtype is torch.float64:
+                pairs = zip(gradients(out, given), gradients(expected, given), strict=True)
+                for ours, theirs in pairs:
+                    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=str(case))
+    assert sum(rows > 1 for rows in images) > LAYERS / 4
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 3, 8])
+@pytest.mark.parametrize("padding", [0, 1, 9])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_long_row(operator, stride, kernel, padding, dilation):
+    """With an Infinity, which stays where its products are."""
+    generator = torch.Generator().manual_seed(stride)
+    x = torch.randn(3, 5000, generator=generator)
+    x[1, 2048] = float("inf")
+    weight = torch.randn(3, 2, kernel, generator=generator).abs()
+    numbers = stride, padding, stride - 1, dilation, 1
+    out = LIFTED[1](folded_rows._folding(operator), x, weight, None, *numbers)
+    expected = F.conv_transpose1d(x, weight, None, stride, padding, stride - 1, 1, dilation)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 X = {1: (2, 6, 9), 3: (2, 6, 3, 4, 5)}
