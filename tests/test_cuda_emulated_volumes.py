@@ -30,6 +30,7 @@ def with_gradients(emulated, emulated_volume_gradients):
     """The library of the gradients, and the solution, which calls it."""
     library = emulated_volume_gradients
     emulated.solution["_gradient_library"] = lambda: library.namespace
+    emulated.solution["_GRADIENT_DEVICES"] = ("cpu",)
     return emulated, library
 
 

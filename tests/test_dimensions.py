@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generator.runtime import dimensions, folded_rows
+from generator.runtime import dimensions, folded_rows, volumes
 from tests.random_dimensions import layer
 from tests.sweeps import swept
 
@@ -21,6 +21,12 @@ GRID = [(count, start) for start in range(0, 10 * LAYERS, LAYERS) for count in L
 @pytest.fixture(scope="module")
 def operator(shelf):
     return shelf["69"].solution["_operator"]
+
+
+@pytest.fixture(autouse=True)
+def by_slices(monkeypatch):
+    """The library of `operator` has none for volumes; tests/test_volumes.py has."""
+    monkeypatch.setattr(volumes, "_VOLUME_DEVICES", ())
 
 
 def gradients(out, operands) -> list:

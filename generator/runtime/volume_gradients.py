@@ -5,7 +5,11 @@ import torch
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv
 from generator.runtime.dispatch import _outside_autocast
-from generator.runtime.gradient_kernels import _gradient_library, _kernel_gradients
+from generator.runtime.gradient_kernels import (
+    _GRADIENT_DEVICES,
+    _gradient_library,
+    _kernel_gradients,
+)
 from generator.runtime.gradients import _chain_backward, _chain_needs_values
 from generator.runtime.group_norm_gradient_kernels import _kernel_chain_gradients
 from generator.runtime.precision import _tf32_allowed
@@ -45,6 +49,10 @@ def _gradients_of_volumes(ctx, grad) -> list:
         return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, True)
     x, weight, bias, *vectors = ctx.saved_tensors
     steps, number = chain
+    if x.device.type not in _GRADIENT_DEVICES:
+        if steps:
+            return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, False)
+        return _pytorch_gradients(grad, x, weight, axes, groups, needs)
     # To the steps a volume is an image, its slices below each other.
     plane, sums = grad.contiguous().flatten(2, 3), None
     if _chain_needs_values(steps):
@@ -67,6 +75,14 @@ def _gradients_of_volumes(ctx, grad) -> list:
     pairs = zip((grad_x, grad_weight), by_slices, strict=True)
     found = [by_slice if in_place is None else in_place for in_place, by_slice in pairs]
     return [*found, sums, *vector_grads]
+
+
+def _pytorch_gradients(grad, x, weight, axes, groups: int, needs) -> list:
+    stride, padding, output_padding, dilation = axes
+    return torch.ops.aten.convolution_backward.default(
+        *(grad.contiguous(), x.contiguous(), weight, [grad.shape[1]], stride, padding, dilation),
+        *(True, output_padding, groups, needs[:3]),
+    )
 
 
 def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:

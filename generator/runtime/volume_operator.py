@@ -1,5 +1,5 @@
 """The operator of kernels_src/binding/operator_depth.h, of a solution or of its gradients' library:
-transposed convolutions of three dimensions, where the Hopper kernel works in place.
+transposed convolutions of three dimensions, where Hopper's or the CPU's kernel works in place.
 """
 
 import math as _math

@@ -1,4 +1,4 @@
-"""Transposed convolutions of three dimensions where the Hopper kernel works in place."""
+"""Transposed convolutions of three dimensions where Hopper's or the CPU's kernel works in place."""
 
 import torch
 
@@ -8,7 +8,7 @@ from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradie
 from generator.runtime.volume_gradients import _volumes_with_gradient
 from generator.runtime.volume_operator import _run_volumes, _volume_operator
 
-_VOLUME_DEVICES = ("cuda",)
+_VOLUME_DEVICES = ("cuda", "cpu")
 
 
 def _whole_volumes(other, call: str, chain, x, weight, bias, axes, groups: int, vectors):

@@ -1,6 +1,6 @@
-// The operator of three dimensions, for what the Hopper kernel takes without a copy of the input: slices of volumes as
-// images (depth_walk.h). It declines everything else, and all that may be wrong, with an empty result: the caller then
-// asks in another form (generator/runtime/dimensions.py), which also says what is wrong.
+// The operator of three dimensions, for what the Hopper kernel, or the CPU's, takes without a copy of the input: slices
+// of volumes as images (depth_walk.h). It declines everything else, and all that may be wrong, with an empty result:
+// the caller then asks in another form (generator/runtime/dimensions.py), which also says what is wrong.
 #pragma once
 
 #include <climits>
@@ -45,7 +45,9 @@ struct DepthInputs {
   bool fits() const {
     if (x.dim() != 5 || weight.dim() != 5 || !is_of_kind(weight)) return false;
     const int64_t dtype = kernel_dtype(torch_dtype_of(x));
-    if (dtype != kFloat16 && dtype != kBFloat16 && (dtype != kFloat32 || !tf32)) return false;
+    const bool on_cpu = device_of(x).is_cpu();
+    if (on_cpu ? dtype != kFloat32 : dtype != kFloat16 && dtype != kBFloat16 && (dtype != kFloat32 || !tf32))
+      return false;
     const int64_t least_of_plane[] = {g.plane.stride.smallest() - 1, g.plane.dilation.smallest() - 1,
                                       g.plane.padding.smallest(), g.plane.output_padding.smallest()};
     for (const int64_t value : least_of_plane)
@@ -57,7 +59,7 @@ struct DepthInputs {
     const auto sizes = x.sizes(), kernel = weight.sizes();
     for (size_t axis = 0; axis < 5; ++axis)
       if (sizes[axis] < 1 || kernel[axis] < 1 || sizes[axis] > INT_MAX / 4 || kernel[axis] > INT_MAX / 4) return false;
-    if (kernel[0] != sizes[1] || sizes[1] % (g.plane.groups * kDepthChannels) != 0) return false;
+    if (kernel[0] != sizes[1] || sizes[1] % (g.plane.groups * (on_cpu ? 1 : kDepthChannels)) != 0) return false;
     const int64_t channels = kernel[1] * g.plane.groups;
     if (!is_vector(bias, channels)) return false;
     for (const OptionalTensor& vector : vectors)

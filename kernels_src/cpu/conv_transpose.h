@@ -14,6 +14,9 @@ namespace cpu {
 // kOk, or why this call cannot run here. fp16 and bf16 arrive as fp32.
 inline int64_t check_call(const ConvCall& call) {
   if (call.dtype != kFloat32 && call.dtype != kFloat64) return kUnsupportedDType;
+#ifdef TCONV_WALKS_DEPTH
+  if (call.depth.walks() && !walk_is_served(call)) return kUnsupportedKernel;
+#endif
   if (call.kernel_choice != kHopper && call.kernel_choice != kDirect) return kOk;
   if (call.explanation != nullptr) call.explanation->fail(reason::kNoSuchKernel);
   return kUnsupportedKernel;

@@ -4,6 +4,9 @@
 #include <cstring>
 
 #include "conv_transpose_plan.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "depth_slices.h"
+#endif
 
 namespace tconv {
 namespace cpu {
@@ -16,13 +19,24 @@ inline bool all_finite(const float* values, int64_t count) {
 }
 
 // packed[group][tile][in channel][tap][channel of the tile], taps in the order of tap_offsets.
+#ifdef TCONV_WALKS_DEPTH
+inline void pack_weights(const ConvCall& call, const PackedPlan& plan, const PhasePlan& phase, const float* weight,
+                         int64_t num_threads, float* packed) {
+  const ConvTransposeLayer& p = call.layer;
+  const int64_t taps = phase.tap_count();
+  const int64_t kernel = call.depth.walks() ? weight_step(call) : p.kernel_h * p.kernel_w;
+#else
 inline void pack_weights(const ConvTransposeLayer& p, const PackedPlan& plan, const PhasePlan& phase,
                          const float* weight, int64_t num_threads, float* packed) {
   const int64_t taps = phase.tap_count(), kernel = p.kernel_h * p.kernel_w;
+#endif
 #pragma omp parallel for num_threads(int(num_threads))
   for (int64_t ci = 0; ci < p.in_channels; ++ci) {
     const int64_t group = ci / plan.group_in;
     const float* source = weight + ci * plan.group_out * kernel;
+#ifdef TCONV_WALKS_DEPTH
+    if (call.depth.walks()) source = weight_plane(call, WalkChannel(call, group, ci % plan.group_in));
+#endif
     for (const ChannelTile& tile : plan.tiles) {
       float* to = packed + phase.weights + (group * plan.group_out + tile.first) * plan.group_in * taps +
                   (ci % plan.group_in) * taps * tile.count;

@@ -34,9 +34,17 @@ class PackedConvTranspose {
 
   void pack() {
     const float* weight = static_cast<const float*>(call_.weight);
+#ifdef TCONV_WALKS_DEPTH
+    finite_weights_ =
+        all_finite(weight, call_.depth.walks() ? weight_count(call_)
+                                               : p_.in_channels * plan_.group_out * p_.kernel_h * p_.kernel_w);
+    for (const PhasePlan& phase : plan_.phases)
+      if (phase.tap_count() > 0) pack_weights(call_, plan_, phase, weight, call_.num_threads, weights_);
+#else
     finite_weights_ = all_finite(weight, p_.in_channels * plan_.group_out * p_.kernel_h * p_.kernel_w);
     for (const PhasePlan& phase : plan_.phases)
       if (phase.tap_count() > 0) pack_weights(p_, plan_, phase, weight, call_.num_threads, weights_);
+#endif
   }
 
   void run(const ConvOutputs<float>& outputs) const {
@@ -89,7 +97,20 @@ class PackedConvTranspose {
       const int64_t channels = std::min(phase.channel_block, plan_.group_in - first_ci);
       if (phase.tap_count() > 0)
         for (int64_t c = 0; c < channels; ++c)
+#ifdef TCONV_WALKS_DEPTH
+        {
+          float* const plane = planes + c * phase.plane;
+          const float* channel = x + (first_ci + c) * p_.x_stride_c;
+          if (call_.depth.walks())
+            channel = input_plane(call_, item.sample, WalkChannel(call_, item.group, first_ci + c));
+          if (channel == nullptr)
+            std::memset(plane, 0, phase.plane * sizeof(float));
+          else
+            pack_plane(p_, phase, channel, first_row, plane);
+        }
+#else
           pack_plane(p_, phase, x + (first_ci + c) * p_.x_stride_c, first_row, planes + c * phase.plane);
+#endif
       for (int64_t t = item.first_tile; t < item.last_tile; ++t) {
         const ChannelTile& tile = plan_.tiles[t];
         float* tile_sums = sums + (tile.first - first_channel) * plan_.sums_stride;
@@ -119,6 +140,9 @@ class PackedConvTranspose {
       const int64_t channel = item.group * plan_.group_out + tile.first + c;
       const ChannelEpilogue<float> epilogue(args_, channel);
       float* plane = outputs.out + (item.sample * p_.out_channels + channel) * p_.out_h * p_.out_w;
+#ifdef TCONV_WALKS_DEPTH
+      if (call_.depth.walks()) plane = output_plane(call_, outputs.out, item.sample, channel);
+#endif
       for (int64_t r = 0; r < rows; ++r) {
         float* out = plane + (phase.h.out_first + (first_row + r) * phase.h.out_step) * p_.out_w + phase.w.out_first;
         float* row = sums + r * phase.pitch;
@@ -148,7 +172,16 @@ class PackedConvTranspose {
         for (int64_t r = first_row; r < first_row + rows; ++r) {
           const int64_t oh = h.out_first + r * h.out_step;
           float* row = outputs.out + ((item.sample * p_.out_channels + channel) * p_.out_h + oh) * p_.out_w;
+#ifdef TCONV_WALKS_DEPTH
+          if (call_.depth.walks()) {
+            row = output_plane(call_, outputs.out, item.sample, channel) + oh * p_.out_w;
+            plain_row_of_walk(call_, item.sample, channel, oh, row);
+          } else {
+            plain_row(p_, x, static_cast<const float*>(call_.weight), channel, oh, row);
+          }
+#else
           plain_row(p_, x, static_cast<const float*>(call_.weight), channel, oh, row);
+#endif
           epilogue_row(isa_, row, row, p_.out_w, epilogue);
           if (outputs.partials != nullptr) add_moments(isa_, row, p_.out_w, *partial(outputs, item, co));
         }

@@ -78,7 +78,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     header = resolve(KERNELS / call, volumes="run_depth" in operator)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
-    operator = operator.replace("inputs.device.is_cpu()", "false")
+    for device in ("inputs.device", "device_of(x)"):
+        operator = operator.replace(f"{device}.is_cpu()", "false")
     source.write_text(header + _HALF + operator)
     include = [f"-I{path}" for path in cpp_extension.include_paths()]
     places = [part for p in cpp_extension.library_paths() for part in (f"-L{p}", f"-Wl,-rpath,{p}")]
