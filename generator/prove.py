@@ -279,7 +279,7 @@ def with_formulas(program: Program, text: str) -> dict:
     namespace: dict = {"__name__": "solution"}
     torch.manual_seed(0)
     exec(compile(tree, "<solution>", "exec"), namespace)
-    namespace["_VOLUME_DEVICES"] = ()
+    namespace["_VOLUME_DEVICES"] = ()  # no operator for whole volumes either
     for fused, suffix in kernels_of(program):
         if fused.activation is not None:
             namespace[f"_forward_and_track{suffix}"] = _pooled(namespace[f"_ACTIVATION{suffix}"])

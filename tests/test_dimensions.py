@@ -224,3 +224,18 @@ def test_export_with_any_batch(shelf):
     for size in (3, 7):
         x = torch.randn(size, 3, 5)
         torch.testing.assert_close(program.module()(x), model(x), equal_nan=True)
+
+
+def test_a_long_row_before_the_other_convolutions(shelf):
+    """Long enough to be folded, its element-wise step behind it: outputs and every gradient."""
+    model, new = shelf["one_and_three_dimensions"].pair()
+    assert folded_rows._folded(torch.zeros(2, 3, 6000), 3, 2, 0, 0, 1) is not None
+    results = []
+    for one in (new, model):
+        x = torch.randn(2, 3, 6000, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        out = one(x).nan_to_num()  # of logarithms of negative numbers
+        out.square().sum().backward()
+        results.append([out.detach(), x.grad, *[p.grad for p in one.parameters()]])
+    for ours, theirs in zip(*results, strict=True):
+        assert theirs.count_nonzero() > 0
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))

@@ -78,11 +78,13 @@ def _gradients_of_volumes(ctx, grad) -> list:
 
 
 def _pytorch_gradients(grad, x, weight, axes, groups: int, needs) -> list:
+    """Of x, weight and bias, where there are no kernels of ours for them."""
     stride, padding, output_padding, dilation = axes
-    return torch.ops.aten.convolution_backward.default(
+    found = torch.ops.aten.convolution_backward.default(
         *(grad.contiguous(), x.contiguous(), weight, [grad.shape[1]], stride, padding, dilation),
         *(True, output_padding, groups, needs[:3]),
     )
+    return list(found)
 
 
 def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:
