@@ -18,7 +18,9 @@ SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, withou
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
-_VOLUMES = "TCONV_WALKS_DEPTH"  # kernels_src/depth_walk.h
+# Conditions that a text is emitted with or without: kernels_src/depth_walk.h,
+# kernels_src/cuda/conv_transpose_hopper_packed.cuh.
+_VOLUMES, _PACKED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED"
 
 
 def resolve(
@@ -26,14 +28,16 @@ def resolve(
     replacements: dict[str, str] | None = None,
     given: tuple[Path, ...] = (),
     volumes: bool = False,
+    packed: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
-    headers stand before this text already; `volumes`: with what three dimensions need. Raises
-    Refusal where a file is missing.
+    headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
+    with what reads packed pixels. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
+    conditions = {_VOLUMES: volumes, _PACKED: packed}
     seen: set[Path] = set(given)
 
     def expand(path: Path, included_from: Path | None) -> list[str]:
@@ -47,7 +51,7 @@ def resolve(
                 raise Refusal(f"kernel source {path.relative_to(ROOT)} does not exist{where}")
             text = path.read_text(encoding="utf-8")
         lines = [f"// ---- {path.relative_to(ROOT).as_posix()}"]
-        for line in _selected(text, volumes):
+        for line in _selected(text, conditions):
             include = _INCLUDE.match(line)
             if include:
                 lines += expand(_find(include[1], path), path)
@@ -58,16 +62,16 @@ def resolve(
     return "\n".join(expand(entry.resolve(), None)) + "\n"
 
 
-def _selected(text: str, volumes: bool) -> Iterator[str]:
-    """The lines that are compiled with or without _VOLUMES, and none that ask for it."""
+def _selected(text: str, conditions: dict[str, bool]) -> Iterator[str]:
+    """The lines that are compiled under these conditions, and none that ask for them."""
     kept = [True]  # by depth of conditions
-    asks = []  # does the condition ask for it?
+    asks = []  # does the condition ask for one of them?
     for line in text.splitlines():
         condition = _CONDITION.match(line)
         word, name = condition.groups() if condition else ("", "")
         if word.startswith("if"):
-            asks.append(name == _VOLUMES)
-            chosen = not asks[-1] or (word == "ifdef") == volumes
+            asks.append(name in conditions)
+            chosen = not asks[-1] or (word == "ifdef") == conditions[name]
             kept.append(kept[-1] and chosen)
         if word == "else" and asks[-1]:
             kept[-1] = kept[-2] and not kept[-1]
@@ -150,7 +154,8 @@ def gradient_cuda_source(
     identity's.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
-    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements, volumes=volumes)
+    packed = entry == "gradients" and not volumes
+    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements, (), volumes, packed)
 
 
 def gradient_operator_source(entry: str = "gradients", volumes: bool = False) -> str:

@@ -12,6 +12,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_READS_PACKED
+#include "conv_transpose_hopper_packed.cuh"
+#endif
 #include "conv_transpose_hopper_producers.cuh"
 #include "conv_transpose_hopper_twin.cuh"
 #include "overlapped_launch.cuh"
@@ -271,6 +274,10 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
     }
     if (producer >= data_warps) return;
     __syncwarp();
+#ifdef TCONV_READS_PACKED
+    if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
+      if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
+#endif
     if constexpr (Config::kShape.scattered) {
       produce_pixels<1, false>(args, shared, producer, data_warps, lane);
     } else if (args.whole_batches) {

@@ -41,6 +41,17 @@ constexpr int kBatchesPerUnit = kUnitPixels / kBatchPixels;
 constexpr int kStorePitch = kStoreColumns + 8;
 static_assert(kStoreChannels * kStorePitch * 4 == kStoreBytesPerWarp, "the plan counts the store buffers");
 
+#ifdef TCONV_READS_PACKED
+// An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
+struct PackedInput {
+  const unsigned char* segments;  // null: the input is a tensor
+  FastDivisor by_segment;         // pixels from one strip's first to the next one's
+  FastDivisor by_abreast;         // images side by side, `pitch` pixels apart
+  int columns, rows;              // of an image
+  int strips, blocks, pitch, segment_pixels;
+};
+
+#endif
 template <typename Storage>
 struct HopperArgs {
   Plan plan;
@@ -62,6 +73,9 @@ struct HopperArgs {
   // Pooling: [out_channels] or null; windows give their smallest value where it is negative.
   const Storage* pool_weight;
   Moments* partials;  // or null
+#ifdef TCONV_READS_PACKED
+  PackedInput packed;
+#endif
 #ifdef TCONV_WALKS_DEPTH
   // Images that are slices of volumes (depth_walk.h); a call of two dimensions has volumes of one slice.
   FastDivisor by_slices, by_tap_channels;

@@ -95,13 +95,25 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
 // pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 template <Outputs kOutputs, typename Storage>
+#ifdef TCONV_READS_PACKED
+// packed, or null: what is read in place of call.x, and packed_guard, the guard that those who packed it began with.
+int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
+                     void* workspace, int num_sms, const PackedInput* packed = nullptr,
+                     GuardState* packed_guard = nullptr) {
+  const HopperWorkspace layout(plan);
+  GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
+  const bool clears = packed == nullptr;
+#else
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
-  const ConvTransposeLayer& p = call.layer;
   const HopperWorkspace layout(plan);
-  if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
+  GuardState* const guard = layout.guard(workspace);
+  constexpr bool clears = true;
+#endif
+  const ConvTransposeLayer& p = call.layer;
+  if (sizeof(Storage) == 4 && clears) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
-        cudaMemsetAsync(&layout.guard(workspace)->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
+        cudaMemsetAsync(&guard->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   }
 
@@ -114,13 +126,16 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
-  weights.guard = layout.guard(workspace);
+  weights.guard = guard;
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
                                       dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;
+#ifdef TCONV_READS_PACKED
+  if (packed != nullptr) args.packed = *packed;
+#endif
   args.x = static_cast<const Storage*>(call.x);
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
@@ -143,7 +158,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
-  args.guard = layout.guard(workspace);
+  args.guard = guard;
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;

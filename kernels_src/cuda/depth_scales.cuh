@@ -14,6 +14,7 @@ inline SampledTensor sampled_volumes(SampledTensor image, int64_t size_d, int64_
   constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
   image.size_d = size_d, image.stride_d = stride_d;
   image.count *= size_d;
+  image.dense = image.dense && size_d == 1;
   image.step = image.count > kMost ? (image.count + kMost - 1) / kMost : 1;
   return image;
 }

@@ -11,7 +11,7 @@ namespace cuda {
 
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kBlocks = 256;  // at most, for each tensor
+  static constexpr int kBlocks = 64;  // at most, for each tensor
   static constexpr int kPerThread = 4;
   // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
   // keep 11 bits.
@@ -22,6 +22,7 @@ struct SampledTensor {
   const float* values;
   int64_t size_c, size_h, size_w, stride_n, stride_c, stride_h, stride_w;
   int64_t count, step;  // of values in all; from one value of the sample to the next, about
+  bool dense;           // one value behind the other
 #ifdef TCONV_WALKS_DEPTH
   int64_t size_d = 1, stride_d = 0;  // between channels and rows
 #endif
@@ -42,8 +43,14 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
   for (int i = 0; i < Config::kPerThread; ++i) {
     const int64_t nth = (static_cast<int64_t>(blockIdx.x) * Config::kPerThread + i) * Config::kThreads + threadIdx.x;
     // Not at even distances, which might all lie in one column.
-    const int64_t at = nth * tensor.step + static_cast<int64_t>(static_cast<uint32_t>(nth) * 2654435761u) % tensor.step;
+    const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;
+    const int64_t within = static_cast<int64_t>(hash * static_cast<uint64_t>(tensor.step) >> 32);
+    const int64_t at = nth * tensor.step + within;
     if (at >= tensor.count) continue;
+    if (tensor.dense) {
+      largest = max(largest, __float_as_uint(tensor.values[at]) & 0x7FFFFFFFu);
+      continue;
+    }
     int64_t rest = at;
     const auto next_digit = [&rest](int64_t radix) {
       const int64_t quotient = rest / radix, digit = rest - quotient * radix;
@@ -62,8 +69,13 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
 #endif
     largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
   }
+  __shared__ unsigned of_block;
+  if (threadIdx.x == 0) of_block = 0;
+  __syncthreads();
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);
-  if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(args.largest[blockIdx.y], largest);
+  if (threadIdx.x % 32 == 0) atomicMax(&of_block, largest);
+  __syncthreads();
+  if (threadIdx.x == 0 && of_block > 0) atomicMax(args.largest[blockIdx.y], of_block);
 }
 
 // The exponent of the scale of a tensor with this largest value in its sample.
@@ -88,7 +100,8 @@ inline SampledTensor sampled_tensor(const void* values, int64_t n, int64_t c, in
   using Config = MagnitudeSampleConfig;
   constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
   SampledTensor tensor = {
-      static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1};
+      static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1, false};
+  tensor.dense = stride_w == 1 && stride_h == w && stride_c == h * w && stride_n == c * h * w;
   tensor.step = tensor.count > kMost ? (tensor.count + kMost - 1) / kMost : 1;
   return tensor;
 }

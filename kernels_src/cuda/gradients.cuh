@@ -2,58 +2,79 @@
 // workspace.
 #pragma once
 
+#include <optional>
+
 #include "bias_gradient.cuh"
 #include "input_gradient.cuh"
+#ifdef TCONV_READS_PACKED
+#include "packed_gradients.cuh"
+#endif
 #include "recomputed_conv.cuh"
 #include "weight_gradient.cuh"
 
 namespace tconv {
 namespace cuda {
 
-// The kernels read each gradient's part of the workspace only while they run: all have the same place.
+// Which kernels take the gradients of a call, and the workspace, which each in turn has from its beginning.
+struct GradientsPlan {
+  int64_t status = kOk, total_bytes = 0;
+  std::optional<InputGradientPlan> input;
+  std::optional<WeightGradientPlan> weight;
+  std::optional<BiasGradientPlan> bias;
+#ifdef TCONV_READS_PACKED
+  std::optional<PackedGradientsPlan> packed;  // of both
+#endif
+
+  GradientsPlan(const GradientCall& call, const DeviceLimits& device) {
+    const ConvTransposeLayer& p = call.conv.layer;
+    const auto raise = [this](int64_t bytes) { total_bytes = bytes > total_bytes ? bytes : total_bytes; };
+    if (call.grad_x != nullptr && p.batch > 0) input.emplace(call);
+    if (call.grad_weight != nullptr) weight.emplace(call, device);
+    if (call.grad_bias != nullptr) {
+      bias.emplace(call, device.sm_count);
+      raise(bias->num_parts * p.out_channels * (call.conv.dtype == kFloat64 ? 8 : 4));
+    }
+    if (input && input->status != kOk) status = input->status;
+    if (status == kOk && weight && weight->status != kOk) status = weight->status;
+#ifdef TCONV_READS_PACKED
+    if (input && weight) packed.emplace(call, *input, *weight);
+    if (packed && packed->usable) {
+      raise(packed->total_bytes);
+      return;
+    }
+    packed.reset();
+#endif
+    if (input) raise(input->total_bytes);
+    if (weight) raise(weight->total_bytes);
+  }
+};
+
 inline int64_t gradients_workspace_bytes(const GradientCall& call) {
-  const ConvTransposeLayer& p = call.conv.layer;
   if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
   if (call.conv.out != nullptr) return conv_workspace_bytes<Outputs::kAlone>(call.conv);
   DeviceLimits device;
   if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
-  const int64_t acc_bytes = call.conv.dtype == kFloat64 ? 8 : 4;
-  int64_t most = 0;
-  const auto raise = [&most](int64_t bytes) { most = bytes > most ? bytes : most; };
-  if (call.grad_x != nullptr && p.batch > 0) {
-    const InputGradientPlan plan(call);
-    if (plan.status < 0) return plan.status;
-    raise(plan.total_bytes);
-  }
-  if (call.grad_weight != nullptr) {
-    const WeightGradientPlan plan(call, device);
-    if (plan.status < 0) return plan.status;
-    raise(plan.total_bytes);
-  }
-  if (call.grad_bias != nullptr) raise(BiasGradientPlan(call, device.sm_count).num_parts * p.out_channels * acc_bytes);
-  return most;
+  const GradientsPlan plan(call, device);
+  return plan.status < 0 ? plan.status : plan.total_bytes;
 }
 
 template <typename Storage>
 int64_t launch_gradients(const GradientCall& call) {
   if (call.conv.out != nullptr) return launch_recomputed_conv(call.conv);
-  const ConvTransposeLayer& p = call.conv.layer;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  if (call.grad_x != nullptr && p.batch > 0) {
-    const InputGradientPlan plan(call);
-    TCONV_RETURN_IF_ERROR(plan.status);
-    TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, plan, call.conv.workspace));
+  const GradientsPlan plan(call, device);
+  TCONV_RETURN_IF_ERROR(plan.status);
+  void* const workspace = call.conv.workspace;
+#ifdef TCONV_READS_PACKED
+  if constexpr (sizeof(Storage) < 8) if (plan.packed) {
+    TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(call, *plan.input, *plan.weight, *plan.packed, device));
+    return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
   }
-  if (call.grad_weight != nullptr) {
-    const WeightGradientPlan plan(call, device);
-    TCONV_RETURN_IF_ERROR(plan.status);
-    TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, plan, call.conv.workspace));
-  }
-  if (call.grad_bias != nullptr)
-    TCONV_RETURN_IF_ERROR(
-        launch_bias_gradient<Storage>(call, BiasGradientPlan(call, device.sm_count), call.conv.workspace));
-  return kOk;
+#endif
+  if (plan.input) TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, *plan.input, workspace));
+  if (plan.weight) TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, *plan.weight, workspace));
+  return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
 }
 
 }  // namespace cuda

@@ -24,7 +24,7 @@ struct InputGradientPlan {
   ConvCall walk;     // but for its pointers
   int64_t pitch;     // of planes
   int64_t guard_at;  // of the walk's kernel, in its workspace, where its input's scale is found on the device; or -1
-  int64_t flag_at, weights_at, walk_at, total_bytes;  // in the workspace, planes first
+  int64_t weights_at, walk_at, planes_at, total_bytes;  // in the workspace, behind a flag
 
   explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
     const ConvTransposeLayer& p = call.conv.layer;
@@ -68,16 +68,36 @@ struct InputGradientPlan {
 #endif
     guard_at = hopper_guard_offset(kernel, walk.dtype);
     if (status != kOk || plain) {
-      flag_at = weights_at = walk_at = total_bytes = 0;
+      weights_at = walk_at = planes_at = total_bytes = 0;
       return;
     }
-    flag_at = round_up(planes_bytes, 256);
-    weights_at = flag_at + 256;
+    weights_at = 256;
     walk_at = weights_at +
               round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
-    total_bytes = walk_at + kernel.workspace_bytes;
+    planes_at = round_up(walk_at + kernel.workspace_bytes, 256);
+    total_bytes = planes_at + planes_bytes;
   }
+
+  void* weights(void* workspace) const { return static_cast<char*>(workspace) + weights_at; }
+  void* of_walk(void* workspace) const { return static_cast<char*>(workspace) + walk_at; }
+  // What infinite values of planes are noted in, where taps are absent: infinity times the zero of such a tap is NaN,
+  // where PyTorch has no product.
+  int* repair_if(void* workspace) const { return sliding.absent_taps ? static_cast<int*>(workspace) : nullptr; }
 };
+
+inline int64_t clear_repair_flag(const GradientCall& call, int* flag) {
+  if (flag == nullptr) return kOk;
+  return static_cast<int64_t>(cudaMemsetAsync(flag, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
+}
+
+template <typename Storage>
+int64_t repair_input_gradient(const GradientCall& call, const int* repair_if) {
+  if (repair_if == nullptr) return kOk;
+#ifdef TCONV_WALKS_DEPTH
+  if (call.depth.in > 0) return launch_repair_volume_gradient<Storage>(call, repair_if);
+#endif
+  return launch_input_gradient_plain<Storage>(call, repair_if);
+}
 
 template <typename Storage>
 int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan& plan, void* workspace) {
@@ -89,16 +109,15 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     ConvCall walk = plan.walk;
     walk.stream = call.conv.stream;
     walk.x = call.grad;
-    // Infinity times the zero of an absent tap is NaN, where PyTorch has no product.
-    int* const repair_if = plan.sliding.absent_taps ? reinterpret_cast<int*>(base + plan.flag_at) : nullptr;
-    if (repair_if != nullptr)
-      TCONV_RETURN_IF_ERROR(cudaMemsetAsync(repair_if, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
+    int* const repair_if = plan.repair_if(workspace);
+    TCONV_RETURN_IF_ERROR(clear_repair_flag(call, repair_if));
     if (plan.sliding.strided) {
-      TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base, repair_if));
-      walk.x = base;
+      TCONV_RETURN_IF_ERROR(
+          launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base + plan.planes_at, repair_if));
+      walk.x = base + plan.planes_at;
     }
-    TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
-    walk.weight = base + plan.weights_at;
+    TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, plan.weights(workspace)));
+    walk.weight = plan.weights(workspace);
     const ConvTransposeLayer& p = call.conv.layer;
 #ifdef TCONV_WALKS_DEPTH
     if (plan.guard_at >= 0)
@@ -111,11 +130,9 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
                                             call.grad_stride_c, call.grad_stride_h, call.grad_stride_w),
                              reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at), walk.stream));
 #endif
-    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
-#ifdef TCONV_WALKS_DEPTH
-    if (repair_if != nullptr && call.depth.in > 0) return launch_repair_volume_gradient<Storage>(call, repair_if);
-#endif
-    return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
+    TCONV_RETURN_IF_ERROR(
+        launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, plan.of_walk(workspace)));
+    return repair_input_gradient<Storage>(call, repair_if);
   }
 }
 

@@ -16,7 +16,7 @@ namespace cuda {
 struct GradientPlanesConfig {
   static constexpr int kThreads = 256;
   static constexpr int kVector = 4;  // pitch is a multiple of it
-  static constexpr int kMostBlocks = 1 << 20;
+  static constexpr int kMostBlocks = 1 << 20, kMostFallbackBlocks = 1024;
 };
 
 template <typename Storage>
@@ -30,7 +30,8 @@ struct GradientPlanesArgs {
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   int64_t out_h, out_w, layer_stride_h, layer_stride_w, dilation_h, dilation_w, padding_h, padding_w;
   Storage* planes;
-  int* not_finite;  // null, or set to 1 where a value of the planes is infinite or NaN
+  int* not_finite;    // null, or set to 1 where a value of the planes is infinite or NaN
+  const int* only_if;  // null, or not 0 where the planes are wanted
   int64_t num_units, groups, oc_per_group, plane_h, pitch;
   int classes_h, classes_w;
   FastDivisor64 by_vectors, by_plane_h, by_oc, by_classes_h, by_groups;
@@ -44,6 +45,7 @@ template <typename Storage>
 __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
     gradient_planes_kernel(const __grid_constant__ GradientPlanesArgs<Storage> args) {
   using Config = GradientPlanesConfig;
+  if (args.only_if != nullptr && *args.only_if == 0) return;
   const int64_t step = static_cast<int64_t>(gridDim.x) * Config::kThreads;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x; unit < args.num_units;
        unit += step) {
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
 
 template <typename Storage>
 int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes,
-                               int* not_finite) {
+                               int* not_finite, const int* only_if = nullptr) {
   using Config = GradientPlanesConfig;
   const ConvTransposeLayer& p = call.conv.layer;
   GradientPlanesArgs<Storage> args;
@@ -114,7 +116,7 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.dilation_h = p.dilation_h, args.dilation_w = p.dilation_w;
   args.padding_h = p.padding_h, args.padding_w = p.padding_w;
   args.planes = static_cast<Storage*>(planes);
-  args.not_finite = not_finite;
+  args.not_finite = not_finite, args.only_if = only_if;
   args.groups = p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.plane_h = sliding.h.plane_size, args.pitch = pitch;
   args.classes_h = static_cast<int>(sliding.h.classes), args.classes_w = static_cast<int>(sliding.w.classes);
@@ -133,8 +135,9 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.by_classes_h = FastDivisor64::make(static_cast<uint64_t>(args.classes_h));
   args.by_groups = FastDivisor64::make(static_cast<uint64_t>(p.groups));
   const int64_t blocks = (args.num_units + Config::kThreads - 1) / Config::kThreads;
-  return launch_kernel(gradient_planes_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < Config::kMostBlocks ? blocks : Config::kMostBlocks)),
+  // Those that as a rule find nothing to do are few.
+  const int64_t most = only_if != nullptr ? Config::kMostFallbackBlocks : Config::kMostBlocks;
+  return launch_kernel(gradient_planes_kernel<Storage>, dim3(static_cast<unsigned>(blocks < most ? blocks : most)),
                        dim3(Config::kThreads), 0, call.conv.stream, args);
 }
 

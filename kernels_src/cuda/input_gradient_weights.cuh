@@ -7,6 +7,7 @@
 
 #include "../gradient_call.h"
 #include "check.h"
+#include "fast_divisor.h"
 #include "sliding_layer.h"
 
 namespace tconv {
@@ -22,10 +23,12 @@ struct SwappedWeightsArgs {
   const Storage* weight;
   Storage* swapped;
   SlidingAxis h, w;
-  int64_t kernel_h, kernel_w, channels_per_group, ic_per_group, oc_per_group, count;
+  int64_t kernel_h, kernel_w, ic_per_group, oc_per_group, count;
+  FastDivisor64 by_taps_h, by_taps_w, by_channels, by_ic, by_oc, by_classes_w;
 #ifdef TCONV_WALKS_DEPTH
   SlidingAxis d;
   int64_t kernel_d;
+  FastDivisor64 by_taps_d, by_classes_d;
 #endif
 };
 
@@ -35,22 +38,24 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count; i += step) {
     int64_t rest = i;
-    const auto next_digit = [&rest](int64_t radix) {
-      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+    const auto next_digit = [&rest](const FastDivisor64& by) {
+      const int64_t quotient = by.quotient(rest), digit = rest - quotient * static_cast<int64_t>(by.divisor);
       rest = quotient;
       return digit;
     };
-    const int64_t tap_w = args.w.taps - 1 - next_digit(args.w.taps), tap_h = args.h.taps - 1 - next_digit(args.h.taps);
+    const int64_t tap_w = args.w.taps - 1 - next_digit(args.by_taps_w);
+    const int64_t tap_h = args.h.taps - 1 - next_digit(args.by_taps_h);
 #ifdef TCONV_WALKS_DEPTH
-    const int64_t tap_d = args.d.taps - 1 - next_digit(args.d.taps);
-    const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group);
-    const int64_t kd = next_digit(args.d.classes) + tap_d * args.d.kernel_step, group = rest;
+    const int64_t tap_d = args.d.taps - 1 - next_digit(args.by_taps_d);
+    const int64_t ic = next_digit(args.by_ic), channel = next_digit(args.by_channels);
+    const int64_t kd = next_digit(args.by_classes_d) + tap_d * args.d.kernel_step, group = rest;
 #else
-    const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group), group = rest;
+    const int64_t ic = next_digit(args.by_ic), channel = next_digit(args.by_channels), group = rest;
 #endif
-    const PlaneChannel from(channel, args.w.classes, args.oc_per_group);
-    const int64_t kh = from.class_h + tap_h * args.h.kernel_step, kw = from.class_w + tap_w * args.w.kernel_step;
-    const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + from.oc;
+    rest = channel;
+    const int64_t oc = next_digit(args.by_oc), class_w = next_digit(args.by_classes_w);
+    const int64_t kh = rest + tap_h * args.h.kernel_step, kw = class_w + tap_w * args.w.kernel_step;
+    const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + oc;
 #ifdef TCONV_WALKS_DEPTH
     args.swapped[i] = kd < args.kernel_d && kh < args.kernel_h && kw < args.kernel_w
                           ? args.weight[((pair * args.kernel_d + kd) * args.kernel_h + kh) * args.kernel_w + kw]
@@ -71,15 +76,23 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
   args.swapped = static_cast<Storage*>(swapped);
   args.h = sliding.h, args.w = sliding.w;
   args.kernel_h = p.kernel_h, args.kernel_w = p.kernel_w;
-  args.channels_per_group = sliding.channels_per_group;
+  int64_t channels = sliding.channels_per_group;
   args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.count = p.groups * sliding.channels_per_group * args.ic_per_group * sliding.h.taps * sliding.w.taps;
 #ifdef TCONV_WALKS_DEPTH
   args.d = sliding.d;
   args.kernel_d = call.depth.in == 0 ? 1 : call.depth.kernel;
   args.count *= sliding.d.taps;
-  args.channels_per_group /= sliding.d.classes;  // those of a class in depth
+  args.by_taps_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.taps));
+  args.by_classes_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.classes));
+  channels /= sliding.d.classes;  // those of a class in depth
 #endif
+  args.by_taps_h = FastDivisor64::make(static_cast<uint64_t>(sliding.h.taps));
+  args.by_taps_w = FastDivisor64::make(static_cast<uint64_t>(sliding.w.taps));
+  args.by_channels = FastDivisor64::make(static_cast<uint64_t>(channels));
+  args.by_ic = FastDivisor64::make(static_cast<uint64_t>(args.ic_per_group));
+  args.by_oc = FastDivisor64::make(static_cast<uint64_t>(args.oc_per_group));
+  args.by_classes_w = FastDivisor64::make(static_cast<uint64_t>(sliding.w.classes));
   const int64_t blocks = (args.count + SwappedWeightsConfig::kThreads - 1) / SwappedWeightsConfig::kThreads;
   return launch_kernel(swap_weights_kernel<Storage>,
                        dim3(static_cast<unsigned>(

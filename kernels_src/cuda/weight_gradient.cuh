@@ -76,40 +76,49 @@ struct WeightGradientPlan {
   }
 };
 
+// Of packed pixels, which the Hopper kernel's are, and that serve nothing else.
+struct NothingElse {
+  int64_t operator()(int64_t, int) const { return kOk; }
+};
+
 // Operands in 16 bits, with `state` scaled containers.
-template <bool kBFloat16, typename Storage>
+template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
-                                      GradientState* state) {
+                                      GradientState* state, const AfterGo& after_go) {
   if (plan.kernel == kHopper)
-    return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state);
+    return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state,
+                                                                     after_go);
   return launch_weight_gradient_portable<1, kBFloat16, false, Storage>(call, plan.sliding, plan.portable, workspace,
                                                                        state, nullptr);
 }
 
-template <typename Storage>
-int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+template <typename Storage, typename AfterGo>
+int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                                            const AfterGo& after_go) {
   if constexpr (sizeof(Storage) == 2) {
     return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
-                                                                                          nullptr);
+                                                                                          nullptr, after_go);
   } else {
     if (call.conv.math == kMathStrict)
       return launch_weight_gradient_portable<3, true, false, Storage>(call, plan.sliding, plan.strict, workspace,
                                                                       nullptr, nullptr);
     GradientState* const state = plan.goes().state(workspace);
     TCONV_RETURN_IF_ERROR(launch_scales(call, state));
-    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
+    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state, after_go)));
     return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
                                                                    &state->guard.out_of_range);
   }
 }
 
-template <typename Storage>
-int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+// after_go: of the Hopper kernel alone.
+template <typename Storage, typename AfterGo = NothingElse>
+int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                               const AfterGo& after_go = {}) {
   if (plan.kernel == kPlain) return launch_weight_gradient_plain<Storage>(call, plan.plain, workspace);
   if constexpr (sizeof(Storage) == 8) {
     return kUnsupportedKernel;  // fp64 has the plain kernel alone
   } else {
-    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace));
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace, after_go));
     return launch_weight_gradient_repair<Storage>(call, plan.plain);
   }
 }

@@ -95,10 +95,12 @@ struct HopperPlaces {
   }
 };
 
-// Operands in 16 bits, with `state` scaled containers.
-template <bool kBFloat16, typename Storage>
+// Operands in 16 bits, with `state` scaled containers. after_go(first image, images): launches what else the packed
+// pixels serve.
+template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding,
-                                      const HopperGradientPlan& plan, void* workspace, GradientState* state) {
+                                      const HopperGradientPlan& plan, void* workspace, GradientState* state,
+                                      const AfterGo& after_go) {
   using Config = WeightGradientHopperConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
@@ -118,6 +120,7 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
     TCONV_RETURN_IF_ERROR(
         launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
                       dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
+    TCONV_RETURN_IF_ERROR(after_go(first, count));
   }
   HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
   std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);

@@ -18,8 +18,11 @@ namespace cuda {
 
 // Device-side words of a call; cleared before its kernels run.
 struct GradientState {
-  GuardState guard;
-  unsigned largest[2];  // of x and of g: what their scales follow from
+  GuardState guard;  // and what g's scale follows from
+  unsigned largest_of_x;
+
+  __device__ __forceinline__ int x_exponent() const { return scale_exponent(largest_of_x); }
+  __device__ __forceinline__ int grad_exponent() const { return scale_exponent(guard.largest); }
 };
 
 struct PackConfig {
@@ -43,11 +46,15 @@ struct PackArgs {
   unsigned num_segments;  // of the images that are packed
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
-  int scale_index;       // of state->largest
+  bool planes;           // of g; else x
 #ifdef TCONV_WALKS_DEPTH
   VolumeImages images;  // for from_n
   int first_image;      // that is packed
 #endif
+
+  __device__ __forceinline__ float scale() const {
+    return power_of_two(planes ? state->grad_exponent() : state->x_exponent());
+  }
 };
 
 // v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the
@@ -145,7 +152,7 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   }
 
   float scale = 1.0f;
-  if constexpr (kContainers) scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
+  if constexpr (kContainers) scale = args.scale();
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   bool subnormal = false;
   for (int pixel = lane; pixel < packed.segment_pixels; pixel += 32) {

@@ -234,7 +234,7 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   }
 
   ChunkPacker<kPieces, Storage> packer;
-  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
+  if constexpr (packer.kContainers) packer.scale = args.scale();
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1

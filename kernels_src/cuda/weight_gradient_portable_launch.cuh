@@ -124,7 +124,7 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
   args.count = count;
   args.packed = planes ? layout.planes : layout.x;
   args.to = nullptr, args.state = nullptr;
-  args.scale_index = planes ? 1 : 0;
+  args.planes = planes;
   if (planes) {
     args.from_n = call.grad_stride_n, args.from_c = call.grad_stride_c, args.from_h = call.grad_stride_h,
     args.from_w = call.grad_stride_w;
@@ -219,7 +219,7 @@ inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
   args.tensors[1] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
                                    call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
 #endif
-  for (int i = 0; i < 2; ++i) args.largest[i] = &state->largest[i];
+  args.largest[0] = &state->largest_of_x, args.largest[1] = &state->guard.largest;
   return launch_sample_magnitudes(args, 2, call.conv.stream);
 }
 

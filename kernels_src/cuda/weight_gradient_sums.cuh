@@ -15,6 +15,8 @@ namespace cuda {
 
 struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
+  static constexpr int kInFlight = 16;  // loads of a thread
+  static constexpr int kBlocks = 4;     // of a multiprocessor
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
   static_assert(kRows == 4, "the kernel's order of rows");
@@ -43,7 +45,7 @@ struct WeightGradientSumsArgs {
 };
 
 template <typename Storage, typename Places>
-__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
+__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGradientSumsConfig::kBlocks)
     sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
   using Config = WeightGradientSumsConfig;
   if (args.only_if != nullptr && *args.only_if == 0) return;
@@ -69,14 +71,20 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
       args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
   double sum = 0.0;
   for (int inner = 0; inner < at.inner; ++inner) {
-#pragma unroll 8
-    for (int outer = 0; outer < at.outer; ++outer)
-      sum += from[(static_cast<int64_t>(outer) * at.outer_step + static_cast<int64_t>(inner) * at.inner_step) *
-                  WeightGradientConfig::kTileValues];
+    const float* next = from + static_cast<int64_t>(inner) * at.inner_step * WeightGradientConfig::kTileValues;
+    const int64_t step = static_cast<int64_t>(at.outer_step) * WeightGradientConfig::kTileValues;
+#pragma unroll 1
+    for (int outer = 0; outer < at.outer; outer += Config::kInFlight) {
+      float parts[Config::kInFlight];
+#pragma unroll
+      for (int i = 0; i < Config::kInFlight; ++i, next += step) parts[i] = outer + i < at.outer ? *next : 0.0f;
+#pragma unroll
+      for (int i = 0; i < Config::kInFlight; ++i) sum += parts[i];
+    }
   }
   // In fp64, where both scales together are a number.
   if (args.state != nullptr)
-    sum = ldexp(sum, -scale_exponent(args.state->largest[0]) - scale_exponent(args.state->largest[1]));
+    sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
   const float v = static_cast<float>(sum);
 #ifdef TCONV_WALKS_DEPTH
   args.grad_weight[args.weight.of_pair(group * args.ic_per_group + ic, to.oc) + kh * args.kernel_w + kw] =

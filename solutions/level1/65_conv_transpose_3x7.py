@@ -26,10 +26,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
-sha256 of CUDA_SOURCE:     79b99959f31abed2505de7092503ff8326080f23e471e22bc94630a686e07a79
+sha256 of CUDA_SOURCE:     4531bc5605409146767918053ce0229dfa33ae44c4c5343b5d23ee8f3940595c
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: e37a6729dc5ba0df5fd99e39353838336e0c90a3be9fb3e936bc99664f8a8b26
+sha256 of GRADIENT_CUDA_SOURCE: 98fc6d9f75dcd7bfc177caa7c4e049c34c3e89e1249181bf54121debd64a1d4f
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -5073,11 +5073,13 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms) {
-  const ConvTransposeLayer& p = call.layer;
   const HopperWorkspace layout(plan);
-  if (sizeof(Storage) == 4) {  // nothing raises the guard over 16-bit inputs
+  GuardState* const guard = layout.guard(workspace);
+  constexpr bool clears = true;
+  const ConvTransposeLayer& p = call.layer;
+  if (sizeof(Storage) == 4 && clears) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
-        cudaMemsetAsync(&layout.guard(workspace)->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
+        cudaMemsetAsync(&guard->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
   }
 
@@ -5087,7 +5089,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.weight = static_cast<const Storage*>(call.weight);
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
-  weights.guard = layout.guard(workspace);
+  weights.guard = guard;
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
                                       dim3(WeightsConfig::kThreads), 0, call.stream, weights));
@@ -5113,7 +5115,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
-  args.guard = layout.guard(workspace);
+  args.guard = guard;
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
@@ -7942,6 +7944,8 @@ GRADIENT_CUDA_SOURCE = r"""
 // The one door to the gradients on CUDA: picks kernels and launches them, one gradient after the other in one
 // workspace.
 
+#include <optional>
+
 // ---- kernels_src/cuda/bias_gradient.cuh
 // Gradient of the bias: sums of g over samples and pixels, channel by channel, in two stages of fixed order; any
 // strides. Bound by reading g: a *line* is a run of values at one distance, a whole plane where rows lie behind each
@@ -8163,7 +8167,126 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1430 to 1541 of CUDA_SOURCE
 // ==== lines 1592 to 2697 of CUDA_SOURCE
-// ==== lines 2847 to 5500 of CUDA_SOURCE
+// ==== lines 2847 to 3152 of CUDA_SOURCE
+// An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
+struct PackedInput {
+  const unsigned char* segments;  // null: the input is a tensor
+  FastDivisor by_segment;         // pixels from one strip's first to the next one's
+  FastDivisor by_abreast;         // images side by side, `pitch` pixels apart
+  int columns, rows;              // of an image
+  int strips, blocks, pitch, segment_pixels;
+};
+
+// ==== lines 3152 to 3173 of CUDA_SOURCE
+  PackedInput packed;
+// ==== lines 3173 to 3855 of CUDA_SOURCE
+// ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
+// Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
+// numbers, 64 channels side by side, which go to shared memory as they are.
+
+// ==== lines 3855 to 4181 of CUDA_SOURCE
+
+namespace tconv {
+namespace cuda {
+namespace hopper {
+
+// Copies 16 bytes to shared memory, or zeros where they are not there.
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+// Arrives once this thread's copies are done.
+__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Where a quad of a batch's pixels was packed: all in one row of one strip, for rows of the line begin with quads.
+struct PackedQuad {
+  uint32_t first;  // 16-byte chunks before its first pixel
+  uint32_t there;  // the first of its pixels that is there, behind 3 bits the end of those, behind 6 its own first pixel
+
+  __device__ __forceinline__ uint32_t begin() const { return there & 7; }
+  __device__ __forceinline__ uint32_t end() const { return there >> 3 & 7; }
+  __device__ __forceinline__ uint32_t pixel() const { return there >> 6; }
+
+  __device__ __forceinline__ static PackedQuad of_lane(const PackedQuad& mine, int lane) {
+    return {__shfl_sync(0xFFFFFFFFu, mine.first, lane), __shfl_sync(0xFFFFFFFFu, mine.there, lane)};
+  }
+};
+
+template <typename Storage>
+__device__ __forceinline__ PackedQuad find_quad(const BatchWalk<Storage>& walk, int quad) {
+  const HopperArgs<Storage>& args = walk.args;
+  const Plan& plan = args.plan;
+  const PackedInput& packed = args.packed;
+  int batch = walk.batch, ic_block = walk.ic_block;
+  if (plan.ring_ic_blocks > 1) {
+    batch = static_cast<int>(args.by_ring_ic_blocks.quotient(batch));
+    ic_block = walk.batch - batch * plan.ring_ic_blocks;
+  }
+  const int position = walk.at.first_tile * plan.tile_pixels + batch * kBatchPixels + quad * kVectorPixels;
+  const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+  int row = line_row + plan.row_offset, image = walk.at.sample;
+  if (plan.line_samples > 1) {
+    const int nth = static_cast<int>(args.by_image_rows.quotient(line_row));
+    row -= nth * plan.image_rows;
+    image += nth;
+  }
+  const int column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
+  const bool inside = image < args.batch && row >= 0 && row < packed.rows && column > -kVectorPixels;
+  const int begin = max(-column, 0), end = inside ? min(packed.columns - column, kVectorPixels) : 0;
+  if (begin >= end) return {0, 0};
+  const int sample = static_cast<int>(packed.by_abreast.quotient(image));
+  const int of_row = (image - sample * static_cast<int>(packed.by_abreast.divisor)) * packed.pitch + column;
+  const int strip = min(static_cast<int>(packed.by_segment.quotient(max(of_row, 0))), packed.strips - 1);
+  const int pixel = of_row - strip * static_cast<int>(packed.by_segment.divisor);
+  const uint32_t block = (sample * plan.num_groups + walk.at.group) * packed.blocks + ic_block;
+  const uint32_t segment = (block * packed.strips + strip) * packed.rows + row;
+  constexpr int kChunks = kPixelBytes / 16;
+  return {(segment * packed.segment_pixels + pixel) * kChunks,
+          static_cast<uint32_t>(begin | end << 3 | (pixel & 7) << 6)};
+}
+
+// A data warp's part; neighbouring lanes take the chunks of a pixel that are wanted.
+template <typename Storage>
+__device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, const Shared& shared, int warp,
+                                               int data_warps, int lane) {
+  const Plan& plan = args.plan;
+  const uint4* const segments = reinterpret_cast<const uint4*>(args.packed.segments);
+  const int chunk_bits = args.channel_halves == 2 ? 3 : 2, chunk = lane & ((1 << chunk_bits) - 1);
+  for (BatchWalk<Storage> walk(args, warp); !walk.done(); walk.step(data_warps)) {
+    const PackedQuad mine = find_quad(walk, lane % (kBatchPixels / kVectorPixels));
+    const BatchPlace place(args, walk.ring);
+    const bool mirrored = place.pixel < plan.mirror_pixels;
+    await_free(shared, place, walk.ring.parity);
+    const int first = place.part * plan.ring_block_pixels + place.pixel;
+#pragma unroll 4
+    for (int i = lane >> chunk_bits; i < kBatchPixels; i += 32 >> chunk_bits) {
+      const PackedQuad quad = PackedQuad::of_lane(mine, i / kVectorPixels);
+      const uint32_t nth = i % kVectorPixels;
+      const bool there = nth >= quad.begin() && nth < quad.end();
+      // Either place has its own swizzle.
+      const uint32_t from = quad.first + nth * 8 + ((chunk ^ (quad.pixel() + nth)) & 7);
+      const uint32_t to = shared.ring + (first + i) * kPixelBytes + ((chunk ^ (first + i)) & 7) * 16;
+      const uint4* const source = segments + (there ? from : 0);
+      copy_chunk(to, source, there);
+      if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
+    }
+    arrive_after_copies(shared.unit_full + 8 * place.unit());
+// ==== lines 4175 to 4602 of CUDA_SOURCE
+    if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
+      if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
+// ==== lines 4602 to 5020 of CUDA_SOURCE
+// packed, or null: what is read in place of call.x, and packed_guard, the guard that those who packed it began with.
+int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
+                     void* workspace, int num_sms, const PackedInput* packed = nullptr,
+                     GuardState* packed_guard = nullptr) {
+  const HopperWorkspace layout(plan);
+  GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
+  const bool clears = packed == nullptr;
+// ==== lines 5025 to 5045 of CUDA_SOURCE
+  if (packed != nullptr) args.packed = *packed;
+// ==== lines 5045 to 5502 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -8336,7 +8459,7 @@ namespace cuda {
 struct GradientPlanesConfig {
   static constexpr int kThreads = 256;
   static constexpr int kVector = 4;  // pitch is a multiple of it
-  static constexpr int kMostBlocks = 1 << 20;
+  static constexpr int kMostBlocks = 1 << 20, kMostFallbackBlocks = 1024;
 };
 
 template <typename Storage>
@@ -8350,7 +8473,8 @@ struct GradientPlanesArgs {
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   int64_t out_h, out_w, layer_stride_h, layer_stride_w, dilation_h, dilation_w, padding_h, padding_w;
   Storage* planes;
-  int* not_finite;  // null, or set to 1 where a value of the planes is infinite or NaN
+  int* not_finite;    // null, or set to 1 where a value of the planes is infinite or NaN
+  const int* only_if;  // null, or not 0 where the planes are wanted
   int64_t num_units, groups, oc_per_group, plane_h, pitch;
   int classes_h, classes_w;
   FastDivisor64 by_vectors, by_plane_h, by_oc, by_classes_h, by_groups;
@@ -8360,6 +8484,7 @@ template <typename Storage>
 __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
     gradient_planes_kernel(const __grid_constant__ GradientPlanesArgs<Storage> args) {
   using Config = GradientPlanesConfig;
+  if (args.only_if != nullptr && *args.only_if == 0) return;
   const int64_t step = static_cast<int64_t>(gridDim.x) * Config::kThreads;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x; unit < args.num_units;
        unit += step) {
@@ -8399,7 +8524,7 @@ __global__ void __launch_bounds__(GradientPlanesConfig::kThreads)
 
 template <typename Storage>
 int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sliding, int64_t pitch, void* planes,
-                               int* not_finite) {
+                               int* not_finite, const int* only_if = nullptr) {
   using Config = GradientPlanesConfig;
   const ConvTransposeLayer& p = call.conv.layer;
   GradientPlanesArgs<Storage> args;
@@ -8411,7 +8536,7 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.dilation_h = p.dilation_h, args.dilation_w = p.dilation_w;
   args.padding_h = p.padding_h, args.padding_w = p.padding_w;
   args.planes = static_cast<Storage*>(planes);
-  args.not_finite = not_finite;
+  args.not_finite = not_finite, args.only_if = only_if;
   args.groups = p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.plane_h = sliding.h.plane_size, args.pitch = pitch;
   args.classes_h = static_cast<int>(sliding.h.classes), args.classes_w = static_cast<int>(sliding.w.classes);
@@ -8423,8 +8548,9 @@ int64_t launch_gradient_planes(const GradientCall& call, const SlidingLayer& sli
   args.by_classes_h = FastDivisor64::make(static_cast<uint64_t>(args.classes_h));
   args.by_groups = FastDivisor64::make(static_cast<uint64_t>(p.groups));
   const int64_t blocks = (args.num_units + Config::kThreads - 1) / Config::kThreads;
-  return launch_kernel(gradient_planes_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < Config::kMostBlocks ? blocks : Config::kMostBlocks)),
+  // Those that as a rule find nothing to do are few.
+  const int64_t most = only_if != nullptr ? Config::kMostFallbackBlocks : Config::kMostBlocks;
+  return launch_kernel(gradient_planes_kernel<Storage>, dim3(static_cast<unsigned>(blocks < most ? blocks : most)),
                        dim3(Config::kThreads), 0, call.conv.stream, args);
 }
 
@@ -8451,7 +8577,8 @@ struct SwappedWeightsArgs {
   const Storage* weight;
   Storage* swapped;
   SlidingAxis h, w;
-  int64_t kernel_h, kernel_w, channels_per_group, ic_per_group, oc_per_group, count;
+  int64_t kernel_h, kernel_w, ic_per_group, oc_per_group, count;
+  FastDivisor64 by_taps_h, by_taps_w, by_channels, by_ic, by_oc, by_classes_w;
 };
 
 template <typename Storage>
@@ -8460,16 +8587,18 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count; i += step) {
     int64_t rest = i;
-    const auto next_digit = [&rest](int64_t radix) {
-      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+    const auto next_digit = [&rest](const FastDivisor64& by) {
+      const int64_t quotient = by.quotient(rest), digit = rest - quotient * static_cast<int64_t>(by.divisor);
       rest = quotient;
       return digit;
     };
-    const int64_t tap_w = args.w.taps - 1 - next_digit(args.w.taps), tap_h = args.h.taps - 1 - next_digit(args.h.taps);
-    const int64_t ic = next_digit(args.ic_per_group), channel = next_digit(args.channels_per_group), group = rest;
-    const PlaneChannel from(channel, args.w.classes, args.oc_per_group);
-    const int64_t kh = from.class_h + tap_h * args.h.kernel_step, kw = from.class_w + tap_w * args.w.kernel_step;
-    const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + from.oc;
+    const int64_t tap_w = args.w.taps - 1 - next_digit(args.by_taps_w);
+    const int64_t tap_h = args.h.taps - 1 - next_digit(args.by_taps_h);
+    const int64_t ic = next_digit(args.by_ic), channel = next_digit(args.by_channels), group = rest;
+    rest = channel;
+    const int64_t oc = next_digit(args.by_oc), class_w = next_digit(args.by_classes_w);
+    const int64_t kh = rest + tap_h * args.h.kernel_step, kw = class_w + tap_w * args.w.kernel_step;
+    const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + oc;
     args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w
                           ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
                           : static_cast<Storage>(0.0f);
@@ -8484,9 +8613,15 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
   args.swapped = static_cast<Storage*>(swapped);
   args.h = sliding.h, args.w = sliding.w;
   args.kernel_h = p.kernel_h, args.kernel_w = p.kernel_w;
-  args.channels_per_group = sliding.channels_per_group;
+  int64_t channels = sliding.channels_per_group;
   args.ic_per_group = p.in_channels / p.groups, args.oc_per_group = p.out_channels / p.groups;
   args.count = p.groups * sliding.channels_per_group * args.ic_per_group * sliding.h.taps * sliding.w.taps;
+  args.by_taps_h = FastDivisor64::make(static_cast<uint64_t>(sliding.h.taps));
+  args.by_taps_w = FastDivisor64::make(static_cast<uint64_t>(sliding.w.taps));
+  args.by_channels = FastDivisor64::make(static_cast<uint64_t>(channels));
+  args.by_ic = FastDivisor64::make(static_cast<uint64_t>(args.ic_per_group));
+  args.by_oc = FastDivisor64::make(static_cast<uint64_t>(args.oc_per_group));
+  args.by_classes_w = FastDivisor64::make(static_cast<uint64_t>(sliding.w.classes));
   const int64_t blocks = (args.count + SwappedWeightsConfig::kThreads - 1) / SwappedWeightsConfig::kThreads;
   return launch_kernel(swap_weights_kernel<Storage>,
                        dim3(static_cast<unsigned>(
@@ -8512,7 +8647,7 @@ namespace cuda {
 
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kBlocks = 256;  // at most, for each tensor
+  static constexpr int kBlocks = 64;  // at most, for each tensor
   static constexpr int kPerThread = 4;
   // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
   // keep 11 bits.
@@ -8523,6 +8658,7 @@ struct SampledTensor {
   const float* values;
   int64_t size_c, size_h, size_w, stride_n, stride_c, stride_h, stride_w;
   int64_t count, step;  // of values in all; from one value of the sample to the next, about
+  bool dense;           // one value behind the other
 };
 
 // A row of the grid's blocks for each tensor. largest: magnitudes' bits, zeros before.
@@ -8540,8 +8676,14 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
   for (int i = 0; i < Config::kPerThread; ++i) {
     const int64_t nth = (static_cast<int64_t>(blockIdx.x) * Config::kPerThread + i) * Config::kThreads + threadIdx.x;
     // Not at even distances, which might all lie in one column.
-    const int64_t at = nth * tensor.step + static_cast<int64_t>(static_cast<uint32_t>(nth) * 2654435761u) % tensor.step;
+    const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;
+    const int64_t within = static_cast<int64_t>(hash * static_cast<uint64_t>(tensor.step) >> 32);
+    const int64_t at = nth * tensor.step + within;
     if (at >= tensor.count) continue;
+    if (tensor.dense) {
+      largest = max(largest, __float_as_uint(tensor.values[at]) & 0x7FFFFFFFu);
+      continue;
+    }
     int64_t rest = at;
     const auto next_digit = [&rest](int64_t radix) {
       const int64_t quotient = rest / radix, digit = rest - quotient * radix;
@@ -8553,8 +8695,13 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
         tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
     largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
   }
+  __shared__ unsigned of_block;
+  if (threadIdx.x == 0) of_block = 0;
+  __syncthreads();
   largest = __reduce_max_sync(0xFFFFFFFFu, largest);
-  if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(args.largest[blockIdx.y], largest);
+  if (threadIdx.x % 32 == 0) atomicMax(&of_block, largest);
+  __syncthreads();
+  if (threadIdx.x == 0 && of_block > 0) atomicMax(args.largest[blockIdx.y], of_block);
 }
 
 // The exponent of the scale of a tensor with this largest value in its sample.
@@ -8579,7 +8726,8 @@ inline SampledTensor sampled_tensor(const void* values, int64_t n, int64_t c, in
   using Config = MagnitudeSampleConfig;
   constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
   SampledTensor tensor = {
-      static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1};
+      static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1, false};
+  tensor.dense = stride_w == 1 && stride_h == w && stride_c == h * w && stride_n == c * h * w;
   tensor.step = tensor.count > kMost ? (tensor.count + kMost - 1) / kMost : 1;
   return tensor;
 }
@@ -8648,7 +8796,7 @@ struct InputGradientPlan {
   ConvCall walk;     // but for its pointers
   int64_t pitch;     // of planes
   int64_t guard_at;  // of the walk's kernel, in its workspace, where its input's scale is found on the device; or -1
-  int64_t flag_at, weights_at, walk_at, total_bytes;  // in the workspace, planes first
+  int64_t weights_at, walk_at, planes_at, total_bytes;  // in the workspace, behind a flag
 
   explicit InputGradientPlan(const GradientCall& call) : status(kOk), plain(false), sliding(call.conv.layer), walk{} {
     const ConvTransposeLayer& p = call.conv.layer;
@@ -8682,16 +8830,33 @@ struct InputGradientPlan {
     plain = kernel.kernel == kPlain;
     guard_at = hopper_guard_offset(kernel, walk.dtype);
     if (status != kOk || plain) {
-      flag_at = weights_at = walk_at = total_bytes = 0;
+      weights_at = walk_at = planes_at = total_bytes = 0;
       return;
     }
-    flag_at = round_up(planes_bytes, 256);
-    weights_at = flag_at + 256;
+    weights_at = 256;
     walk_at = weights_at +
               round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
-    total_bytes = walk_at + kernel.workspace_bytes;
+    planes_at = round_up(walk_at + kernel.workspace_bytes, 256);
+    total_bytes = planes_at + planes_bytes;
   }
+
+  void* weights(void* workspace) const { return static_cast<char*>(workspace) + weights_at; }
+  void* of_walk(void* workspace) const { return static_cast<char*>(workspace) + walk_at; }
+  // What infinite values of planes are noted in, where taps are absent: infinity times the zero of such a tap is NaN,
+  // where PyTorch has no product.
+  int* repair_if(void* workspace) const { return sliding.absent_taps ? static_cast<int*>(workspace) : nullptr; }
 };
+
+inline int64_t clear_repair_flag(const GradientCall& call, int* flag) {
+  if (flag == nullptr) return kOk;
+  return static_cast<int64_t>(cudaMemsetAsync(flag, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
+}
+
+template <typename Storage>
+int64_t repair_input_gradient(const GradientCall& call, const int* repair_if) {
+  if (repair_if == nullptr) return kOk;
+  return launch_input_gradient_plain<Storage>(call, repair_if);
+}
 
 template <typename Storage>
 int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan& plan, void* workspace) {
@@ -8703,29 +8868,33 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
     ConvCall walk = plan.walk;
     walk.stream = call.conv.stream;
     walk.x = call.grad;
-    // Infinity times the zero of an absent tap is NaN, where PyTorch has no product.
-    int* const repair_if = plan.sliding.absent_taps ? reinterpret_cast<int*>(base + plan.flag_at) : nullptr;
-    if (repair_if != nullptr)
-      TCONV_RETURN_IF_ERROR(cudaMemsetAsync(repair_if, 0, sizeof(int), static_cast<cudaStream_t>(call.conv.stream)));
+    int* const repair_if = plan.repair_if(workspace);
+    TCONV_RETURN_IF_ERROR(clear_repair_flag(call, repair_if));
     if (plan.sliding.strided) {
-      TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base, repair_if));
-      walk.x = base;
+      TCONV_RETURN_IF_ERROR(
+          launch_gradient_planes<Storage>(call, plan.sliding, plan.pitch, base + plan.planes_at, repair_if));
+      walk.x = base + plan.planes_at;
     }
-    TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, base + plan.weights_at));
-    walk.weight = base + plan.weights_at;
+    TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, plan.sliding, plan.weights(workspace)));
+    walk.weight = plan.weights(workspace);
     const ConvTransposeLayer& p = call.conv.layer;
     if (plan.guard_at >= 0)
       TCONV_RETURN_IF_ERROR(
           launch_input_scale(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
                                             call.grad_stride_c, call.grad_stride_h, call.grad_stride_w),
                              reinterpret_cast<GuardState*>(base + plan.walk_at + plan.guard_at), walk.stream));
-    TCONV_RETURN_IF_ERROR(launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, base + plan.walk_at));
-    return repair_if == nullptr ? kOk : launch_input_gradient_plain<Storage>(call, repair_if);
+    TCONV_RETURN_IF_ERROR(
+        launch_conv_transpose<Outputs::kAlone>(walk, {call.grad_x, nullptr}, plan.of_walk(workspace)));
+    return repair_input_gradient<Storage>(call, repair_if);
   }
 }
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/packed_gradients.cuh
+// Both gradients from one packing of g: what the weight gradient's Hopper kernel has packed, the input gradient's reads,
+// too, in place of g or of its planes. The batch goes by in as many goes as it is packed in.
+
 // ---- kernels_src/cuda/weight_gradient.cuh
 // The weight gradient: picks a kernel and launches it.
 
@@ -9343,8 +9512,11 @@ namespace cuda {
 
 // Device-side words of a call; cleared before its kernels run.
 struct GradientState {
-  GuardState guard;
-  unsigned largest[2];  // of x and of g: what their scales follow from
+  GuardState guard;  // and what g's scale follows from
+  unsigned largest_of_x;
+
+  __device__ __forceinline__ int x_exponent() const { return scale_exponent(largest_of_x); }
+  __device__ __forceinline__ int grad_exponent() const { return scale_exponent(guard.largest); }
 };
 
 struct PackConfig {
@@ -9368,7 +9540,11 @@ struct PackArgs {
   unsigned num_segments;  // of the images that are packed
   unsigned char* to;
   GradientState* state;  // containers: scale and guard
-  int scale_index;       // of state->largest
+  bool planes;           // of g; else x
+
+  __device__ __forceinline__ float scale() const {
+    return power_of_two(planes ? state->grad_exponent() : state->x_exponent());
+  }
 };
 
 // v = first + second + third, 8 significant bits each. What is not finite goes into the third piece, which meets the
@@ -9456,7 +9632,7 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   }
 
   float scale = 1.0f;
-  if constexpr (kContainers) scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
+  if constexpr (kContainers) scale = args.scale();
   __half2 largest = __floats2half2_rn(0.0f, 0.0f);
   bool subnormal = false;
   for (int pixel = lane; pixel < packed.segment_pixels; pixel += 32) {
@@ -9734,7 +9910,7 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
   }
 
   ChunkPacker<kPieces, Storage> packer;
-  if constexpr (packer.kContainers) packer.scale = power_of_two(scale_exponent(args.state->largest[args.scale_index]));
+  if constexpr (packer.kContainers) packer.scale = args.scale();
   Pixels pixels;
   load(pixels, first_row, 0);
 #pragma unroll 1
@@ -10125,6 +10301,8 @@ namespace cuda {
 
 struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
+  static constexpr int kInFlight = 16;  // loads of a thread
+  static constexpr int kBlocks = 4;     // of a multiprocessor
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
   static_assert(kRows == 4, "the kernel's order of rows");
@@ -10150,7 +10328,7 @@ struct WeightGradientSumsArgs {
 };
 
 template <typename Storage, typename Places>
-__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
+__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGradientSumsConfig::kBlocks)
     sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
   using Config = WeightGradientSumsConfig;
   if (args.only_if != nullptr && *args.only_if == 0) return;
@@ -10176,14 +10354,20 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
       args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
   double sum = 0.0;
   for (int inner = 0; inner < at.inner; ++inner) {
-#pragma unroll 8
-    for (int outer = 0; outer < at.outer; ++outer)
-      sum += from[(static_cast<int64_t>(outer) * at.outer_step + static_cast<int64_t>(inner) * at.inner_step) *
-                  WeightGradientConfig::kTileValues];
+    const float* const first = from + static_cast<int64_t>(inner) * at.inner_step * WeightGradientConfig::kTileValues;
+    const int64_t step = static_cast<int64_t>(at.outer_step) * WeightGradientConfig::kTileValues;
+#pragma unroll 1
+    for (int outer = 0; outer < at.outer; outer += Config::kInFlight) {
+      float parts[Config::kInFlight];
+#pragma unroll
+      for (int i = 0; i < Config::kInFlight; ++i) parts[i] = outer + i < at.outer ? first[(outer + i) * step] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < Config::kInFlight; ++i) sum += parts[i];
+    }
   }
   // In fp64, where both scales together are a number.
   if (args.state != nullptr)
-    sum = ldexp(sum, -scale_exponent(args.state->largest[0]) - scale_exponent(args.state->largest[1]));
+    sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
   const float v = static_cast<float>(sum);
   const int64_t pair_of_channels = static_cast<int64_t>(group * args.ic_per_group + ic) * args.oc_per_group + to.oc;
   args.grad_weight[(pair_of_channels * args.kernel_h + kh) * args.kernel_w + kw] = to_storage<Storage>(v);
@@ -10305,7 +10489,7 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
   args.count = count;
   args.packed = planes ? layout.planes : layout.x;
   args.to = nullptr, args.state = nullptr;
-  args.scale_index = planes ? 1 : 0;
+  args.planes = planes;
   if (planes) {
     args.from_n = call.grad_stride_n, args.from_c = call.grad_stride_c, args.from_h = call.grad_stride_h,
     args.from_w = call.grad_stride_w;
@@ -10390,7 +10574,7 @@ inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
                                    p.x_stride_h, p.x_stride_w);
   args.tensors[1] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
                                    call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
-  for (int i = 0; i < 2; ++i) args.largest[i] = &state->largest[i];
+  args.largest[0] = &state->largest_of_x, args.largest[1] = &state->guard.largest;
   return launch_sample_magnitudes(args, 2, call.conv.stream);
 }
 
@@ -10557,10 +10741,12 @@ struct HopperPlaces {
   }
 };
 
-// Operands in 16 bits, with `state` scaled containers.
-template <bool kBFloat16, typename Storage>
+// Operands in 16 bits, with `state` scaled containers. after_go(first image, images): launches what else the packed
+// pixels serve.
+template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding,
-                                      const HopperGradientPlan& plan, void* workspace, GradientState* state) {
+                                      const HopperGradientPlan& plan, void* workspace, GradientState* state,
+                                      const AfterGo& after_go) {
   using Config = WeightGradientHopperConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
@@ -10580,6 +10766,7 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
     TCONV_RETURN_IF_ERROR(
         launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
                       dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
+    TCONV_RETURN_IF_ERROR(after_go(first, count));
   }
   HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
   std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
@@ -10879,40 +11066,49 @@ struct WeightGradientPlan {
   }
 };
 
+// Of packed pixels, which the Hopper kernel's are, and that serve nothing else.
+struct NothingElse {
+  int64_t operator()(int64_t, int) const { return kOk; }
+};
+
 // Operands in 16 bits, with `state` scaled containers.
-template <bool kBFloat16, typename Storage>
+template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
-                                      GradientState* state) {
+                                      GradientState* state, const AfterGo& after_go) {
   if (plan.kernel == kHopper)
-    return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state);
+    return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state,
+                                                                     after_go);
   return launch_weight_gradient_portable<1, kBFloat16, false, Storage>(call, plan.sliding, plan.portable, workspace,
                                                                        state, nullptr);
 }
 
-template <typename Storage>
-int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+template <typename Storage, typename AfterGo>
+int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                                            const AfterGo& after_go) {
   if constexpr (sizeof(Storage) == 2) {
     return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
-                                                                                          nullptr);
+                                                                                          nullptr, after_go);
   } else {
     if (call.conv.math == kMathStrict)
       return launch_weight_gradient_portable<3, true, false, Storage>(call, plan.sliding, plan.strict, workspace,
                                                                       nullptr, nullptr);
     GradientState* const state = plan.goes().state(workspace);
     TCONV_RETURN_IF_ERROR(launch_scales(call, state));
-    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state)));
+    TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state, after_go)));
     return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
                                                                    &state->guard.out_of_range);
   }
 }
 
-template <typename Storage>
-int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace) {
+// after_go: of the Hopper kernel alone.
+template <typename Storage, typename AfterGo = NothingElse>
+int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
+                               const AfterGo& after_go = {}) {
   if (plan.kernel == kPlain) return launch_weight_gradient_plain<Storage>(call, plan.plain, workspace);
   if constexpr (sizeof(Storage) == 8) {
     return kUnsupportedKernel;  // fp64 has the plain kernel alone
   } else {
-    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace));
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient_tensor_cores<Storage>(call, plan, workspace, after_go));
     return launch_weight_gradient_repair<Storage>(call, plan.plain);
   }
 }
@@ -10923,50 +11119,159 @@ int64_t launch_weight_gradient(const GradientCall& call, const WeightGradientPla
 namespace tconv {
 namespace cuda {
 
-// The kernels read each gradient's part of the workspace only while they run: all have the same place.
+struct PackedGradientsPlan {
+  bool usable;
+  int64_t packed_at, planes_at, total_bytes;  // in the workspace, behind what the input gradient has there
+
+  PackedGradientsPlan(const GradientCall& call, const InputGradientPlan& input, const WeightGradientPlan& weight)
+      : usable(false), packed_at(0), planes_at(0), total_bytes(0) {
+    const bool fp32 = call.conv.dtype == kFloat32;
+    if (input.plain || input.status != kOk || weight.status != kOk || weight.kernel != kHopper) return;
+    // In 16 bits g is read as fast as what is packed of it. Nothing there says where infinity meets an absent tap.
+    if (!fp32 && (!input.sliding.strided || input.sliding.absent_taps)) return;
+    const PackedGoes& goes = weight.goes();
+    if (goes.planes_bytes >> 4 > INT32_MAX) return;  // places of chunks are 32-bit numbers
+    const int64_t batch = call.conv.layer.batch;
+    int64_t walk_bytes = 0;
+    for (const int64_t count : {std::min<int64_t>(goes.images, batch), batch % goes.images}) {
+      if (count == 0) continue;
+      const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(packed_walk(call, input, count));
+      if (kernel.status != kOk || kernel.kernel != kHopper) return;
+      walk_bytes = std::max(walk_bytes, kernel.workspace_bytes);
+    }
+    usable = true;
+    packed_at = std::max<int64_t>(input.planes_at, round_up(input.walk_at + walk_bytes, 256));
+    // Behind the state, in place of packed pixels: planes of fp32 for the kernel that takes what containers cannot hold.
+    planes_at = packed_at + 256;
+    const int64_t planes_bytes = fp32 ? input.total_bytes - input.planes_at : 0;
+    total_bytes = std::max(packed_at + weight.total_bytes, planes_at + planes_bytes);
+  }
+
+  // A convolution over planes of `count` images, of a layer of stride one, too: what is packed has its padding.
+  static ConvCall packed_walk(const GradientCall& call, const InputGradientPlan& input, int64_t count) {
+    ConvCall walk = input.walk;
+    ConvTransposeLayer& to = walk.layer;
+    to.batch = count;
+    to.padding_h = (to.kernel_h - 1) * to.dilation_h, to.padding_w = (to.kernel_w - 1) * to.dilation_w;
+    to.in_h = input.sliding.h.plane_size, to.in_w = input.pitch;
+    to.x_stride_w = 1, to.x_stride_h = to.in_w, to.x_stride_c = to.in_h * to.in_w;
+    to.x_stride_n = to.in_channels * to.x_stride_c;
+    walk.stream = call.conv.stream;
+    return walk;
+  }
+};
+
+inline hopper::PackedInput packed_planes(const PackedGoes& goes, const SlidingLayer& sliding, void* workspace) {
+  const WeightGradientLayout& layout = goes.layout;
+  hopper::PackedInput packed;
+  packed.segments = goes.planes(workspace);
+  packed.by_segment = FastDivisor::make(static_cast<uint32_t>(layout.segment));
+  packed.by_abreast = FastDivisor::make(static_cast<uint32_t>(layout.abreast));
+  packed.columns = static_cast<int>(sliding.w.plane_size), packed.rows = layout.planes.rows;
+  packed.strips = layout.strips, packed.blocks = layout.planes.blocks;
+  packed.pitch = layout.abreast > 1 ? layout.pitch : 0;
+  packed.segment_pixels = layout.planes.segment_pixels;
+  return packed;
+}
+
+template <typename Storage>
+int64_t launch_packed_gradients(const GradientCall& call, const InputGradientPlan& input,
+                                const WeightGradientPlan& weight, const PackedGradientsPlan& plan,
+                                const DeviceLimits& device) {
+  void* const workspace = call.conv.workspace;
+  char* const base = static_cast<char*>(workspace);
+  void* const packed_workspace = base + plan.packed_at;
+  const PackedGoes& goes = weight.goes();
+  GuardState* const guard = sizeof(Storage) == 4 ? &goes.state(packed_workspace)->guard : nullptr;
+  TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace)));
+  const hopper::PackedInput packed = packed_planes(goes, input.sliding, packed_workspace);
+  const int64_t image = call.conv.layer.in_channels * call.conv.layer.in_h * call.conv.layer.in_w;
+  const auto after_go = [&](int64_t first, int count) {
+    ConvCall walk = PackedGradientsPlan::packed_walk(call, input, count);
+    walk.x = packed.segments, walk.weight = input.weights(workspace);
+    const ConvOutputs outputs = {static_cast<Storage*>(call.grad_x) + first * image, nullptr};
+    return hopper::launch_typed<Outputs::kAlone, Storage>(choose_kernel<Outputs::kAlone>(walk).hopper, walk, outputs,
+                                                          nullptr, input.of_walk(workspace), device.sm_count, &packed,
+                                                          guard);
+  };
+  TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, weight, packed_workspace, after_go));
+  if (guard == nullptr) return kOk;
+  // What containers cannot hold, by the strict kernel.
+  ConvCall walk = input.walk;
+  walk.stream = call.conv.stream;
+  walk.x = call.grad, walk.weight = input.weights(workspace);
+  int* const repair_if = input.repair_if(workspace);
+  TCONV_RETURN_IF_ERROR(clear_repair_flag(call, repair_if));
+  if (input.sliding.strided) {
+    walk.x = base + plan.planes_at;
+    TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, input.sliding, input.pitch, base + plan.planes_at,
+                                                          repair_if, &guard->out_of_range));
+  }
+  TCONV_RETURN_IF_ERROR(launch_fallback(choose_kernel<Outputs::kAlone>(walk), walk, {call.grad_x, nullptr},
+                                        input.of_walk(workspace), guard));
+  return repair_input_gradient<Storage>(call, repair_if);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// Which kernels take the gradients of a call, and the workspace, which each in turn has from its beginning.
+struct GradientsPlan {
+  int64_t status = kOk, total_bytes = 0;
+  std::optional<InputGradientPlan> input;
+  std::optional<WeightGradientPlan> weight;
+  std::optional<BiasGradientPlan> bias;
+  std::optional<PackedGradientsPlan> packed;  // of both
+
+  GradientsPlan(const GradientCall& call, const DeviceLimits& device) {
+    const ConvTransposeLayer& p = call.conv.layer;
+    const auto raise = [this](int64_t bytes) { total_bytes = bytes > total_bytes ? bytes : total_bytes; };
+    if (call.grad_x != nullptr && p.batch > 0) input.emplace(call);
+    if (call.grad_weight != nullptr) weight.emplace(call, device);
+    if (call.grad_bias != nullptr) {
+      bias.emplace(call, device.sm_count);
+      raise(bias->num_parts * p.out_channels * (call.conv.dtype == kFloat64 ? 8 : 4));
+    }
+    if (input && input->status != kOk) status = input->status;
+    if (status == kOk && weight && weight->status != kOk) status = weight->status;
+    if (input && weight) packed.emplace(call, *input, *weight);
+    if (packed && packed->usable) {
+      raise(packed->total_bytes);
+      return;
+    }
+    packed.reset();
+    if (input) raise(input->total_bytes);
+    if (weight) raise(weight->total_bytes);
+  }
+};
+
 inline int64_t gradients_workspace_bytes(const GradientCall& call) {
-  const ConvTransposeLayer& p = call.conv.layer;
   if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
   if (call.conv.out != nullptr) return conv_workspace_bytes<Outputs::kAlone>(call.conv);
   DeviceLimits device;
   if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
-  const int64_t acc_bytes = call.conv.dtype == kFloat64 ? 8 : 4;
-  int64_t most = 0;
-  const auto raise = [&most](int64_t bytes) { most = bytes > most ? bytes : most; };
-  if (call.grad_x != nullptr && p.batch > 0) {
-    const InputGradientPlan plan(call);
-    if (plan.status < 0) return plan.status;
-    raise(plan.total_bytes);
-  }
-  if (call.grad_weight != nullptr) {
-    const WeightGradientPlan plan(call, device);
-    if (plan.status < 0) return plan.status;
-    raise(plan.total_bytes);
-  }
-  if (call.grad_bias != nullptr) raise(BiasGradientPlan(call, device.sm_count).num_parts * p.out_channels * acc_bytes);
-  return most;
+  const GradientsPlan plan(call, device);
+  return plan.status < 0 ? plan.status : plan.total_bytes;
 }
 
 template <typename Storage>
 int64_t launch_gradients(const GradientCall& call) {
   if (call.conv.out != nullptr) return launch_recomputed_conv(call.conv);
-  const ConvTransposeLayer& p = call.conv.layer;
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  if (call.grad_x != nullptr && p.batch > 0) {
-    const InputGradientPlan plan(call);
-    TCONV_RETURN_IF_ERROR(plan.status);
-    TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, plan, call.conv.workspace));
+  const GradientsPlan plan(call, device);
+  TCONV_RETURN_IF_ERROR(plan.status);
+  void* const workspace = call.conv.workspace;
+  if constexpr (sizeof(Storage) < 8) if (plan.packed) {
+    TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(call, *plan.input, *plan.weight, *plan.packed, device));
+    return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
   }
-  if (call.grad_weight != nullptr) {
-    const WeightGradientPlan plan(call, device);
-    TCONV_RETURN_IF_ERROR(plan.status);
-    TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, plan, call.conv.workspace));
-  }
-  if (call.grad_bias != nullptr)
-    TCONV_RETURN_IF_ERROR(
-        launch_bias_gradient<Storage>(call, BiasGradientPlan(call, device.sm_count), call.conv.workspace));
-  return kOk;
+  if (plan.input) TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, *plan.input, workspace));
+  if (plan.weight) TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, *plan.weight, workspace));
+  return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
 }
 
 }  // namespace cuda

@@ -80,11 +80,17 @@ inline void max_nan(float& larger, float a, float b) { larger = a != a || b != b
 
 // ---- cp.async -----------------------------------------------------------------------------------------------------
 
-inline void cp_async(uint32_t to, const void* from) {
+inline void cp_async(uint32_t to, const void* from, uint32_t bytes = 16) {
   at_shared(to, 16, "cp.async");
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
     fail("cp.async of 16 bytes from global address %p, which is misaligned", from);
-  async_copies[current].open.push_back({to, from});
+  if (bytes != 0 && bytes != 16) fail("cp.async of %u bytes of 16", bytes);
+  async_copies[current].open.push_back({to, bytes == 0 ? nullptr : from});
+}
+inline void make_copies(const std::vector<AsyncCopy>& copies) {
+  static const unsigned char zeros[16] = {};
+  for (const AsyncCopy& copy : copies)
+    store_shared(copy.to, copy.from == nullptr ? zeros : copy.from, 16, "cp.async");
 }
 inline void cp_async_commit() {
   AsyncCopies& copies = async_copies[current];
@@ -94,7 +100,7 @@ inline void cp_async_commit() {
 inline void cp_async_wait(int pending) {
   AsyncCopies& copies = async_copies[current];
   while (static_cast<int>(copies.groups.size()) > pending) {
-    for (const AsyncCopy& copy : copies.groups.front()) store_shared(copy.to, copy.from, 16, "cp.async");
+    make_copies(copies.groups.front());
     copies.groups.pop_front();
   }
 }
@@ -114,6 +120,12 @@ inline void mbarrier_arrive(uint32_t at) {
   release(barrier.gathering);
   --barrier.pending;
   barrier.advance();
+}
+// cp.async.mbarrier.arrive.noinc: of a thread whose copies are awaited by no group.
+inline void cp_async_arrive(uint32_t at) {
+  make_copies(async_copies[current].open);
+  async_copies[current].open.clear();
+  mbarrier_arrive(at);
 }
 inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes) {
   mbarrier_at(at, "mbarrier.arrive.expect_tx").bytes += bytes;

@@ -54,7 +54,7 @@ inline Mbarrier& mbarrier_at(uint32_t address, const char* what) {
 // cp.async: copies of one thread, made as late as it may be: when their group is awaited.
 struct AsyncCopy {
   uint32_t to;
-  const void* from;
+  const void* from;  // null: zeros
 };
 struct AsyncCopies {
   std::vector<AsyncCopy> open;

@@ -15,6 +15,7 @@ INSTRUCTIONS = {
     "{ .reg .pred done; mbarrier.test_wait.parity.": "mbarrier_passed",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes ": "bulk_copy",
     "cp.async.cg.shared.global ": "cp_async",
+    "cp.async.mbarrier.arrive.noinc.shared.b64 ": "cp_async_arrive",
     "cp.async.commit_group;": "cp_async_commit",
     "cp.async.wait_group ": "cp_async_wait",
     "ld.global.nc.L2::256B.v4.u32 ": "ld_global_v4",

@@ -1,0 +1,99 @@
+// Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
+// numbers, 64 channels side by side, which go to shared memory as they are.
+#pragma once
+
+#include "conv_transpose_hopper_producers.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace hopper {
+
+// Copies 16 bytes to shared memory, or zeros where they are not there.
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+// Arrives once this thread's copies are done.
+__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Where a quad of a batch's pixels was packed: all in one row of one strip, for rows of the line begin with quads.
+struct PackedQuad {
+  uint32_t first;  // 16-byte chunks before its first pixel
+  uint32_t there;  // the first of its pixels that is there, behind 3 bits the end of those, behind 6 its own first pixel
+
+  __device__ __forceinline__ uint32_t begin() const { return there & 7; }
+  __device__ __forceinline__ uint32_t end() const { return there >> 3 & 7; }
+  __device__ __forceinline__ uint32_t pixel() const { return there >> 6; }
+
+  __device__ __forceinline__ static PackedQuad of_lane(const PackedQuad& mine, int lane) {
+    return {__shfl_sync(0xFFFFFFFFu, mine.first, lane), __shfl_sync(0xFFFFFFFFu, mine.there, lane)};
+  }
+};
+
+template <typename Storage>
+__device__ __forceinline__ PackedQuad find_quad(const BatchWalk<Storage>& walk, int quad) {
+  const HopperArgs<Storage>& args = walk.args;
+  const Plan& plan = args.plan;
+  const PackedInput& packed = args.packed;
+  int batch = walk.batch, ic_block = walk.ic_block;
+  if (plan.ring_ic_blocks > 1) {
+    batch = static_cast<int>(args.by_ring_ic_blocks.quotient(batch));
+    ic_block = walk.batch - batch * plan.ring_ic_blocks;
+  }
+  const int position = walk.at.first_tile * plan.tile_pixels + batch * kBatchPixels + quad * kVectorPixels;
+  const int line_row = static_cast<int>(args.by_pitch.quotient(position));
+  int row = line_row + plan.row_offset, image = walk.at.sample;
+  if (plan.line_samples > 1) {
+    const int nth = static_cast<int>(args.by_image_rows.quotient(line_row));
+    row -= nth * plan.image_rows;
+    image += nth;
+  }
+  const int column = position - line_row * plan.pitch + walk.at.strip * plan.tile_w + plan.col_offset;
+  const bool inside = image < args.batch && row >= 0 && row < packed.rows && column > -kVectorPixels;
+  const int begin = max(-column, 0), end = inside ? min(packed.columns - column, kVectorPixels) : 0;
+  if (begin >= end) return {0, 0};
+  const int sample = static_cast<int>(packed.by_abreast.quotient(image));
+  const int of_row = (image - sample * static_cast<int>(packed.by_abreast.divisor)) * packed.pitch + column;
+  const int strip = min(static_cast<int>(packed.by_segment.quotient(max(of_row, 0))), packed.strips - 1);
+  const int pixel = of_row - strip * static_cast<int>(packed.by_segment.divisor);
+  const uint32_t block = (sample * plan.num_groups + walk.at.group) * packed.blocks + ic_block;
+  const uint32_t segment = (block * packed.strips + strip) * packed.rows + row;
+  constexpr int kChunks = kPixelBytes / 16;
+  return {(segment * packed.segment_pixels + pixel) * kChunks,
+          static_cast<uint32_t>(begin | end << 3 | (pixel & 7) << 6)};
+}
+
+// A data warp's part; neighbouring lanes take the chunks of a pixel that are wanted.
+template <typename Storage>
+__device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, const Shared& shared, int warp,
+                                               int data_warps, int lane) {
+  const Plan& plan = args.plan;
+  const uint4* const segments = reinterpret_cast<const uint4*>(args.packed.segments);
+  const int chunk_bits = args.channel_halves == 2 ? 3 : 2, chunk = lane & ((1 << chunk_bits) - 1);
+  for (BatchWalk<Storage> walk(args, warp); !walk.done(); walk.step(data_warps)) {
+    const PackedQuad mine = find_quad(walk, lane % (kBatchPixels / kVectorPixels));
+    const BatchPlace place(args, walk.ring);
+    const bool mirrored = place.pixel < plan.mirror_pixels;
+    await_free(shared, place, walk.ring.parity);
+    const int first = place.part * plan.ring_block_pixels + place.pixel;
+#pragma unroll 4
+    for (int i = lane >> chunk_bits; i < kBatchPixels; i += 32 >> chunk_bits) {
+      const PackedQuad quad = PackedQuad::of_lane(mine, i / kVectorPixels);
+      const uint32_t nth = i % kVectorPixels;
+      const bool there = nth >= quad.begin() && nth < quad.end();
+      // Either place has its own swizzle.
+      const uint32_t from = quad.first + nth * 8 + ((chunk ^ (quad.pixel() + nth)) & 7);
+      const uint32_t to = shared.ring + (first + i) * kPixelBytes + ((chunk ^ (first + i)) & 7) * 16;
+      const uint4* const source = segments + (there ? from : 0);
+      copy_chunk(to, source, there);
+      if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
+    }
+    arrive_after_copies(shared.unit_full + 8 * place.unit());
+  }
+}
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,105 @@
+// Both gradients from one packing of g: what the weight gradient's Hopper kernel has packed, the input gradient's reads,
+// too, in place of g or of its planes. The batch goes by in as many goes as it is packed in.
+#pragma once
+
+#include "input_gradient.cuh"
+#include "weight_gradient.cuh"
+
+namespace tconv {
+namespace cuda {
+
+struct PackedGradientsPlan {
+  bool usable;
+  int64_t packed_at, planes_at, total_bytes;  // in the workspace, behind what the input gradient has there
+
+  PackedGradientsPlan(const GradientCall& call, const InputGradientPlan& input, const WeightGradientPlan& weight)
+      : usable(false), packed_at(0), planes_at(0), total_bytes(0) {
+    const bool fp32 = call.conv.dtype == kFloat32;
+    if (input.plain || input.status != kOk || weight.status != kOk || weight.kernel != kHopper) return;
+    // In 16 bits g is read as fast as what is packed of it. Nothing there says where infinity meets an absent tap.
+    if (!fp32 && (!input.sliding.strided || input.sliding.absent_taps)) return;
+    const PackedGoes& goes = weight.goes();
+    if (goes.planes_bytes >> 4 > INT32_MAX) return;  // places of chunks are 32-bit numbers
+    const int64_t batch = call.conv.layer.batch;
+    int64_t walk_bytes = 0;
+    for (const int64_t count : {std::min<int64_t>(goes.images, batch), batch % goes.images}) {
+      if (count == 0) continue;
+      const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(packed_walk(call, input, count));
+      if (kernel.status != kOk || kernel.kernel != kHopper) return;
+      walk_bytes = std::max(walk_bytes, kernel.workspace_bytes);
+    }
+    usable = true;
+    packed_at = std::max<int64_t>(input.planes_at, round_up(input.walk_at + walk_bytes, 256));
+    // Behind the state, in place of packed pixels: planes of fp32 for the kernel that takes what containers cannot hold.
+    planes_at = packed_at + 256;
+    const int64_t planes_bytes = fp32 ? input.total_bytes - input.planes_at : 0;
+    total_bytes = std::max(packed_at + weight.total_bytes, planes_at + planes_bytes);
+  }
+
+  // A convolution over planes of `count` images, of a layer of stride one, too: what is packed has its padding.
+  static ConvCall packed_walk(const GradientCall& call, const InputGradientPlan& input, int64_t count) {
+    ConvCall walk = input.walk;
+    ConvTransposeLayer& to = walk.layer;
+    to.batch = count;
+    to.padding_h = (to.kernel_h - 1) * to.dilation_h, to.padding_w = (to.kernel_w - 1) * to.dilation_w;
+    to.in_h = input.sliding.h.plane_size, to.in_w = input.pitch;
+    to.x_stride_w = 1, to.x_stride_h = to.in_w, to.x_stride_c = to.in_h * to.in_w;
+    to.x_stride_n = to.in_channels * to.x_stride_c;
+    walk.stream = call.conv.stream;
+    return walk;
+  }
+};
+
+inline hopper::PackedInput packed_planes(const PackedGoes& goes, const SlidingLayer& sliding, void* workspace) {
+  const WeightGradientLayout& layout = goes.layout;
+  hopper::PackedInput packed;
+  packed.segments = goes.planes(workspace);
+  packed.by_segment = FastDivisor::make(static_cast<uint32_t>(layout.segment));
+  packed.by_abreast = FastDivisor::make(static_cast<uint32_t>(layout.abreast));
+  packed.columns = static_cast<int>(sliding.w.plane_size), packed.rows = layout.planes.rows;
+  packed.strips = layout.strips, packed.blocks = layout.planes.blocks;
+  packed.pitch = layout.abreast > 1 ? layout.pitch : 0;
+  packed.segment_pixels = layout.planes.segment_pixels;
+  return packed;
+}
+
+template <typename Storage>
+int64_t launch_packed_gradients(const GradientCall& call, const InputGradientPlan& input,
+                                const WeightGradientPlan& weight, const PackedGradientsPlan& plan,
+                                const DeviceLimits& device) {
+  void* const workspace = call.conv.workspace;
+  char* const base = static_cast<char*>(workspace);
+  void* const packed_workspace = base + plan.packed_at;
+  const PackedGoes& goes = weight.goes();
+  GuardState* const guard = sizeof(Storage) == 4 ? &goes.state(packed_workspace)->guard : nullptr;
+  TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace)));
+  const hopper::PackedInput packed = packed_planes(goes, input.sliding, packed_workspace);
+  const int64_t image = call.conv.layer.in_channels * call.conv.layer.in_h * call.conv.layer.in_w;
+  const auto after_go = [&](int64_t first, int count) {
+    ConvCall walk = PackedGradientsPlan::packed_walk(call, input, count);
+    walk.x = packed.segments, walk.weight = input.weights(workspace);
+    const ConvOutputs outputs = {static_cast<Storage*>(call.grad_x) + first * image, nullptr};
+    return hopper::launch_typed<Outputs::kAlone, Storage>(choose_kernel<Outputs::kAlone>(walk).hopper, walk, outputs,
+                                                          nullptr, input.of_walk(workspace), device.sm_count, &packed,
+                                                          guard);
+  };
+  TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, weight, packed_workspace, after_go));
+  if (guard == nullptr) return kOk;
+  // What containers cannot hold, by the strict kernel.
+  ConvCall walk = input.walk;
+  walk.stream = call.conv.stream;
+  walk.x = call.grad, walk.weight = input.weights(workspace);
+  int* const repair_if = input.repair_if(workspace);
+  TCONV_RETURN_IF_ERROR(clear_repair_flag(call, repair_if));
+  if (input.sliding.strided) {
+    walk.x = base + plan.planes_at;
+    TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, input.sliding, input.pitch, base + plan.planes_at,
+                                                          repair_if, &guard->out_of_range));
+  }
+  TCONV_RETURN_IF_ERROR(launch_fallback(choose_kernel<Outputs::kAlone>(walk), walk, {call.grad_x, nullptr},
+                                        input.of_walk(workspace), guard));
+  return repair_input_gradient<Storage>(call, repair_if);
+}
+
+}  // namespace cuda
+}  // namespace tconv
