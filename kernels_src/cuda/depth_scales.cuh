@@ -11,7 +11,7 @@ namespace cuda {
 // A tensor of volumes, of whose slices each lies stride_d behind the one before.
 inline SampledTensor sampled_volumes(SampledTensor image, int64_t size_d, int64_t stride_d) {
   using Config = MagnitudeSampleConfig;
-  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
+  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
   image.size_d = size_d, image.stride_d = stride_d;
   image.count *= size_d;
   image.dense = image.dense && size_d == 1;

@@ -11,8 +11,7 @@ namespace cuda {
 
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kBlocks = 64;  // at most, for each tensor
-  static constexpr int kPerThread = 4;
+  static constexpr int kBlocks = 256;  // at most, for each tensor
   // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
   // keep 11 bits.
   static constexpr int kExponent = 7;
@@ -39,35 +38,32 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
   using Config = MagnitudeSampleConfig;
   const SampledTensor& tensor = args.tensors[blockIdx.y];
   unsigned largest = 0;
-#pragma unroll 4
-  for (int i = 0; i < Config::kPerThread; ++i) {
-    const int64_t nth = (static_cast<int64_t>(blockIdx.x) * Config::kPerThread + i) * Config::kThreads + threadIdx.x;
-    // Not at even distances, which might all lie in one column.
-    const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;
-    const int64_t within = static_cast<int64_t>(hash * static_cast<uint64_t>(tensor.step) >> 32);
-    const int64_t at = nth * tensor.step + within;
-    if (at >= tensor.count) continue;
+  const int64_t nth = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x;
+  // Not at even distances, which might all lie in one column.
+  const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;
+  const int64_t at = nth * tensor.step + static_cast<int64_t>(hash * static_cast<uint64_t>(tensor.step) >> 32);
+  if (at < tensor.count) {
     if (tensor.dense) {
-      largest = max(largest, __float_as_uint(tensor.values[at]) & 0x7FFFFFFFu);
-      continue;
-    }
-    int64_t rest = at;
-    const auto next_digit = [&rest](int64_t radix) {
-      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
-      rest = quotient;
-      return digit;
-    };
+      largest = __float_as_uint(tensor.values[at]) & 0x7FFFFFFFu;
+    } else {
+      int64_t rest = at;
+      const auto next_digit = [&rest](int64_t radix) {
+        const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+        rest = quotient;
+        return digit;
+      };
 #ifdef TCONV_WALKS_DEPTH
-    const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), d = next_digit(tensor.size_d),
-                  c = next_digit(tensor.size_c);
-    const float v = tensor.values[rest * tensor.stride_n + c * tensor.stride_c + d * tensor.stride_d +
-                                  h * tensor.stride_h + w * tensor.stride_w];
+      const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), d = next_digit(tensor.size_d),
+                    c = next_digit(tensor.size_c);
+      const float v = tensor.values[rest * tensor.stride_n + c * tensor.stride_c + d * tensor.stride_d +
+                                    h * tensor.stride_h + w * tensor.stride_w];
 #else
-    const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
-    const float v =
-        tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
+      const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
+      const float v =
+          tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
 #endif
-    largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
+      largest = __float_as_uint(v) & 0x7FFFFFFFu;
+    }
   }
   __shared__ unsigned of_block;
   if (threadIdx.x == 0) of_block = 0;
@@ -98,7 +94,7 @@ __device__ __forceinline__ InputScale::InputScale(const GuardState* state)
 inline SampledTensor sampled_tensor(const void* values, int64_t n, int64_t c, int64_t h, int64_t w, int64_t stride_n,
                                     int64_t stride_c, int64_t stride_h, int64_t stride_w) {
   using Config = MagnitudeSampleConfig;
-  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
+  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
   SampledTensor tensor = {
       static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1, false};
   tensor.dense = stride_w == 1 && stride_h == w && stride_c == h * w && stride_n == c * h * w;
@@ -114,7 +110,7 @@ inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int cou
     const int64_t sampled = (args.tensors[i].count + args.tensors[i].step - 1) / args.tensors[i].step;
     most = sampled > most ? sampled : most;
   }
-  constexpr int64_t kPerBlock = Config::kThreads * Config::kPerThread;
+  constexpr int64_t kPerBlock = Config::kThreads;
   return launch_kernel(sample_magnitudes_kernel,
                        dim3(static_cast<unsigned>((most + kPerBlock - 1) / kPerBlock), static_cast<unsigned>(count)),
                        dim3(Config::kThreads), 0, stream, args);

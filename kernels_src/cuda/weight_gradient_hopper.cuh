@@ -91,10 +91,13 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
   Place x_at, planes_at;
   for (; !at.done(layout, args.num_samples); at.next_run(layout, splits)) {
     const int length = at.end_row - at.row;
-    const unsigned char* x = args.x + place.x(layout, at) * rings.x.slot_bytes;
+    // The last sample first: what was packed last, L2 still has. What reads the first one next finds it there.
+    RowCursor from = at;
+    from.sample = args.num_samples - 1 - at.sample;
+    const unsigned char* x = args.x + place.x(layout, from) * rings.x.slot_bytes;
     const unsigned char* planes =
         args.planes +
-        (place.planes(layout, at) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
+        (place.planes(layout, from) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
     for (int i = -span; i < length; ++i, planes += rings.planes.slot_bytes) {
       copy_next(rings.planes, planes_at, planes);
       if (i < 0) continue;

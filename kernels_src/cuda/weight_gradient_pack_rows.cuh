@@ -23,8 +23,8 @@ template <typename Storage>
 struct PackRowsArgs {
   PackArgs<Storage> tensors[2];  // x, planes
   int runs[2];
-  bool pairs[2];          // neighbouring pixels lie side by side, and aligned
-  unsigned planes_block;  // the first of the planes
+  bool pairs[2];           // neighbouring pixels lie side by side, and aligned
+  unsigned sample_runs[2];  // of all strips; those of x, then of the planes, sample by sample
 };
 
 // Two pixels of 8 channels: neighbours, or 32 apart.
@@ -289,8 +289,10 @@ template <bool kAbreast, int kPieces, typename Storage>
 __global__ void __launch_bounds__(PackRowsConfig::kThreads, PackRowsConfig::blocks(kAbreast, sizeof(Storage)))
     pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
   unsigned char* const images = dynamic_smem();
-  const bool planes = blockIdx.x >= args.planes_block;
-  const unsigned index = planes ? blockIdx.x - args.planes_block : blockIdx.x;
+  const unsigned of_x = args.sample_runs[0], sample = blockIdx.x / (of_x + args.sample_runs[1]);
+  const unsigned of_sample = blockIdx.x - sample * (of_x + args.sample_runs[1]);
+  const bool planes = of_sample >= of_x;
+  const unsigned index = sample * args.sample_runs[planes] + of_sample - (planes ? of_x : 0);
   if (args.pairs[planes])
     pack_run<true, kAbreast, kPieces>(args.tensors[planes], args.runs[planes], index, images);
   else

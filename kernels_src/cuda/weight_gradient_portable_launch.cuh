@@ -172,7 +172,6 @@ template <int kPieces, typename Storage>
 int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
                     int count, void* workspace, GradientState* state) {
   PackRowsArgs<Storage> rows;
-  unsigned blocks = 0;
   bool one_class = true;  // to a chunk
   int64_t bytes = 0;
   for (const int planes : {0, 1}) {
@@ -184,16 +183,17 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     rows.pairs[planes] =
         packs_pairs(args) && args.packed.segment_pixels <= PackRowsConfig::kMostPairs * PackRowsConfig::kStepPixels;
     rows.runs[planes] = static_cast<int>(ceil_div(args.packed.rows, PackRowsConfig::kRows));
-    if (planes != 0) rows.planes_block = blocks;
-    blocks += args.num_segments / static_cast<unsigned>(args.packed.rows) * static_cast<unsigned>(rows.runs[planes]);
+    const int64_t strips = args.packed.sample_segments(args.groups, args.strips) / args.packed.rows;
+    rows.sample_runs[planes] = static_cast<unsigned>(strips * rows.runs[planes]);
     bytes = std::max(bytes, args.packed.segment_bytes);
   }
   if (one_class) {
     const auto kernel =
         goes.layout.abreast > 1 ? pack_rows_kernel<true, kPieces, Storage> : pack_rows_kernel<false, kPieces, Storage>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
-    return launch_kernel(kernel, dim3(blocks), dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
-                         call.conv.stream, rows);
+    const int64_t blocks = goes.layout.samples(count) * (rows.sample_runs[0] + rows.sample_runs[1]);
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackRowsConfig::kThreads),
+                         PackRowsConfig::kImages * bytes, call.conv.stream, rows);
   }
   const auto kernel = pack_pixels_kernel<kPieces, Storage>;
   for (const PackArgs<Storage>& args : rows.tensors) {

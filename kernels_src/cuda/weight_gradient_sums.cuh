@@ -15,8 +15,7 @@ namespace cuda {
 
 struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kInFlight = 16;  // loads of a thread
-  static constexpr int kBlocks = 4;     // of a multiprocessor
+  static constexpr int kInFlight = 8;  // loads of a thread
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
   static_assert(kRows == 4, "the kernel's order of rows");
@@ -45,7 +44,7 @@ struct WeightGradientSumsArgs {
 };
 
 template <typename Storage, typename Places>
-__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGradientSumsConfig::kBlocks)
+__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
     sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
   using Config = WeightGradientSumsConfig;
   if (args.only_if != nullptr && *args.only_if == 0) return;
@@ -58,6 +57,9 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGrad
   const int tap = tile % layout.taps(), pair = tile / layout.taps();
   const int planes_block = pair % layout.planes.blocks, x_block = pair / layout.planes.blocks % layout.x.blocks;
   const int group = pair / layout.planes.blocks / layout.x.blocks;
+  __shared__ TapParts at;  // takes as long to work out as a few loads
+  if (threadIdx.x == 0) at = args.places(pair, tap);
+  __syncthreads();
   const int ic = x_block * WeightGradientConfig::kBlockChannels + row;
   const int channel = planes_block * WeightGradientConfig::kBlockChannels + column;
   if (ic >= args.ic_per_group || channel >= layout.planes.channels_per_group) return;
@@ -66,7 +68,6 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGrad
   const int kw = static_cast<int>(to.class_w) + tap % layout.taps_w * args.kernel_step_w;
   if (kh >= args.kernel_h || kw >= args.kernel_w) return;
 
-  const TapParts at = args.places(pair, tap);
   const float* const from =
       args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
   double sum = 0.0;

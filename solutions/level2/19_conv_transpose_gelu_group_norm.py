@@ -32,7 +32,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     44348fb0b259ed89260022261173a0366a5472b08cf2a468f87821bb22155584
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: d54770202d5f0347a841ae22e549c3640d23a29df0413e34d06d9d62f5f90f55
+sha256 of GRADIENT_CUDA_SOURCE: dc3dcd30365e3fdd54cbcf9589965dae04eec81bfaea470951dc36ed59d9a952
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 16dad5ec32b84a59863bf8a919999514efd583c78021239232da20e4845274fe
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
@@ -11537,8 +11537,7 @@ namespace cuda {
 
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kBlocks = 64;  // at most, for each tensor
-  static constexpr int kPerThread = 4;
+  static constexpr int kBlocks = 256;  // at most, for each tensor
   // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
   // keep 11 bits.
   static constexpr int kExponent = 7;
@@ -11562,28 +11561,25 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
   using Config = MagnitudeSampleConfig;
   const SampledTensor& tensor = args.tensors[blockIdx.y];
   unsigned largest = 0;
-#pragma unroll 4
-  for (int i = 0; i < Config::kPerThread; ++i) {
-    const int64_t nth = (static_cast<int64_t>(blockIdx.x) * Config::kPerThread + i) * Config::kThreads + threadIdx.x;
-    // Not at even distances, which might all lie in one column.
-    const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;
-    const int64_t within = static_cast<int64_t>(hash * static_cast<uint64_t>(tensor.step) >> 32);
-    const int64_t at = nth * tensor.step + within;
-    if (at >= tensor.count) continue;
+  const int64_t nth = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x;
+  // Not at even distances, which might all lie in one column.
+  const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;
+  const int64_t at = nth * tensor.step + static_cast<int64_t>(hash * static_cast<uint64_t>(tensor.step) >> 32);
+  if (at < tensor.count) {
     if (tensor.dense) {
-      largest = max(largest, __float_as_uint(tensor.values[at]) & 0x7FFFFFFFu);
-      continue;
+      largest = __float_as_uint(tensor.values[at]) & 0x7FFFFFFFu;
+    } else {
+      int64_t rest = at;
+      const auto next_digit = [&rest](int64_t radix) {
+        const int64_t quotient = rest / radix, digit = rest - quotient * radix;
+        rest = quotient;
+        return digit;
+      };
+      const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
+      const float v =
+          tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
+      largest = __float_as_uint(v) & 0x7FFFFFFFu;
     }
-    int64_t rest = at;
-    const auto next_digit = [&rest](int64_t radix) {
-      const int64_t quotient = rest / radix, digit = rest - quotient * radix;
-      rest = quotient;
-      return digit;
-    };
-    const int64_t w = next_digit(tensor.size_w), h = next_digit(tensor.size_h), c = next_digit(tensor.size_c);
-    const float v =
-        tensor.values[rest * tensor.stride_n + c * tensor.stride_c + h * tensor.stride_h + w * tensor.stride_w];
-    largest = max(largest, __float_as_uint(v) & 0x7FFFFFFFu);
   }
   __shared__ unsigned of_block;
   if (threadIdx.x == 0) of_block = 0;
@@ -11614,7 +11610,7 @@ __device__ __forceinline__ InputScale::InputScale(const GuardState* state)
 inline SampledTensor sampled_tensor(const void* values, int64_t n, int64_t c, int64_t h, int64_t w, int64_t stride_n,
                                     int64_t stride_c, int64_t stride_h, int64_t stride_w) {
   using Config = MagnitudeSampleConfig;
-  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads * Config::kPerThread;
+  constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
   SampledTensor tensor = {
       static_cast<const float*>(values), c, h, w, stride_n, stride_c, stride_h, stride_w, n * c * h * w, 1, false};
   tensor.dense = stride_w == 1 && stride_h == w && stride_c == h * w && stride_n == c * h * w;
@@ -11630,7 +11626,7 @@ inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int cou
     const int64_t sampled = (args.tensors[i].count + args.tensors[i].step - 1) / args.tensors[i].step;
     most = sampled > most ? sampled : most;
   }
-  constexpr int64_t kPerBlock = Config::kThreads * Config::kPerThread;
+  constexpr int64_t kPerBlock = Config::kThreads;
   return launch_kernel(sample_magnitudes_kernel,
                        dim3(static_cast<unsigned>((most + kPerBlock - 1) / kPerBlock), static_cast<unsigned>(count)),
                        dim3(Config::kThreads), 0, stream, args);
@@ -12193,10 +12189,13 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
   Place x_at, planes_at;
   for (; !at.done(layout, args.num_samples); at.next_run(layout, splits)) {
     const int length = at.end_row - at.row;
-    const unsigned char* x = args.x + place.x(layout, at) * rings.x.slot_bytes;
+    // The last sample first: what was packed last, L2 still has. What reads the first one next finds it there.
+    RowCursor from = at;
+    from.sample = args.num_samples - 1 - at.sample;
+    const unsigned char* x = args.x + place.x(layout, from) * rings.x.slot_bytes;
     const unsigned char* planes =
         args.planes +
-        (place.planes(layout, at) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
+        (place.planes(layout, from) + static_cast<int64_t>(group.first_row) * layout.step_h) * rings.planes.slot_bytes;
     for (int i = -span; i < length; ++i, planes += rings.planes.slot_bytes) {
       copy_next(rings.planes, planes_at, planes);
       if (i < 0) continue;
@@ -12598,8 +12597,8 @@ template <typename Storage>
 struct PackRowsArgs {
   PackArgs<Storage> tensors[2];  // x, planes
   int runs[2];
-  bool pairs[2];          // neighbouring pixels lie side by side, and aligned
-  unsigned planes_block;  // the first of the planes
+  bool pairs[2];           // neighbouring pixels lie side by side, and aligned
+  unsigned sample_runs[2];  // of all strips; those of x, then of the planes, sample by sample
 };
 
 // Two pixels of 8 channels: neighbours, or 32 apart.
@@ -12855,8 +12854,10 @@ template <bool kAbreast, int kPieces, typename Storage>
 __global__ void __launch_bounds__(PackRowsConfig::kThreads, PackRowsConfig::blocks(kAbreast, sizeof(Storage)))
     pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
   unsigned char* const images = dynamic_smem();
-  const bool planes = blockIdx.x >= args.planes_block;
-  const unsigned index = planes ? blockIdx.x - args.planes_block : blockIdx.x;
+  const unsigned of_x = args.sample_runs[0], sample = blockIdx.x / (of_x + args.sample_runs[1]);
+  const unsigned of_sample = blockIdx.x - sample * (of_x + args.sample_runs[1]);
+  const bool planes = of_sample >= of_x;
+  const unsigned index = sample * args.sample_runs[planes] + of_sample - (planes ? of_x : 0);
   if (args.pairs[planes])
     pack_run<true, kAbreast, kPieces>(args.tensors[planes], args.runs[planes], index, images);
   else
@@ -13191,8 +13192,7 @@ namespace cuda {
 
 struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kInFlight = 16;  // loads of a thread
-  static constexpr int kBlocks = 4;     // of a multiprocessor
+  static constexpr int kInFlight = 8;  // loads of a thread
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
   static_assert(kRows == 4, "the kernel's order of rows");
@@ -13218,7 +13218,7 @@ struct WeightGradientSumsArgs {
 };
 
 template <typename Storage, typename Places>
-__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGradientSumsConfig::kBlocks)
+__global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
     sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
   using Config = WeightGradientSumsConfig;
   if (args.only_if != nullptr && *args.only_if == 0) return;
@@ -13231,6 +13231,9 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGrad
   const int tap = tile % layout.taps(), pair = tile / layout.taps();
   const int planes_block = pair % layout.planes.blocks, x_block = pair / layout.planes.blocks % layout.x.blocks;
   const int group = pair / layout.planes.blocks / layout.x.blocks;
+  __shared__ TapParts at;  // takes as long to work out as a few loads
+  if (threadIdx.x == 0) at = args.places(pair, tap);
+  __syncthreads();
   const int ic = x_block * WeightGradientConfig::kBlockChannels + row;
   const int channel = planes_block * WeightGradientConfig::kBlockChannels + column;
   if (ic >= args.ic_per_group || channel >= layout.planes.channels_per_group) return;
@@ -13239,18 +13242,17 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads, WeightGrad
   const int kw = static_cast<int>(to.class_w) + tap % layout.taps_w * args.kernel_step_w;
   if (kh >= args.kernel_h || kw >= args.kernel_w) return;
 
-  const TapParts at = args.places(pair, tap);
   const float* const from =
       args.parts + at.first * WeightGradientConfig::kTileValues + args.places.in_tile(row, column);
   double sum = 0.0;
   for (int inner = 0; inner < at.inner; ++inner) {
-    const float* const first = from + static_cast<int64_t>(inner) * at.inner_step * WeightGradientConfig::kTileValues;
+    const float* next = from + static_cast<int64_t>(inner) * at.inner_step * WeightGradientConfig::kTileValues;
     const int64_t step = static_cast<int64_t>(at.outer_step) * WeightGradientConfig::kTileValues;
 #pragma unroll 1
     for (int outer = 0; outer < at.outer; outer += Config::kInFlight) {
       float parts[Config::kInFlight];
 #pragma unroll
-      for (int i = 0; i < Config::kInFlight; ++i) parts[i] = outer + i < at.outer ? first[(outer + i) * step] : 0.0f;
+      for (int i = 0; i < Config::kInFlight; ++i, next += step) parts[i] = outer + i < at.outer ? *next : 0.0f;
 #pragma unroll
       for (int i = 0; i < Config::kInFlight; ++i) sum += parts[i];
     }
@@ -13421,7 +13423,6 @@ template <int kPieces, typename Storage>
 int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
                     int count, void* workspace, GradientState* state) {
   PackRowsArgs<Storage> rows;
-  unsigned blocks = 0;
   bool one_class = true;  // to a chunk
   int64_t bytes = 0;
   for (const int planes : {0, 1}) {
@@ -13433,16 +13434,17 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     rows.pairs[planes] =
         packs_pairs(args) && args.packed.segment_pixels <= PackRowsConfig::kMostPairs * PackRowsConfig::kStepPixels;
     rows.runs[planes] = static_cast<int>(ceil_div(args.packed.rows, PackRowsConfig::kRows));
-    if (planes != 0) rows.planes_block = blocks;
-    blocks += args.num_segments / static_cast<unsigned>(args.packed.rows) * static_cast<unsigned>(rows.runs[planes]);
+    const int64_t strips = args.packed.sample_segments(args.groups, args.strips) / args.packed.rows;
+    rows.sample_runs[planes] = static_cast<unsigned>(strips * rows.runs[planes]);
     bytes = std::max(bytes, args.packed.segment_bytes);
   }
   if (one_class) {
     const auto kernel =
         goes.layout.abreast > 1 ? pack_rows_kernel<true, kPieces, Storage> : pack_rows_kernel<false, kPieces, Storage>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
-    return launch_kernel(kernel, dim3(blocks), dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
-                         call.conv.stream, rows);
+    const int64_t blocks = goes.layout.samples(count) * (rows.sample_runs[0] + rows.sample_runs[1]);
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackRowsConfig::kThreads),
+                         PackRowsConfig::kImages * bytes, call.conv.stream, rows);
   }
   const auto kernel = pack_pixels_kernel<kPieces, Storage>;
   for (const PackArgs<Storage>& args : rows.tensors) {
