@@ -3,6 +3,9 @@
 
 #include "conv_transpose_dispatch.cuh"
 #include "weight_gradient_hopper_launch.cuh"
+#ifdef TCONV_READS_PACKED
+#include "weight_gradient_one_tap_launch.cuh"
+#endif
 #include "weight_gradient_plain.cuh"
 #include "weight_gradient_portable_launch.cuh"
 #include "weight_gradient_repair.cuh"
@@ -16,6 +19,9 @@ struct WeightGradientPlan {
   SlidingLayer sliding;
   WeightGradientPlainPlan plain;
   pixels::HopperGradientPlan hopper;
+#ifdef TCONV_READS_PACKED
+  pixels::OneTapPlan one_tap;  // in place of the Hopper kernel
+#endif
   PortableGradientPlan portable;
   PortableGradientPlan strict;  // of fp32, by itself or behind a kernel whose containers may not hold the operands
   int64_t total_bytes;
@@ -33,6 +39,10 @@ struct WeightGradientPlan {
     if ((choice == kPortable || choice == kHopper) && kernel != choice) status = kUnsupportedKernel;
 #ifdef TCONV_WALKS_DEPTH
     if (call.conv.depth.walks() && kernel == kPlain) status = kUnsupportedKernel;  // its sums lie side by side
+#endif
+#ifdef TCONV_READS_PACKED
+    if (kernel == kHopper) one_tap = pixels::OneTapPlan(call, sliding, hopper.goes, device);
+    hopper.total_bytes = std::max(hopper.total_bytes, one_tap.total_bytes);
 #endif
     total_bytes = kernel == kPlain ? plain.num_parts * plain.count * (call.conv.dtype == kFloat64 ? 8 : 4)
                                    : std::max({hopper.total_bytes, portable.total_bytes, strict.total_bytes});
@@ -85,6 +95,12 @@ struct NothingElse {
 template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
                                       GradientState* state, const AfterGo& after_go) {
+#ifdef TCONV_READS_PACKED
+  if constexpr (sizeof(Storage) == 4)
+    if (plan.one_tap.serves(call))
+      return pixels::launch_weight_gradient_one_tap(call, plan.sliding, plan.goes(), plan.one_tap, workspace, state,
+                                                    !std::is_same_v<AfterGo, NothingElse>, after_go);
+#endif
   if (plan.kernel == kHopper)
     return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state,
                                                                      after_go);
