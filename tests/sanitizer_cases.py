@@ -64,6 +64,7 @@ CONVOLUTIONS = [
     ((3, 5, (4, 4), 2, 1), (2, 3, 8, 9)),
     ((34, 36, (3, 3), 1, 1, 0, 2, 2), (1, 34, 12, 17)),  # dilation 2, two groups
     ((96, 64, (3, 3), 1, 1), (2, 96, 8, 12)),  # a channel block that ends after its first half
+    ((72, 66, (1, 1)), (2, 72, 3, 64)),  # one tap: gradients without packing
 ]
 # The same with statistics, and normalisations: of a group in one block (two kernels), or in many.
 NORMS = [
