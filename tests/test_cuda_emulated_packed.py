@@ -34,14 +34,15 @@ CASES = {
         batch=5, in_channels=8, out_channels=8, size=(3, 5), kernel=(2, 2), stride=(2, 2)
     ),
 }
-# Rows of aligned pairs that fill segments of 64 pixels, one or two blocks of channels.
+# Rows of aligned pairs that fill segments of 64 pixels, one or two blocks of channels; of g enough
+# that no pixel has small values alone, which lose bits beside large ones (docs/precision.md).
 ONE_TAP = {
     "1x1": Case(in_channels=40, out_channels=24, size=(5, 64), kernel=(1, 1)),
     "1x2": Case(batch=3, in_channels=64, out_channels=128, size=(3, 128), kernel=(1, 1)),
     "2x1": Case(in_channels=72, out_channels=56, size=(4, 60), kernel=(1, 1), stride=(2, 1)),
     "2x2": Case(batch=1, in_channels=100, out_channels=66, size=(66, 64), kernel=(1, 1)),
-    "groups": Case(in_channels=48, out_channels=32, size=(2, 128), kernel=(1, 1), groups=2),
-    "padded": Case(in_channels=8, out_channels=16, size=(6, 128), kernel=(1, 1), padding=(1, 2)),
+    "two": Case(in_channels=48, out_channels=96, size=(3, 128), kernel=(1, 1), groups=2),
+    "padded": Case(in_channels=8, out_channels=48, size=(6, 128), kernel=(1, 1), padding=(1, 2)),
 }
 
 
