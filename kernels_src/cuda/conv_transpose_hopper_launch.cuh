@@ -94,9 +94,11 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
 // the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
 // pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
+#ifdef TCONV_READS_PACKED
+// `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
+#endif
 template <Outputs kOutputs, typename Storage>
 #ifdef TCONV_READS_PACKED
-// packed, or null: what is read in place of call.x, and packed_guard, the guard that those who packed it began with.
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms, const PackedInput* packed = nullptr,
                      GuardState* packed_guard = nullptr) {

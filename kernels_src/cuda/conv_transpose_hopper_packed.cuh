@@ -21,7 +21,7 @@ __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
 // Where a quad of a batch's pixels was packed: all in one row of one strip, for rows of the line begin with quads.
 struct PackedQuad {
   uint32_t first;  // 16-byte chunks before its first pixel
-  uint32_t there;  // the first of its pixels that is there, behind 3 bits the end of those, behind 6 its own first pixel
+  uint32_t there;  // 3 bits: the first of its pixels that is there; 3: the end of those; the first's place, mod 8
 
   __device__ __forceinline__ uint32_t begin() const { return there & 7; }
   __device__ __forceinline__ uint32_t end() const { return there >> 3 & 7; }

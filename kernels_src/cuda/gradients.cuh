@@ -67,9 +67,11 @@ int64_t launch_gradients(const GradientCall& call) {
   TCONV_RETURN_IF_ERROR(plan.status);
   void* const workspace = call.conv.workspace;
 #ifdef TCONV_READS_PACKED
-  if constexpr (sizeof(Storage) < 8) if (plan.packed) {
-    TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(call, *plan.input, *plan.weight, *plan.packed, device));
-    return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
+  if constexpr (sizeof(Storage) < 8) {
+    if (plan.packed) {
+      TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(call, *plan.input, *plan.weight, *plan.packed, device));
+      return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
+    }
   }
 #endif
   if (plan.input) TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, *plan.input, workspace));

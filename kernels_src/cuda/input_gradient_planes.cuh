@@ -30,7 +30,7 @@ struct GradientPlanesArgs {
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   int64_t out_h, out_w, layer_stride_h, layer_stride_w, dilation_h, dilation_w, padding_h, padding_w;
   Storage* planes;
-  int* not_finite;    // null, or set to 1 where a value of the planes is infinite or NaN
+  int* not_finite;     // null, or set to 1 where a value of the planes is infinite or NaN
   const int* only_if;  // null, or not 0 where the planes are wanted
   int64_t num_units, groups, oc_per_group, plane_h, pitch;
   int classes_h, classes_w;

@@ -1,5 +1,5 @@
-// Both gradients from one packing of g: what the weight gradient's Hopper kernel has packed, the input gradient's reads,
-// too, in place of g or of its planes. The batch goes by in as many goes as it is packed in.
+// Both gradients from one packing of g: what the weight gradient's Hopper kernel has packed, the input gradient's
+// reads, too, in place of g or of its planes. The batch goes by in as many goes as it is packed in.
 #pragma once
 
 #include "input_gradient.cuh"
@@ -31,7 +31,8 @@ struct PackedGradientsPlan {
     }
     usable = true;
     packed_at = std::max<int64_t>(input.planes_at, round_up(input.walk_at + walk_bytes, 256));
-    // Behind the state, in place of packed pixels: planes of fp32 for the kernel that takes what containers cannot hold.
+    // Behind the state, in place of packed pixels: planes of fp32 for the kernel that takes what containers cannot
+    // hold.
     planes_at = packed_at + 256;
     const int64_t planes_bytes = fp32 ? input.total_bytes - input.planes_at : 0;
     total_bytes = std::max(packed_at + weight.total_bytes, planes_at + planes_bytes);

@@ -3,8 +3,8 @@
 // memory, too, where the input gradient wants it.
 //
 // A block has all channels of a group, up to kMostBlocks blocks of 64 of either operand, and its share of the segments
-// (weight_gradient_layout.h). A warp packs a chunk of 8 channels of each block; a warpgroup multiplies a block of x, or,
-// of a single one, half of a segment's pixels, by all of g.
+// (weight_gradient_layout.h). A warp packs a chunk of 8 channels of each block; a warpgroup multiplies a block of x,
+// or, of a single one, half of a segment's pixels, by all of g.
 #pragma once
 
 #include "weight_gradient_hopper.cuh"
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(OneTapConfig::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kPlanesBlocks; ++i) {
         const int64_t block = (static_cast<int64_t>(at.sample) * groups + group) * kPlanesBlocks + i;
-        uint4* const to = reinterpret_cast<uint4*>(
-            args.planes.to +
-            ((block * args.x.strips + at.strip) * args.x.packed.rows + at.row) * Config::kSegmentBytes);
+        uint4* const to = reinterpret_cast<uint4*>(args.planes.to +
+                                                   ((block * args.x.strips + at.strip) * args.x.packed.rows + at.row) *
+                                                       Config::kSegmentBytes);
         const uint4* const from = reinterpret_cast<const uint4*>(planes + i * Config::kSegmentBytes);
 #pragma unroll
         for (int chunk = 0; chunk < Config::kSegmentBytes / 16; chunk += Config::kThreads)

@@ -61,8 +61,8 @@ struct OneTapPlaces {
 // keeps_planes: packed g stays in the workspace, for after_go.
 template <typename AfterGo>
 int64_t launch_weight_gradient_one_tap(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes,
-                                       const OneTapPlan& plan, void* workspace, GradientState* state,
-                                       bool keeps_planes, const AfterGo& after_go) {
+                                       const OneTapPlan& plan, void* workspace, GradientState* state, bool keeps_planes,
+                                       const AfterGo& after_go) {
   using Config = OneTapConfig;
   const WeightGradientLayout& layout = goes.layout;
   const bool two_x = layout.x.blocks == 2, two_planes = layout.planes.blocks == 2;

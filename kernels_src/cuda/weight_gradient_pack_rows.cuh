@@ -23,7 +23,7 @@ template <typename Storage>
 struct PackRowsArgs {
   PackArgs<Storage> tensors[2];  // x, planes
   int runs[2];
-  bool pairs[2];           // neighbouring pixels lie side by side, and aligned
+  bool pairs[2];            // neighbouring pixels lie side by side, and aligned
   unsigned sample_runs[2];  // of all strips; those of x, then of the planes, sample by sample
 };
 

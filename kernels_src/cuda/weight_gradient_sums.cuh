@@ -15,7 +15,7 @@ namespace cuda {
 
 struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kInFlight = 8;  // loads of a thread
+  static constexpr int kInFlight = 16;                                           // loads of a thread
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
   static_assert(kRows == 4, "the kernel's order of rows");
@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
     }
   }
   // In fp64, where both scales together are a number.
-  if (args.state != nullptr)
-    sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
+  if (args.state != nullptr) sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
   const float v = static_cast<float>(sum);
 #ifdef TCONV_WALKS_DEPTH
   args.grad_weight[args.weight.of_pair(group * args.ic_per_group + ic, to.oc) + kh * args.kernel_w + kw] =

@@ -32,7 +32,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     51ad25771ce74acdba8bba1c56796a026e7253c80444c4723be821a4babb9e99
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 53570d0d0d4da4203fd6bf642afa3d6c1a3481a18b6f785e97ce05f3830ad54f
+sha256 of GRADIENT_CUDA_SOURCE: a6bb51ccd5f13646e86e3648ef05c16b22bed01b13894f8848db51a55541a354
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -10219,7 +10219,7 @@ __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
 // Where a quad of a batch's pixels was packed: all in one row of one strip, for rows of the line begin with quads.
 struct PackedQuad {
   uint32_t first;  // 16-byte chunks before its first pixel
-  uint32_t there;  // the first of its pixels that is there, behind 3 bits the end of those, behind 6 its own first pixel
+  uint32_t there;  // 3 bits: the first of its pixels that is there; 3: the end of those; the first's place, mod 8
 
   __device__ __forceinline__ uint32_t begin() const { return there & 7; }
   __device__ __forceinline__ uint32_t end() const { return there >> 3 & 7; }
@@ -10292,8 +10292,9 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 // ==== lines 5098 to 5525 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5525 to 5943 of CUDA_SOURCE
-// packed, or null: what is read in place of call.x, and packed_guard, the guard that those who packed it began with.
+// ==== lines 5525 to 5942 of CUDA_SOURCE
+// `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
+template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
                      void* workspace, int num_sms, const PackedInput* packed = nullptr,
                      GuardState* packed_guard = nullptr) {
@@ -10489,7 +10490,7 @@ struct GradientPlanesArgs {
   int64_t stride_n, stride_c, stride_h, stride_w;  // of grad
   int64_t out_h, out_w, layer_stride_h, layer_stride_w, dilation_h, dilation_w, padding_h, padding_w;
   Storage* planes;
-  int* not_finite;    // null, or set to 1 where a value of the planes is infinite or NaN
+  int* not_finite;     // null, or set to 1 where a value of the planes is infinite or NaN
   const int* only_if;  // null, or not 0 where the planes are wanted
   int64_t num_units, groups, oc_per_group, plane_h, pitch;
   int classes_h, classes_w;
@@ -10904,8 +10905,8 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/packed_gradients.cuh
-// Both gradients from one packing of g: what the weight gradient's Hopper kernel has packed, the input gradient's reads,
-// too, in place of g or of its planes. The batch goes by in as many goes as it is packed in.
+// Both gradients from one packing of g: what the weight gradient's Hopper kernel has packed, the input gradient's
+// reads, too, in place of g or of its planes. The batch goes by in as many goes as it is packed in.
 
 // ---- kernels_src/cuda/weight_gradient.cuh
 // The weight gradient: picks a kernel and launches it.
@@ -11723,7 +11724,7 @@ template <typename Storage>
 struct PackRowsArgs {
   PackArgs<Storage> tensors[2];  // x, planes
   int runs[2];
-  bool pairs[2];           // neighbouring pixels lie side by side, and aligned
+  bool pairs[2];            // neighbouring pixels lie side by side, and aligned
   unsigned sample_runs[2];  // of all strips; those of x, then of the planes, sample by sample
 };
 
@@ -12318,7 +12319,7 @@ namespace cuda {
 
 struct WeightGradientSumsConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kInFlight = 8;  // loads of a thread
+  static constexpr int kInFlight = 16;                                           // loads of a thread
   static constexpr int kRows = kThreads / WeightGradientConfig::kBlockChannels;  // of a tile, by one block
   static constexpr int kBlocksPerTile = WeightGradientConfig::kBlockChannels / kRows;
   static_assert(kRows == 4, "the kernel's order of rows");
@@ -12384,8 +12385,7 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
     }
   }
   // In fp64, where both scales together are a number.
-  if (args.state != nullptr)
-    sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
+  if (args.state != nullptr) sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
   const float v = static_cast<float>(sum);
   const int64_t pair_of_channels = static_cast<int64_t>(group * args.ic_per_group + ic) * args.oc_per_group + to.oc;
   args.grad_weight[(pair_of_channels * args.kernel_h + kh) * args.kernel_w + kw] = to_storage<Storage>(v);
@@ -12804,8 +12804,8 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
 // memory, too, where the input gradient wants it.
 //
 // A block has all channels of a group, up to kMostBlocks blocks of 64 of either operand, and its share of the segments
-// (weight_gradient_layout.h). A warp packs a chunk of 8 channels of each block; a warpgroup multiplies a block of x, or,
-// of a single one, half of a segment's pixels, by all of g.
+// (weight_gradient_layout.h). A warp packs a chunk of 8 channels of each block; a warpgroup multiplies a block of x,
+// or, of a single one, half of a segment's pixels, by all of g.
 
 
 namespace tconv {
@@ -12945,9 +12945,9 @@ __global__ void __launch_bounds__(OneTapConfig::kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kPlanesBlocks; ++i) {
         const int64_t block = (static_cast<int64_t>(at.sample) * groups + group) * kPlanesBlocks + i;
-        uint4* const to = reinterpret_cast<uint4*>(
-            args.planes.to +
-            ((block * args.x.strips + at.strip) * args.x.packed.rows + at.row) * Config::kSegmentBytes);
+        uint4* const to = reinterpret_cast<uint4*>(args.planes.to +
+                                                   ((block * args.x.strips + at.strip) * args.x.packed.rows + at.row) *
+                                                       Config::kSegmentBytes);
         const uint4* const from = reinterpret_cast<const uint4*>(planes + i * Config::kSegmentBytes);
 #pragma unroll
         for (int chunk = 0; chunk < Config::kSegmentBytes / 16; chunk += Config::kThreads)
@@ -13035,8 +13035,8 @@ struct OneTapPlaces {
 // keeps_planes: packed g stays in the workspace, for after_go.
 template <typename AfterGo>
 int64_t launch_weight_gradient_one_tap(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes,
-                                       const OneTapPlan& plan, void* workspace, GradientState* state,
-                                       bool keeps_planes, const AfterGo& after_go) {
+                                       const OneTapPlan& plan, void* workspace, GradientState* state, bool keeps_planes,
+                                       const AfterGo& after_go) {
   using Config = OneTapConfig;
   const WeightGradientLayout& layout = goes.layout;
   const bool two_x = layout.x.blocks == 2, two_planes = layout.planes.blocks == 2;
@@ -13439,7 +13439,8 @@ struct PackedGradientsPlan {
     }
     usable = true;
     packed_at = std::max<int64_t>(input.planes_at, round_up(input.walk_at + walk_bytes, 256));
-    // Behind the state, in place of packed pixels: planes of fp32 for the kernel that takes what containers cannot hold.
+    // Behind the state, in place of packed pixels: planes of fp32 for the kernel that takes what containers cannot
+    // hold.
     planes_at = packed_at + 256;
     const int64_t planes_bytes = fp32 ? input.total_bytes - input.planes_at : 0;
     total_bytes = std::max(packed_at + weight.total_bytes, planes_at + planes_bytes);
@@ -13563,9 +13564,11 @@ int64_t launch_gradients(const GradientCall& call) {
   const GradientsPlan plan(call, device);
   TCONV_RETURN_IF_ERROR(plan.status);
   void* const workspace = call.conv.workspace;
-  if constexpr (sizeof(Storage) < 8) if (plan.packed) {
-    TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(call, *plan.input, *plan.weight, *plan.packed, device));
-    return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
+  if constexpr (sizeof(Storage) < 8) {
+    if (plan.packed) {
+      TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(call, *plan.input, *plan.weight, *plan.packed, device));
+      return plan.bias ? launch_bias_gradient<Storage>(call, *plan.bias, workspace) : kOk;
+    }
   }
   if (plan.input) TCONV_RETURN_IF_ERROR(launch_input_gradient<Storage>(call, *plan.input, workspace));
   if (plan.weight) TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, *plan.weight, workspace));
