@@ -43,6 +43,7 @@ _KERNELS = {
     "conv_transpose_plain_kernel": "plain",
     "input_gradient_plain_kernel": "plain",
     "weight_gradient_hopper_kernel": "hopper weights",
+    "weight_gradient_one_tap_kernel": "hopper weights",
     "weight_gradient_portable_kernel": "portable weights",
     "weight_gradient_plain_kernel": "plain weights",
 }
