@@ -288,9 +288,7 @@ def test_what_is_slower_than_pytorch_has_its_reason(path):
     assert [name for name in slower if not why(record["device"], path.stem, name)] == []
 
 
-GPU_RECORDS = [
-    path for path in RECORDS if path.parent.name != "cpu" and "backward" not in path.stem
-]
+GPU_RECORDS = [path for path in RECORDS if path.parent.name != "cpu"]
 
 
 @pytest.mark.parametrize("path", GPU_RECORDS, ids=relative)

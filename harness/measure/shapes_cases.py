@@ -87,8 +87,8 @@ WHY: dict[str, dict[str, str]] = {
         "1x1": "bytes decide: forward is 0.11 of 0.38 ms, g is written and read once more for the "
         "input's gradient, a sixth of all bytes, and small kernels and launches take 0.06",
         "1x1-stride2": "forward takes 0.19 of 0.44 ms, packing 0.10, the sums of one tap 0.03",
-        "3x3-image7": "rows of 7 pixels are packed side by side, but read again in lines with zeros "
-        "between: the input's gradient takes 0.26 of 0.73 ms, forward 0.17",
+        "3x3-image7": "rows of 7 pixels are packed side by side, but read again in lines with "
+        "zeros between: the input's gradient takes 0.26 of 0.73 ms, forward 0.17",
         "3x3-image14": "packing takes 0.09 of 0.38 ms, small kernels and their launches 0.07",
         "3x3-stride2": "7 of 16 taps of the planes are absent, and multiplied as zeros: the "
         "input's gradient takes 0.13 of 0.49 ms, packing 0.13",
