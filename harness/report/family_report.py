@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.report import doubts, report_data, scores
+from harness.report import doubts, records, report_data, scores
 
 _PASSES = {"forward": "", "forward and backward": "-backward"}
 
@@ -72,8 +72,5 @@ def _footer(told: str, part: dict[str, dict]) -> str:
 
 
 def _about(record: dict) -> str:
-    versions = record["versions"]
-    return (
-        f"{record['device_name']}, driver {versions['driver']}, CUDA {versions['cuda']}, PyTorch "
-        f"{versions['torch']}; {record['dtype']}, TF32 {record['tf32']}; {record['date']}"
-    )
+    tf32 = f", TF32 {record['tf32']}" if record["versions"]["gpu"] else ""
+    return f"{records.machine(record)}; {record['dtype']}{tf32}; {record['date']}"

@@ -89,16 +89,10 @@ def _footer(found: list[dict]) -> str:
 
 
 def _device_line(record: dict) -> str:
-    versions = record["versions"]
-    parts = [record["device_name"]]
-    if versions["gpu"]:
-        parts.append(f"driver {versions['driver']}, CUDA {versions['cuda']}")
-    else:
-        parts.append(f"{versions['cpu_threads']} threads")
-    parts.append(f"PyTorch {versions['torch']}")
-    tf32 = f", TF32 {record['tf32']}" if versions["gpu"] and record["dtype"] == "float32" else ""
+    gpu = record["versions"]["gpu"]
+    tf32 = f", TF32 {record['tf32']}" if gpu and record["dtype"] == "float32" else ""
     timed = report_data.passes(record)
-    return f"{', '.join(parts)}; {record['dtype']}{tf32}, {timed}; {record['date']}"
+    return f"{records.machine(record)}; {record['dtype']}{tf32}, {timed}; {record['date']}"
 
 
 def rendered(text: str, results: Path) -> str:

@@ -20,6 +20,15 @@ SETTINGS = ("device", "dtype", "tf32", "batch", "backward", "eval")
 _PATH_PART = re.compile(r"\w[\w.-]*")
 
 
+def machine(record: dict) -> str:
+    """Where it was made: device, driver and CUDA or threads, PyTorch."""
+    versions = record["versions"]
+    how = f"{versions['cpu_threads']} threads"
+    if versions["gpu"]:
+        how = f"driver {versions['driver']}, CUDA {versions['cuda']}"
+    return f"{record['device_name']}, {how}, PyTorch {versions['torch']}"
+
+
 def setting(record: dict, names: tuple[str, ...] = SETTINGS) -> tuple:
     """These settings of a record; None where it does not tell. Older ones have neither eval mode
     nor forced kernel.
