@@ -115,7 +115,9 @@ def _resolved(
     if len(paths) == 1:
         return resolve(paths[0], replacements, given, volumes)
     # Headers first: each is there once, whichever of the entries is built.
-    split = [_segments(_selected(path.read_text(encoding="utf-8"), volumes)) for path in paths]
+    conditions = {_VOLUMES: volumes, _PACKED: False}
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]
     for depth in range(max(map(len, split)) - 1):
         given_here = [s[depth] if depth + 1 < len(s) else ([], []) for s in split]
