@@ -39,7 +39,7 @@ LIFTED = {  # by dimensions of the convolution
 }
 _PARAMETERS = ("stride", "padding", "output_padding", "dilation", "groups")
 _DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
-# Positions in aten.conv_transpose2d.input and aten.max_pool2d.default.
+# Places in aten.conv_transpose2d.input, aten.max_pool2d.default and aten.group_norm.default.
 _CONV = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _POOL = ("self", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
 _NORM = ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled")
@@ -102,6 +102,17 @@ def modules_of(fused: Fused, modules: Modules) -> None:
             modules.name(node.path, kind)
 
 
+def interleaves(fused: Fused) -> bool:
+    """Are outputs of one residue over two columns apart, or a volume's channels in groups?
+    kernels_src/cuda/conv_transpose_interleaved.cuh is for those.
+    """
+    given = _DEFAULTS | overload_of(fused.conv).named(_CONV)
+    stride = given["stride"]
+    last = stride[-1] if isinstance(stride, list | tuple) else stride
+    grouped = fused.dimensions == 3 and given["groups"] != 1
+    return grouped or not isinstance(last, int) or last > 2
+
+
 def summary(fused: Fused) -> str:
     """The chain in words."""
     return " -> ".join(map(label, fused.nodes))
@@ -123,17 +134,13 @@ def _operator(fused: Fused, suffix: str, *arguments: str) -> str:
     return _call(name, *arguments)
 
 
-def _named(call: Node, names: tuple[str, ...]) -> dict:
-    return dict(zip(names, call.args, strict=False)) | call.kwargs
-
-
 def _convolution(node: Node, text: Expressions, modules: Modules) -> tuple[list[str], str]:
     """(x, weight, bias, parameters as texts, the number of output channels as text)"""
     if node.op == "layer":
         name = modules.name(node.path, "conv")
         parts = [f"{name}.{part}" for part in ("weight", "bias", *_PARAMETERS)]
         return [text.argument(node.args[0]), *parts], f"{name}.out_channels"
-    given = _DEFAULTS | _named(node, _CONV)
+    given = _DEFAULTS | node.named(_CONV)
     weight = text.argument(given["weight"])
     parts = [text.argument(given["input"]), weight, text.argument(given.get("bias"))]
     for name in _PARAMETERS[:-1]:
@@ -159,7 +166,7 @@ def _group_norm(node: Node, text: Expressions, modules: Modules) -> list[str]:
     if node.op == "layer":
         name = modules.name(node.path, "group_norm")
         return [f"{name}.{part}" for part in ("num_groups", "weight", "bias", "eps")]
-    given = {"weight": None, "bias": None, "eps": 1e-5} | _named(node, _NORM)
+    given = {"weight": None, "bias": None, "eps": 1e-5} | node.named(_NORM)
     return [text.argument(given[part]) for part in ("num_groups", "weight", "bias", "eps")]
 
 
@@ -168,7 +175,7 @@ def _max_pool(node: Node, text: Expressions, modules: Modules) -> list[str]:
         name = modules.name(node.path, "pool")
         return [f"{name}.{part}" for part in _POOL[1:]]
     given = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
-    given |= _named(overload_of(node), _POOL)
+    given |= overload_of(node).named(_POOL)
     if given["stride"] in (None, [], ()):
         given["stride"] = given["kernel_size"]
     pairs = [_axes(given[part], text) for part in _POOL[1:-1]]

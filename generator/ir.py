@@ -60,6 +60,10 @@ class Node:
     inner: tuple["Node", ...] = ()
     regions: tuple[Region, ...] = ()
 
+    def named(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """The arguments by name: `names` are those of the ones that have places."""
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
+
     def operands(self) -> Iterator[Value]:
         return leaves((self.args, self.kwargs))
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 
+from generator.calls import interleaves
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.several_calls import _repeated
@@ -65,6 +66,12 @@ class Kernels:
     def volumes(self) -> bool:
         """Is one of them of three dimensions?"""
         return any(kernel.fused.dimensions == 3 for kernel in self.all)
+
+    @property
+    def interleaved(self) -> bool:
+        """Has one of them what the interleaved kernel is for, and none what it does not serve?"""
+        alone = self.entries == ["conv"]
+        return alone and any(interleaves(kernel.fused) for kernel in self.all)
 
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
@@ -128,12 +135,11 @@ def sources(program: Program, own_gradients: bool = True) -> Kernels:
         for header in headers:
             header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
-    for name, resolve in (
-        ("CUDA_SOURCE", cuda_source),
-        ("CPU_SOURCE", cpu_source),
-        ("OPERATOR_SOURCE", operator_source),
-    ):
-        made.sources[name] = resolve(made.entries, given, made.volumes)
+    made.sources = {
+        "CUDA_SOURCE": cuda_source(made.entries, given, made.volumes, made.interleaved),
+        "CPU_SOURCE": cpu_source(made.entries, given, made.volumes),
+        "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),
+    }
     return made
 
 

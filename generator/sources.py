@@ -18,9 +18,9 @@ SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, withou
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
-# Conditions that a text is emitted with or without: kernels_src/depth_walk.h,
-# kernels_src/cuda/conv_transpose_hopper_packed.cuh.
-_VOLUMES, _PACKED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED"
+# Conditions that a text is emitted with or without: kernels_src/depth_walk.h, and in
+# kernels_src/cuda/ conv_transpose_hopper_packed.cuh and conv_transpose_interleaved.cuh.
+_VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 
 
 def resolve(
@@ -29,15 +29,17 @@ def resolve(
     given: tuple[Path, ...] = (),
     volumes: bool = False,
     packed: bool = False,
+    interleaved: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
-    with what reads packed pixels. Raises Refusal where a file is missing.
+    with what reads packed pixels; `interleaved`: with the interleaved kernel. Raises Refusal where
+    a file is missing.
     """
     replacements = replacements or {}
-    conditions = {_VOLUMES: volumes, _PACKED: packed}
+    conditions = {_VOLUMES: volumes, _PACKED: packed, _INTERLEAVED: interleaved}
     seen: set[Path] = set(given)
 
     def expand(path: Path, included_from: Path | None) -> list[str]:
@@ -90,10 +92,18 @@ def _find(name: str, includer: Path) -> Path:
     return beside if beside.is_file() else (KERNELS / name).resolve()
 
 
-def cuda_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
-    """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif."""
+def cuda_source(
+    entries: list[str],
+    replacements: dict[str, str],
+    volumes: bool = False,
+    interleaved: bool = False,
+) -> str:
+    """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
+
+    `interleaved`: with the interleaved kernel, which serves the entry "conv" alone.
+    """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
-    return _resolved(paths, replacements, (), volumes)
+    return _resolved(paths, replacements, (), volumes, interleaved)
 
 
 def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
@@ -110,12 +120,16 @@ def operator_source(entries: list[str], replacements: dict[str, str], volumes: b
 
 
 def _resolved(
-    paths: list[Path], replacements: dict[str, str], given: tuple[Path, ...], volumes: bool
+    paths: list[Path],
+    replacements: dict[str, str],
+    given: tuple[Path, ...],
+    volumes: bool,
+    interleaved: bool = False,
 ) -> str:
     if len(paths) == 1:
-        return resolve(paths[0], replacements, given, volumes)
+        return resolve(paths[0], replacements, given, volumes, False, interleaved)
     # Headers first: each is there once, whichever of the entries is built.
-    conditions = {_VOLUMES: volumes, _PACKED: False}
+    conditions = {_VOLUMES: volumes, _PACKED: False, _INTERLEAVED: False}
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]

@@ -16,6 +16,10 @@ inline constexpr const char* kFewStrictProducts =
 inline constexpr const char* kFewGroupChannels =
     "groups of at most 8 input channels, which are answered in fp32, as by PyTorch";
 inline constexpr const char* kFewProducts = "at most 2^20 products, for which one launch takes less time";
+#ifdef TCONV_INTERLEAVES
+inline constexpr const char* kFewProductsEach =
+    "few products an output, in columns over two apart: storing them takes the time";
+#endif
 inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
 
 // Of the Hopper kernel, and what holds or pools its outputs on the chip.

@@ -102,10 +102,13 @@ def fields(changes: dict) -> dict[str, float]:
     return {**NORM, **made}
 
 
-def build(folder: Path, kernels: Path, call: str):
-    """A function from changes of fields to what the pattern's half says, as a dictionary."""
+def build(folder: Path, kernels: Path, call: str, volumes: bool = False):
+    """A function from changes of fields to what the pattern's half says, as a dictionary.
+
+    volumes: of a solution with layers of three dimensions.
+    """
     source, program = folder / "probe.cpp", folder / "probe"
-    header = resolve(KERNELS / "call.h")
+    header = resolve(KERNELS / "call.h", volumes=volumes)
     source.write_text(header + _PROGRAM.replace("CALL", call))
     include = [f"-I{ROOT / 'harness' / 'measure'}", f"-I{cuda_headers()}"]
     command = ["g++", "-std=c++17", "-Wall", *include, str(source), str(kernels), "-ldl"]

@@ -6,8 +6,8 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
-Names of kernels (plain, direct, portable, hopper) or numbers of problems (69, 19, 11) after the
-command restrict it to these.
+Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) or volume_only
+(tests/references) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
 statistics are computed on the host and copied, because the filter hides what other kernels write,
@@ -26,17 +26,20 @@ from pathlib import Path
 
 import torch
 
-from tests.solution_tools import PROBLEMS, ROOT, environment, load_text
+from tests.builds_ahead import VOLUME_ONLY
+from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
 
 KERNELS = ("plain", "direct", "portable", "hopper")
-NUMBERS = ("69", "19", "11")  # 65 has the kernels of 69
+NUMBERS = ("69", "19", "11", VOLUME_ONLY)  # 65 has the kernels of 69
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One model call: problem number, constructor arguments, input shape, and how it is called."""
+    """One model call: problem number or VOLUME_ONLY, constructor arguments, input shape, and how it
+    is called.
+    """
 
     problem: str
     arguments: tuple
@@ -96,7 +99,14 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
         for problem, arguments, shape in NORMS:
             for training in (True, False):
                 yield Run(problem, arguments, shape, torch.float64, "plain", training=training)
+    if "direct" in kernels:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            yield Run("69", (8, 12, (3, 4), (2, 3), 1, 1), (2, 8, 9, 70), dtype, "direct")
+        yield Run(VOLUME_ONLY, (16, 2), (2, 16, 3, 9, 20))  # interleaved
     if "hopper" in kernels:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            # Slices that taps reach, and slices that none does.
+            yield Run(VOLUME_ONLY, (16, 1, 2), (2, 16, 3, 5, 9), dtype, "hopper")
         for shape in (
             (3, 64, 10, 28),
             (2, 64, 60, 60),
@@ -131,7 +141,7 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
             finite = bool(model(_on_device(x, run.layout)).cpu().isfinite().all())
             if run.dtype == torch.float32:  # beyond fp16's range: the guard and what stands behind
                 finite &= bool(model(_on_device(x * 1e6, run.layout)).cpu().isfinite().all())
-        if run.problem == "69":
+        if run.problem in ("69", VOLUME_ONLY):
             with environment(TCONV_KERNEL=run.kernel):
                 finite &= _gradients_are_finite(run, model, x)
     finally:
@@ -247,8 +257,11 @@ def main(names: list[str]) -> int:
 
     def load(problem: str) -> dict:
         if problem not in loaded:
-            path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))
-            text = (ROOT / "solutions" / path.parent.name / path.name).read_text()
+            if problem == VOLUME_ONLY:
+                text = generated(REFERENCES / f"{problem}.py")
+            else:
+                path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))
+                text = (ROOT / "solutions" / path.parent.name / path.name).read_text()
             loaded[problem] = load_text(text, f"solution_{problem}")
         return loaded[problem]
 

@@ -5,12 +5,13 @@ each sentence of kernels_src/reasons.h is some call's.
 import pytest
 
 from harness.measure.machine_code_calls import DTYPES
+from tests.builds_ahead import VOLUME_ONLY
 from tests.cuda_emulator.emulator import AMPERE, TURING
 from tests.emulated_tools import needs_cuda_headers
 from tests.explain_probe import build, reasons
 from tests.test_explain import ON_A_CPU
 
-pytestmark = [needs_cuda_headers, pytest.mark.sweep]  # of three builds
+pytestmark = [needs_cuda_headers, pytest.mark.sweep]  # of four builds
 CALLS = {
     "69": "ConvOnlyCall",
     "19": "ConvGroupNormCall",
@@ -25,12 +26,14 @@ ONE_BY_ONE = HALF | {"groups": 64}  # a channel of each to a group
 
 
 @pytest.fixture(scope="module")
-def ask(emulated_solutions, tmp_path_factory):
+def ask(emulated_solutions, emulated_volumes, tmp_path_factory):
     """ask(name, **changes): what the solution of that problem says of a call."""
     probes = {
         name: build(tmp_path_factory.mktemp(name), emulated_solutions[name].kernels, call)
         for name, call in CALLS.items()
     }
+    place = tmp_path_factory.mktemp(VOLUME_ONLY)
+    probes[VOLUME_ONLY] = build(place, emulated_volumes.kernels, "ConvOnlyCall", volumes=True)
     return lambda name, **changes: probes[name](**changes)
 
 
@@ -102,6 +105,15 @@ CONVOLUTIONS = [
         {"hopper": "kMostlyPadding", "portable": "kMostlyPadding", "direct": "kManyBlocks"},
     ),
 ]
+INTERLEAVED = [  # images, of a library with the interleaved kernel
+    (
+        {"in_channels": 8, "stride_w": 3},
+        "direct",
+        {"hopper": "kColumnsApart", "portable": "kFewProductsEach"},
+    ),
+    ({"stride_w": 3}, "portable", {"hopper": "kColumnsApart"}),
+    ({"in_channels": 8, "stride_h": 9, "stride_w": 3}, "portable", {"hopper": "kColumnsApart"}),
+]
 HELD = [
     (LARGE, "held", {}),
     (LARGE | {"together": 0}, "hopper", {"held": "kNotAtOnce"}),
@@ -146,7 +158,12 @@ POOLED = [
 ]
 CASES = [
     (name, *case)
-    for name, cases in (("69", CONVOLUTIONS), ("19", HELD), ("11", POOLED))
+    for name, cases in (
+        ("69", CONVOLUTIONS),
+        (VOLUME_ONLY, INTERLEAVED),
+        ("19", HELD),
+        ("11", POOLED),
+    )
     for case in cases
 ]
 # Of forced kernels that cannot: the problem, the call, the reason.

@@ -8,15 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from tests import fuzz_operator
+from tests.builds_ahead import VOLUME_ONLY
 from tests.gpu_tools import forced
 
 pytestmark = pytest.mark.gpu
 
 COUNTS = {"auto": 300, "portable": 200, "hopper": 200, "direct": 100, "plain": 100}
+# The other library has the interleaved kernel, for wide strides.
+GRID = [("69", kernel) for kernel in COUNTS] + [(VOLUME_ONLY, "auto"), (VOLUME_ONLY, "direct")]
 
 
-@pytest.mark.parametrize("kernel", COUNTS)
-def test_random_layers(shelf, kernel):
+@pytest.mark.parametrize(("name", "kernel"), GRID)
+def test_random_layers(shelf, name, kernel):
     options = SimpleNamespace(
         seed=20 + list(COUNTS).index(kernel),
         first=0,
@@ -31,7 +34,7 @@ def test_random_layers(shelf, kernel):
     summary = fuzz_operator.Summary()
     begin = time.monotonic()
     with forced(kernel):
-        fuzz_operator.run(shelf["69"].solution["_operator"], options, summary)
+        fuzz_operator.run(shelf[name].solution["_operator"], options, summary)
     print(f"{kernel}: {summary} in {time.monotonic() - begin:.0f} s")
     assert summary.failures == []
     assert summary.layers == COUNTS[kernel] and summary.refused < 0.9 * summary.layers

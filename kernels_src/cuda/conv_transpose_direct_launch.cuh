@@ -6,6 +6,9 @@
 
 #include "check.h"
 #include "conv_transpose_direct.cuh"
+#ifdef TCONV_INTERLEAVES  // where the reference's strides or groups call for it (generator/calls.py)
+#include "conv_transpose_interleaved_launch.cuh"
+#endif
 #include "conv_transpose_portable_plan.h"
 #include "device_limits.h"
 
@@ -19,6 +22,9 @@ struct DirectPlan {
   int phases;          // of the columns that a lane computes
   int row_blocks, column_parts, channel_blocks;
   int64_t smem_bytes, blocks;
+#ifdef TCONV_INTERLEAVES
+  InterleavedPlan interleaved;  // which takes the call where it is usable
+#endif
 
   int64_t num_partials(const ConvTransposeLayer& p) const { return row_blocks * p.stride_h * column_parts; }
 };
@@ -56,6 +62,9 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
 
 template <typename Storage>
 int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
+#ifdef TCONV_INTERLEAVES
+  if (plan.interleaved.usable) return launch_interleaved<Storage>(plan.interleaved, call, out);
+#endif
   const ConvTransposeLayer& p = call.layer;
   DirectArgs<Storage> args{};  // entries of strides that there are not, too, so that equal calls are equal to the byte
   args.x = static_cast<const Storage*>(call.x);

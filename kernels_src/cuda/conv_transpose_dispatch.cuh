@@ -94,6 +94,11 @@ inline KernelPlan direct_plan(const ConvCall& call) {
   const int64_t status = query_device_limits(&device);
   if (status != kOk) return failed_plan(status, nullptr);
   KernelPlan plan{};
+#ifdef TCONV_INTERLEAVES
+  plan.kernel = kDirect;
+  plan.direct.interleaved = plan_interleaved(call, fits_32_bit_indices(call.layer), device);
+  if (plan.direct.interleaved.usable) return plan;
+#endif
   plan.direct = plan_direct(call.layer, fits_32_bit_indices(call.layer), device);
   if (!plan.direct.usable) return failed_plan(kUnsupportedKernel, plan.direct.reason);
   plan.kernel = kDirect;
@@ -242,6 +247,13 @@ KernelPlan plan_by_rule(const ConvCall& call) {
     if (plan.status == kOk) return plan;
     no_hopper = plan.reason;
   }
+#ifdef TCONV_INTERLEAVES
+  if (const char* const stores = stores_take_longest(call.layer)) {
+    KernelPlan plan = direct_plan(call);
+    plan.direct.interleaved.rounds = portable_numeric(call) == Numeric::kTF32;
+    if (plan.direct.interleaved.usable) return with_reasons(plan, no_hopper, stores, nullptr);
+  }
+#endif
   const KernelPlan plan = portable_plan(call);
   if (plan.status != kUnsupportedKernel) return with_reasons(plan, no_hopper, nullptr, nullptr);
   return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
@@ -256,6 +268,11 @@ KernelPlan depth_plan(const ConvCall& call) {
   if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
   if (forced) return hopper_plan<kOutputs>(call);
   const char* why = wants_one_launch(call);
+#ifdef TCONV_INTERLEAVES
+  KernelPlan plan = why == reason::kFewGroupChannels ? direct_plan(call) : failed_plan(kUnsupportedKernel, why);
+  plan.why_not = {why, why, nullptr};
+  if (plan.direct.interleaved.usable) return plan;  // the direct kernel by itself reads no slices
+#endif
   if (why == nullptr) why = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
   if (why == nullptr) why = hopper_is_slower(call.layer);
   return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);

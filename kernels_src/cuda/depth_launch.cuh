@@ -1,5 +1,5 @@
 // Calls whose images are slices of volumes (depth_walk.h): the kernel behind the Hopper convolution, one thread per
-// output, in fp32. It computes again what fp16 containers could not hold, and slices that no tap reaches.
+// output, in fp32. It computes again what fp16 containers could not hold.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "../epilogue.h"
 #include "check.h"
 #include "conv_transpose_plain.cuh"
+#include "depth_fill.cuh"
 #include "device_limits.h"
 #include "fast_divisor.h"
 #include "storage.cuh"
@@ -113,6 +114,7 @@ int64_t launch_depth_plain_typed(const ConvCall& call, void* out, const int* gua
 
 // All outputs, or with `guard`, on the device, only where it is raised.
 inline int64_t launch_depth_plain(const ConvCall& call, void* out, const int* guard) {
+  if (call.depth.taps == 0) return launch_depth_fill(call, out);
   switch (call.dtype) {
     case kFloat32: return launch_depth_plain_typed<float>(call, out, guard);
     case kFloat16: return launch_depth_plain_typed<__half>(call, out, guard);

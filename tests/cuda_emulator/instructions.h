@@ -72,6 +72,13 @@ void ld_global(uint64_t& x, const T* from) {
   if (x == ~uint64_t{0}) yield();
 }
 
+// To nearest, ties away from zero: the magnitude's bits, of which 13 are dropped. NaN is canonical.
+inline void cvt_rna_tf32(uint32_t& d, float a) {
+  uint32_t bits;
+  std::memcpy(&bits, &a, sizeof(bits));
+  d = a != a ? 0x7fffe000u : std::isinf(a) ? bits : (bits + 0x1000u) & 0xffffe000u;
+}
+
 // The nearest number, which the hardware's approximations are an ulp or two from.
 inline void ex2_approx(float& y, float x) { y = std::exp2(x); }
 inline void rcp_approx(float& y, float x) { y = 1.0f / x; }

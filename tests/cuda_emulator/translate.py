@@ -44,6 +44,7 @@ INSTRUCTIONS = {
     "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.cs.u16 ": "st_global_if",
     "wgmma.commit_group.": "wgmma_commit",
     "wgmma.wait_group.": "wgmma_wait",
+    "cvt.rna.tf32.f32 ": "cvt_rna_tf32",
     "ex2.approx.ftz.f32 ": "ex2_approx",
     "rcp.approx.ftz.f32 ": "rcp_approx",
     "max.NaN.f32 ": "max_nan",

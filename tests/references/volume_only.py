@@ -1,4 +1,4 @@
-"""A transposed convolution of three dimensions alone."""
+"""A transposed convolution of three dimensions alone, in groups."""
 
 import torch
 import torch.nn as nn
@@ -6,9 +6,11 @@ import torch.nn.functional as F
 
 
 class Model(nn.Module):
-    def __init__(self, channels=3):
+    def __init__(self, channels=4, groups=2, dilation=1):
         super().__init__()
-        self.up = nn.ConvTranspose3d(channels, 4, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose3d(
+            channels, 4, 3, stride=2, padding=1, groups=groups, dilation=dilation
+        )
         self.norm = nn.BatchNorm3d(4)
 
     def forward(self, x):
@@ -16,7 +18,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(2, 3, 3, 4, 4)]
+    return [torch.randn(2, 4, 3, 4, 4)]
 
 
 def get_init_inputs():
