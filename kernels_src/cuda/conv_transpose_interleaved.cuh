@@ -9,6 +9,7 @@
 
 #include "../epilogue.h"
 #include "../layer.h"
+#include "line_stores.cuh"
 #include "mma_sync.cuh"
 #include "storage.cuh"
 
@@ -113,16 +114,16 @@ __device__ __forceinline__ void store_strip(Storage* out, const float* held, int
                                             const EpilogueArgs<Storage>& epilogue, int channel) {
   constexpr int kTogether = 4;
 #pragma unroll 1
-  for (int i = lane; i < count; i += 32 * kTogether) {
+  for (int i = lane - before_line(out); i < count; i += 32 * kTogether) {
     Storage values[kTogether];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const float sum = held[min(i + 32 * k, count - 1)];
+      const float sum = held[max(0, min(i + 32 * k, count - 1))];
       values[k] = to_storage<Storage>(apply_epilogue<float, Storage>(sum, epilogue, channel));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k)
-      if (i + 32 * k < count) out[i + 32 * k] = values[k];
+      if (i + 32 * k >= 0 && i + 32 * k < count) out[i + 32 * k] = values[k];
   }
 }
 
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(InterleavedConfig::kThreads, InterleavedConfig
       for (int c = 0; c < channels; ++c) {
         const Storage value =
             to_storage<Storage>(apply_epilogue<float, Storage>(0.0f, args.epilogue, first_channel + c));
-        for (int i = lane; i < args.out_w; i += 32) out_row[c * args.out_stride_c + i] = value;
+        fill_run(out_row + c * args.out_stride_c, args.out_w, value, lane, 32);
       }
       continue;
     }

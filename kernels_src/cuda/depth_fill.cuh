@@ -8,6 +8,7 @@
 #include "check.h"
 #include "device_limits.h"
 #include "fast_divisor.h"
+#include "line_stores.cuh"
 #include "storage.cuh"
 
 namespace tconv {
@@ -38,9 +39,8 @@ __global__ void __launch_bounds__(DepthFillConfig::kThreads)
     const int64_t volume = args.by_slices.quotient(image), slice = image - volume * args.slices;
     const Storage value = to_storage<Storage>(apply_epilogue<float, Storage>(0.0f, args.epilogue, oc));
     Storage* const to = args.out + volume * args.out_stride_n + oc * args.out_stride_c + slice * args.out_stride_d;
-    const int64_t end = min((part + 1) * args.outputs_per_block, args.plane);
-#pragma unroll 4
-    for (int64_t i = part * args.outputs_per_block + threadIdx.x; i < end; i += Config::kThreads) to[i] = value;
+    const int64_t first = part * args.outputs_per_block;
+    fill_run(to + first, min(args.outputs_per_block, args.plane - first), value, threadIdx.x, Config::kThreads);
   }
 }
 
