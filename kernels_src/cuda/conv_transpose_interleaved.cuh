@@ -9,7 +9,7 @@
 
 #include "../epilogue.h"
 #include "../layer.h"
-#include "line_stores.cuh"
+#include "fill_run.cuh"
 #include "mma_sync.cuh"
 #include "storage.cuh"
 
@@ -114,16 +114,16 @@ __device__ __forceinline__ void store_strip(Storage* out, const float* held, int
                                             const EpilogueArgs<Storage>& epilogue, int channel) {
   constexpr int kTogether = 4;
 #pragma unroll 1
-  for (int i = lane - before_line(out); i < count; i += 32 * kTogether) {
+  for (int i = lane; i < count; i += 32 * kTogether) {
     Storage values[kTogether];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const float sum = held[max(0, min(i + 32 * k, count - 1))];
+      const float sum = held[min(i + 32 * k, count - 1)];
       values[k] = to_storage<Storage>(apply_epilogue<float, Storage>(sum, epilogue, channel));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k)
-      if (i + 32 * k >= 0 && i + 32 * k < count) out[i + 32 * k] = values[k];
+      if (i + 32 * k < count) out[i + 32 * k] = values[k];
   }
 }
 

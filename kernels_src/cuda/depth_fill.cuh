@@ -8,7 +8,7 @@
 #include "check.h"
 #include "device_limits.h"
 #include "fast_divisor.h"
-#include "line_stores.cuh"
+#include "fill_run.cuh"
 #include "storage.cuh"
 
 namespace tconv {

@@ -1,5 +1,5 @@
-// Stores of neighbouring outputs that begin with whole lines of the cache: what is stored across lines arrives in parts
-// of sectors, and takes memory twice as long.
+// Runs of equal outputs, stored in whole lines of the cache: stores across lines leave parts of sectors, and take memory
+// twice as long.
 #pragma once
 
 #include <cstring>
@@ -8,12 +8,6 @@
 
 namespace tconv {
 namespace cuda {
-
-// How many outputs before `out` a warp begins, so that its stores of an output a lane end with sectors.
-template <typename Storage>
-__device__ __forceinline__ int before_line(const Storage* out) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(out) / sizeof(Storage) % 32);
-}
 
 // Fills `count` outputs with one value, `threads` threads together; `thread`: which of them this is.
 template <typename Storage>
