@@ -1,5 +1,5 @@
-// Runs of equal outputs, stored in whole lines of the cache: stores across lines leave parts of sectors, and take memory
-// twice as long.
+// Runs of equal outputs, stored in whole lines of the cache: stores across lines leave parts of sectors, and take
+// memory twice as long.
 #pragma once
 
 #include <cstring>
