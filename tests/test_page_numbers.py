@@ -92,6 +92,7 @@ def facts() -> dict[str, list[str]]:
             f"reaches {portable[0]} to {portable[1]} of the floor",
             f"fewer than {least} products an output",
             f"at most 2^{few} products",
+            f"at most {constant('kMostProducts')} products an output",
             f"stays below {packed} MiB",
             "2 × 2",
         ],
