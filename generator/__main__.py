@@ -54,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
         help="leave the convolution's gradients on CUDA to PyTorch: a shorter file, which trains "
         "slower",
     )
+    parser.add_argument(
+        "--device",
+        choices=("all", "cuda"),
+        default="all",
+        help="cuda: leave out the C++ kernels, so that tensors on a CPU are refused (default: all)",
+    )
     return parser
 
 
@@ -109,6 +115,7 @@ def _run(jobs: list[tuple[Path, Path]], arguments: argparse.Namespace) -> int:
                         output,
                         built=not arguments.check,
                         own_gradients=not arguments.pytorch_gradients,
+                        cuda_alone=arguments.device == "cuda",
                     ),
                     output,
                 )

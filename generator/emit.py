@@ -31,6 +31,10 @@ _LONGEST = 60  # characters of a name
 _KERNELS = """\
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI."""
+_CUDA_KERNELS = """\
+The CUDA kernels run (CUDA_SOURCE); OPERATOR_SOURCE checks the arguments and calls them, through
+PyTorch's stable ABI. The C++ ones are left out (--device cuda), so a CPU tensor is refused: without
+that argument the generator writes a file that has them."""
 _GRADIENTS = """\
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -62,27 +66,34 @@ fp32."""
 
 
 def generate(
-    reference_path: Path, output_path: Path, built: bool = False, own_gradients: bool = True
+    reference_path: Path,
+    output_path: Path,
+    built: bool = False,
+    own_gradients: bool = True,
+    cuda_alone: bool = False,
 ) -> str:
     """The solution's text, with kernels for the convolution's gradients on CUDA
-    or without. Raises Refusal where there is none that computes what the reference
-    does: it is proved (prove.py) with its C++ half, which is built for that (`built`), or with
-    PyTorch's functions in the place of kernels.
+    or without, and with the C++ half or without (`cuda_alone`). Raises Refusal where there is none
+    that computes what the reference does: it is proved (prove.py) with its C++ half, which is
+    built for that (`built`), or with PyTorch's functions in the place of kernels.
     """
     with ambient_kept():
         program = read_program(reference_path)
-        text = solution_text(program, output_path, own_gradients)
-        prove(program, text, built)
+        text = solution_text(program, output_path, own_gradients, cuda_alone)
+        prove(program, text, built and not cuda_alone)
     return text
 
 
-def solution_text(program: Program, output_path: Path, own_gradients: bool = True) -> str:
+def solution_text(
+    program: Program, output_path: Path, own_gradients: bool = True, cuda_alone: bool = False
+) -> str:
     """The text of what was decided. Raises Refusal where the reference's own text cannot be carried
     over.
     """
     text = ""
     for without_forwards in (False, True):
-        text = _solution_text(program, output_path, without_forwards, own_gradients)
+        kernels = sources(program, own_gradients, cuda_alone)
+        text = _solution_text(program, output_path, without_forwards, kernels)
         if not _broken_rules(program, text):
             break
     _check(program, text)
@@ -90,10 +101,9 @@ def solution_text(program: Program, output_path: Path, own_gradients: bool = Tru
 
 
 def _solution_text(
-    program: Program, output_path: Path, without_forwards: bool, own_gradients: bool
+    program: Program, output_path: Path, without_forwards: bool, kernels: Kernels
 ) -> str:
     reference = program.reference
-    kernels = sources(program, own_gradients)
     constants = kernels.constants
     if kernels.all:
         constants = {"_SLUG": repr(_slug(reference.path))} | constants
@@ -188,6 +198,8 @@ def _shown(path: Path) -> str:
 
 def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     command = f"python -m generator {_shown(program.reference.path)} -o {_shown(output)}"
+    command += " --pytorch-gradients" * (not kernels.own_gradients)
+    command += " --device cuda" * kernels.cuda_alone
     parts = [f"{_slug(program.reference.path)}: {_title(program)}."]
     parts += [_filled(METHODS[entry]) for entry in kernels.entries]
     dimensions = {fused.dimensions for plan in program.plans for fused in plan.fused}
@@ -195,7 +207,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     left = [line.text for line in explained(program) if line.is_left]
     if kernels.all:
         parts += [
-            _KERNELS,
+            _CUDA_KERNELS if kernels.cuda_alone else _KERNELS,
             *([_gradients(kernels)] if kernels.gradient_sources else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,

@@ -55,6 +55,7 @@ class Kernels:
     all: list[Kernel]
     sources: dict[str, str]
     own_gradients: bool = True
+    cuda_alone: bool = False  # without the C++ half
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -123,10 +124,11 @@ class Kernels:
         return found
 
 
-def sources(program: Program, own_gradients: bool = True) -> Kernels:
+def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = False) -> Kernels:
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
-    made = Kernels([Kernel(*pair) for pair in kernels_of(program)], {}, own_gradients)
+    kernels = [Kernel(*pair) for pair in kernels_of(program)]
+    made = Kernels(kernels, {}, own_gradients, cuda_alone)
     if not fused:
         return made
     headers = [_headers(f) for f in fused]
@@ -137,7 +139,7 @@ def sources(program: Program, own_gradients: bool = True) -> Kernels:
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
     made.sources = {
         "CUDA_SOURCE": cuda_source(made.entries, given, made.volumes, made.interleaved),
-        "CPU_SOURCE": cpu_source(made.entries, given, made.volumes),
+        "CPU_SOURCE": cpu_source(["none"] if cuda_alone else made.entries, given, made.volumes),
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),
     }
     return made

@@ -36,6 +36,8 @@ RUN = {
     "python -m generator REF.py -o SOL.py": f"python -m generator {REFERENCE} -o TMP/solution.py",
     "python -m generator REF.py -o SOL.py --pytorch-gradients": f"python -m generator {REFERENCE} "
     "-o TMP/own.py --pytorch-gradients",
+    "python -m generator REF.py -o SOL.py --device cuda": f"python -m generator {REFERENCE} "
+    "-o TMP/cuda.py --device cuda",
     "python -m generator KernelBench --explain": "python -m generator harness/problems --explain",
     "python -m harness.report": "python -m harness.report --check",
     "python -m harness.report results/nvidia-h200 --html FILE": "python -m harness.report "
