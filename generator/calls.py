@@ -1,7 +1,7 @@
 """One call of our operator as source of ModelNew.forward."""
 
 from generator.expressions import Expressions, module_path
-from generator.fuse import Fused, dimensions_of, label, overload_of
+from generator.fuse import TRANSPOSED, Fused, dimensions_of, label, overload_of
 from generator.ir import Node, Value
 
 METHODS = {
@@ -106,7 +106,8 @@ def interleaves(fused: Fused) -> bool:
     """Are outputs of one residue over two columns apart, or a volume's channels in groups?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.
     """
-    given = _DEFAULTS | overload_of(fused.conv).named(_CONV)
+    calls = (fused.conv, *fused.conv.inner)
+    given = _DEFAULTS | next(call for call in calls if call.op in TRANSPOSED).named(_CONV)
     stride = given["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
     grouped = fused.dimensions == 3 and given["groups"] != 1
