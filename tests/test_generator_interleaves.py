@@ -1,0 +1,58 @@
+"""Which solutions have the interleaved kernel: those whose reference has a layer for it."""
+
+import pytest
+
+from generator.kernels import sources
+from generator.program import ambient_kept, read_program
+from tests.solution_tools import PROBLEMS, REFERENCES, program_of
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = {layer}
+
+    def forward(self, x):
+        return torch.relu(self.up(x))
+
+def get_inputs():
+    return [torch.randn({size})]
+
+def get_init_inputs():
+    return []
+"""
+KERNEL = "conv_transpose_interleaved_kernel"
+
+
+def has_kernel(program) -> bool:
+    return KERNEL in sources(program).sources["CUDA_SOURCE"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "wanted"),
+    [
+        ("nn.ConvTranspose2d(4, 6, 3, stride=(1, 3))", "1, 4, 5, 5", True),
+        ("nn.ConvTranspose2d(4, 6, 3, stride=(3, 1))", "1, 4, 5, 5", False),
+        ("nn.ConvTranspose1d(4, 6, 5, stride=4)", "1, 4, 9", True),
+        ("nn.ConvTranspose3d(4, 6, 3, stride=2)", "1, 4, 3, 3, 3", False),
+        ("nn.ConvTranspose3d(4, 6, 3, groups=2)", "1, 4, 3, 3, 3", True),
+        (
+            "nn.utils.parametrizations.weight_norm(nn.ConvTranspose2d(4, 6, 3, stride=3))",
+            "1, 4, 5, 5",
+            True,
+        ),
+    ],
+)
+def test_by_the_layer(layer, size, wanted, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(MODEL.format(layer=layer, size=size))
+    with ambient_kept():
+        assert has_kernel(read_program(path)) is wanted
+
+
+@pytest.mark.parametrize("path", [*PROBLEMS, REFERENCES / "weight_normed.py"], ids=lambda p: p.stem)
+def test_others_are_without_it(path):
+    assert not has_kernel(program_of(path))
