@@ -14,6 +14,7 @@ from generator.sources import (
     gradient_cuda_source,
     gradient_operator_source,
     operator_source,
+    refusing_cpu_source,
     without_shared_lines,
 )
 from generator.step_table import Step, activation_header, epilogue_header, gradient_header
@@ -137,9 +138,14 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
         for header in headers:
             header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
+    cpu = (
+        refusing_cpu_source(made.entries, made.volumes)
+        if cuda_alone
+        else cpu_source(made.entries, given, made.volumes)
+    )
     made.sources = {
         "CUDA_SOURCE": cuda_source(made.entries, given, made.volumes, made.interleaved),
-        "CPU_SOURCE": cpu_source(["none"] if cuda_alone else made.entries, given, made.volumes),
+        "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),
     }
     return made

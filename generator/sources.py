@@ -112,6 +112,17 @@ def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool =
     return _resolved(paths, replacements, (), volumes)
 
 
+def refusing_cpu_source(entries: list[str], volumes: bool = False) -> str:
+    """In the place of cpu_source(entries): every call with tensors on a CPU is refused."""
+    text = resolve(KERNELS / "cpu" / "entry_none.cpp", volumes=volumes)
+    for kind, entry in enumerate(entries):
+        own = (KERNELS / "cpu" / f"entry_{entry}.cpp").read_text(encoding="utf-8")
+        call = re.search(r"TCONV_EXPORT_PATTERN\(\w+, (\w+)\)", own)[1]
+        lines = [f"TCONV_REFUSE_PATTERN({call})"]
+        text += "\n".join([*(_only(kind, lines) if len(entries) > 1 else lines), ""])
+    return text
+
+
 def operator_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
     """What stands behind cpu_source(entries) in one file, whose headers it shares."""
     shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))

@@ -121,10 +121,12 @@ inline ConvCall residue_call(const DepthInputs& in, ConvTransposeLayer p, int64_
 // Does the library serve all of these calls? It says so without a workspace, from pointers that are there.
 template <typename Call>
 bool all_served(const std::vector<Call>& calls, const Device& device) {
-  int64_t (*workspace_bytes)(const Call*) = tconv_cpu_workspace_bytes;
 #if defined(TCONV_WITH_CUDA)
   std::optional<CurrentDevice> current;
-  if (!device.is_cpu()) current.emplace(device), workspace_bytes = tconv_cuda_workspace_bytes;
+  if (!device.is_cpu()) current.emplace(device);
+  const auto workspace_bytes = device.is_cpu() ? tconv_cpu_workspace_bytes : tconv_cuda_workspace_bytes;
+#else
+  const auto workspace_bytes = tconv_cpu_workspace_bytes;
 #endif
   for (const Call& call : calls)
     if (call.conv.layer.batch > INT_MAX / 4 || workspace_bytes(&call) < 0) return false;

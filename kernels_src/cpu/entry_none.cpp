@@ -3,15 +3,14 @@
 
 #include <stdexcept>
 
-inline int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
-inline const char* tconv_cpu_error_string(int64_t) { return ""; }
-template <typename Call>  // of any pattern
-int64_t tconv_cpu_workspace_bytes(const Call*) {
-  throw std::runtime_error(
-      "conv_transpose: the input is on a CPU, and this solution was generated with --device cuda; allowed are CUDA "
-      "tensors");
-}
-template <typename Call>
-int64_t tconv_cpu_run(const Call*) {
-  return tconv::kUnsupportedKernel;
-}
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+
+// What TCONV_EXPORT_PATTERN (entry.h) is elsewhere; the generator writes one for each pattern.
+#define TCONV_REFUSE_PATTERN(CALL)                                                                                     \
+  TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::CALL*) {                                                 \
+    throw std::runtime_error(                                                                                          \
+        "conv_transpose: the input is on a CPU, and this solution was generated with --device cuda; allowed are CUDA " \
+        "tensors");                                                                                                    \
+  }                                                                                                                    \
+  TCONV_EXPORT int64_t tconv_cpu_run(const tconv::CALL*) { return tconv::kUnsupportedKernel; }
