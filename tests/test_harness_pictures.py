@@ -99,7 +99,8 @@ def test_groups_by_setting_and_orders_by_number(folder):
 @pytest.fixture(scope="module")
 def drawn():
     """Of the settings that are usual on a device: the others have tables."""
-    groups = report_data.read_groups([RESULTS / "cpu", RESULTS / "nvidia-h200"])
+    folders = [RESULTS / "cpu", RESULTS / "nvidia-h200", RESULTS / "nvidia-h200-backward"]
+    groups = report_data.read_groups(folders)
     return groups, pictures.draw_all(groups)
 
 
@@ -108,7 +109,7 @@ def test_committed_pictures_are_drawn_again_byte_for_byte(drawn):
     committed = {str(path.relative_to(RESULTS)) for path in RESULTS.rglob("*.svg")}
     assert set(made) == committed - {"training_curves.svg"}  # tests/test_lab.py
     stale = [name for name, svg in made.items() if (RESULTS / name).read_text() != svg]
-    command = "python -m harness.report results/cpu results/nvidia-h200"
+    command = "python -m harness.report results/cpu results/nvidia-h200{,-backward}"
     assert not stale, f"run: {command} --pictures results --format svg"
     assert sum(len(svg.encode()) for svg in made.values()) < 200_000
 

@@ -83,6 +83,17 @@ WHY: dict[str, dict[str, str]] = {
         "weights is streamed for each image",
         "5x5-stride3": "strides over two are the portable kernel's, 0.25 ms against Hopper's 0.30",
     },
+    "nvidia-h200/shapes-backward": {
+        "1x1": "bytes decide: the two products take 0.07 and 0.09 of 0.31 ms, g is written and "
+        "read once more for the input's gradient, and small kernels and launches take 0.05",
+        "3x3-image7": "rows of 7 pixels are packed side by side, but read again in lines with "
+        "zeros between: the input's gradient takes 0.27 of 0.70 ms, forward 0.16",
+        "3x3-stride2": "7 of 16 taps of the planes are absent, and multiplied as zeros: the "
+        "input's gradient takes 0.13 of 0.44 ms, packing 0.09",
+        "4x4-stride2": "images of 16 x 16, as forward: 0.27 of 0.93 ms there, 0.32 of the input's "
+        "gradient, which reads each window of 512 channels twice",
+        "5x5-stride3": "forward by the portable kernel, as above, takes 0.23 of 0.56 ms",
+    },
     "nvidia-h100/shapes-backward": {
         "1x1": "bytes decide: forward is 0.11 of 0.38 ms, g is written and read once more for the "
         "input's gradient, a sixth of all bytes, and small kernels and launches take 0.06",
