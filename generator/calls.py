@@ -102,12 +102,30 @@ def modules_of(fused: Fused, modules: Modules) -> None:
             modules.name(node.path, kind)
 
 
+def _given(fused: Fused) -> dict:
+    """What the convolution is called with, by name."""
+    calls = (fused.conv, *fused.conv.inner)
+    return _DEFAULTS | next(call for call in calls if call.op in TRANSPOSED).named(_CONV)
+
+
+def pairs_rows(fused: Fused) -> bool:
+    """Do at most half a tile's output channels (of a group) come of taps in several rows, with
+    stride one in an image? kernels_src/row_pairs.h is for those.
+    """
+    given = _given(fused)
+    _, out_channels, *kernel = given["weight"].shape
+    stride = given["stride"]
+    strides = [stride] if isinstance(stride, int) else list(stride)
+    if len(kernel) < 2 or not all(isinstance(size, int) for size in (out_channels, kernel[-2])):
+        return False
+    return out_channels <= 32 and kernel[-2] > 1 and set(strides[-2:]) == {1}
+
+
 def interleaves(fused: Fused) -> bool:
     """Are outputs of one residue over two columns apart, or a volume's channels in groups?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.
     """
-    calls = (fused.conv, *fused.conv.inner)
-    given = _DEFAULTS | next(call for call in calls if call.op in TRANSPOSED).named(_CONV)
+    given = _given(fused)
     stride = given["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
     grouped = fused.dimensions == 3 and given["groups"] != 1

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 
-from generator.calls import interleaves
+from generator.calls import interleaves, pairs_rows
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.several_calls import _repeated
@@ -75,6 +75,11 @@ class Kernels:
         alone = self.entries == ["conv"]
         return alone and any(interleaves(kernel.fused) for kernel in self.all)
 
+    @property
+    def paired(self) -> bool:
+        """The same of pairs of rows."""
+        return self.entries == ["conv"] and any(pairs_rows(kernel.fused) for kernel in self.all)
+
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
         """Of the libraries of the gradients, which all operators share."""
@@ -144,7 +149,9 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
         else cpu_source(made.entries, given, made.volumes)
     )
     made.sources = {
-        "CUDA_SOURCE": cuda_source(made.entries, given, made.volumes, made.interleaved),
+        "CUDA_SOURCE": cuda_source(
+            made.entries, given, made.volumes, made.interleaved, made.paired
+        ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),
     }

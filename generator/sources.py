@@ -19,8 +19,10 @@ SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, withou
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, and in
-# kernels_src/cuda/ conv_transpose_hopper_packed.cuh and conv_transpose_interleaved.cuh.
+# kernels_src/row_pairs.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh and
+# conv_transpose_interleaved.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
+_PAIRED = "TCONV_PAIRS_ROWS"
 
 
 def resolve(
@@ -30,16 +32,22 @@ def resolve(
     volumes: bool = False,
     packed: bool = False,
     interleaved: bool = False,
+    paired: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
-    with what reads packed pixels; `interleaved`: with the interleaved kernel. Raises Refusal where
-    a file is missing.
+    with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
+    of rows. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
-    conditions = {_VOLUMES: volumes, _PACKED: packed, _INTERLEAVED: interleaved}
+    conditions = {
+        _VOLUMES: volumes,
+        _PACKED: packed,
+        _INTERLEAVED: interleaved,
+        _PAIRED: paired,
+    }
     seen: set[Path] = set(given)
 
     def expand(path: Path, included_from: Path | None) -> list[str]:
@@ -97,13 +105,15 @@ def cuda_source(
     replacements: dict[str, str],
     volumes: bool = False,
     interleaved: bool = False,
+    paired: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
-    `interleaved`: with the interleaved kernel, which serves the entry "conv" alone.
+    `interleaved`: with the interleaved kernel; `paired`: with pairs of rows. Both serve the entry
+    "conv" alone.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
-    return _resolved(paths, replacements, (), volumes, interleaved)
+    return _resolved(paths, replacements, (), volumes, interleaved, paired)
 
 
 def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
@@ -136,11 +146,12 @@ def _resolved(
     given: tuple[Path, ...],
     volumes: bool,
     interleaved: bool = False,
+    paired: bool = False,
 ) -> str:
     if len(paths) == 1:
-        return resolve(paths[0], replacements, given, volumes, False, interleaved)
+        return resolve(paths[0], replacements, given, volumes, False, interleaved, paired)
     # Headers first: each is there once, whichever of the entries is built.
-    conditions = {_VOLUMES: volumes, _PACKED: False, _INTERLEAVED: False}
+    conditions = {_VOLUMES: volumes, _PACKED: False, _INTERLEAVED: False, _PAIRED: False}
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]

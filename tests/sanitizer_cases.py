@@ -107,6 +107,7 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             # Slices that taps reach, and slices that none does.
             yield Run(VOLUME_ONLY, (16, 1, 2), (2, 16, 3, 5, 9), dtype, "hopper")
+        yield Run(VOLUME_ONLY, (16, 1), (8, 16, 9, 40, 40), torch.float32, "hopper")  # row pairs
         for shape in (
             (3, 64, 10, 28),
             (2, 64, 60, 60),

@@ -100,11 +100,17 @@ struct ChannelPair {
   }
 
   __device__ __forceinline__ bool real(const Plan& plan, int half) const {
+#ifdef TCONV_PAIRS_ROWS
+    if (plan.pairs.out > 0) return first % kPairOut + half * 8 < plan.pairs.channels;
+#endif
     return first + half * 8 < plan.out_channels_per_group;
   }
 
   // Of all; where there is none, one that is.
   __device__ __forceinline__ int channel(const Plan& plan, int group, int half) const {
+#ifdef TCONV_PAIRS_ROWS
+    if (plan.pairs.out > 0) return real(plan, half) ? first % kPairOut + half * 8 : 0;
+#endif
     return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
   }
 };
@@ -240,18 +246,30 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const Plan& plan = args.plan;
   const LineExtent<stacks(N)>& extent = values.extent;
   const int lane = thread % 32, warp = thread / 32 % 4;
+#ifdef TCONV_PAIRS_ROWS
+  const bool paired = sizeof(Storage) == 4 && plan.pairs.out > 0;
+  const int num_channels = paired ? plan.pairs.channels : plan.num_groups * plan.out_channels_per_group;
+#else
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
+#endif
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 2 * (lane % 4)) * 4;
 #ifdef TCONV_WALKS_DEPTH
   const int64_t plane = args.out_stride_c;
+#else
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+#endif
+#ifdef TCONV_PAIRS_ROWS
+  const bool second_row = paired && channel0 + warp * 16 >= plan.pairs.out;
+  const int first_channel = channel0 + warp * 16 - (second_row ? plan.pairs.out : 0);
+#else
   const int first_channel = channel0 + warp * 16;
+#endif
+#ifdef TCONV_WALKS_DEPTH
   Storage* tile_out = args.out + (at.group * plan.out_channels_per_group + first_channel) * plane +
                       static_cast<int64_t>(phase.out_first_h) * args.out_w +
                       static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
 #else
-  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-  const int first_channel = channel0 + warp * 16;
   Storage* tile_out =
       args.out +
       (at.sample * static_cast<int64_t>(num_channels) + at.group * plan.out_channels_per_group + first_channel) *
@@ -259,7 +277,12 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
       static_cast<int64_t>(phase.out_first_h) * args.out_w +
       static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
 #endif
+#ifdef TCONV_PAIRS_ROWS
+  if (second_row) tile_out += args.out_w;
+  const int channels_left = (paired ? plan.pairs.channels : plan.out_channels_per_group) - first_channel;
+#else
   const int channels_left = plan.out_channels_per_group - first_channel;
+#endif
   // Every pair is whole or absent, every channel exists: stores need no branches, and none waits for another.
   const bool whole = args.pair_stores && extent.cols % 2 == 0 && channels_left >= 2 * kStoreChannels;
 #pragma unroll
@@ -345,8 +368,18 @@ __device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, 
   const Phase& phase = plan.phases[phase_index];
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
+#ifdef TCONV_PAIRS_ROWS
+  // The last pair may lack its second row.
+  const bool second_row =
+      sizeof(Storage) == 4 && plan.pairs.out > 0 && channel0 + thread / 32 % 4 * 16 >= plan.pairs.out;
+  const int rows = second_row ? plan.pairs.out_rows / 2 : phase.out_count_h;
+#endif
   const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
+#ifdef TCONV_PAIRS_ROWS
+                                     rows,
+#else
                                      phase.out_count_h,
+#endif
                                      min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w),
                                      plan.image_rows,
                                      args.by_pitch,

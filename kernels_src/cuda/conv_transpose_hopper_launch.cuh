@@ -9,6 +9,9 @@
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
 #include "overlapped_launch.cuh"
+#ifdef TCONV_PAIRS_ROWS
+#include "row_pairs_weights.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -28,6 +31,16 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.usable = false;
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
+#ifdef TCONV_PAIRS_ROWS
+  if (outputs == Outputs::kAlone && call.dtype == kFloat32 && pairs_rows(call.layer)) {
+    const RowPairsLayer made(call.layer);
+    const int smem = static_cast<int>(device.smem_per_block);
+    const Plan alone = make_plan(call.layer, outputs, false, smem, device.sm_count);
+    Plan paired = make_plan(made.layer, outputs, false, smem, device.sm_count);
+    paired.pairs = made.pairs;
+    return paired.usable && made.weights() < INT32_MAX && (!alone.usable || paired.cost < alone.cost) ? paired : alone;
+  }
+#endif
   return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
                    device.sm_count);
 }
@@ -41,7 +54,17 @@ struct HopperWorkspace {
     const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
     scales_bytes = (channels * 4 + 255) / 256 * 256;
     total_bytes = tiles_bytes + scales_bytes + 256;
+#ifdef TCONV_PAIRS_ROWS
+    pairs_at = total_bytes;
+    if (plan.pairs.out > 0)
+      total_bytes += int64_t{plan.phases[0].taps_h} * plan.phases[0].taps_w * plan.in_channels_per_group *
+                     plan.out_channels_per_group * static_cast<int64_t>(sizeof(float));
+#endif
   }
+#ifdef TCONV_PAIRS_ROWS
+  int64_t pairs_at;
+  float* pair_weights(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + pairs_at); }
+#endif
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
   GuardState* guard(void* base) const {
@@ -112,7 +135,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   GuardState* const guard = layout.guard(workspace);
   constexpr bool clears = true;
 #endif
+#ifdef TCONV_PAIRS_ROWS
+  const bool paired = plan.pairs.out > 0;
+  const RowPairsLayer made(call.layer);
+  const ConvTransposeLayer& p = paired ? made.layer : call.layer;
+#else
   const ConvTransposeLayer& p = call.layer;
+#endif
   if (sizeof(Storage) == 4 && clears) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
         cudaMemsetAsync(&guard->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
@@ -126,6 +155,17 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   describe_depth(weights, call);
 #endif
   weights.weight = static_cast<const Storage*>(call.weight);
+#ifdef TCONV_PAIRS_ROWS
+  if (paired) {
+    TCONV_RETURN_IF_ERROR(launch_row_pairs_weights(call, made, layout.pair_weights(workspace)));
+    weights.weight = reinterpret_cast<const Storage*>(layout.pair_weights(workspace));
+#ifdef TCONV_WALKS_DEPTH
+    ConvCall of_pairs = call;  // whose taps in depth are channels already
+    of_pairs.depth = {};
+    describe_depth(weights, of_pairs);
+#endif
+  }
+#endif
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
   weights.guard = guard;
@@ -158,6 +198,10 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
                      reinterpret_cast<uintptr_t>(outputs.out) % (2 * sizeof(Storage)) == 0;
   args.out_h = static_cast<int>(p.out_h), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
+#ifdef TCONV_PAIRS_ROWS
+  args.out_h = static_cast<int>(call.layer.out_h);
+  if (paired) args.stride_h = 2;
+#endif
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
   args.guard = guard;

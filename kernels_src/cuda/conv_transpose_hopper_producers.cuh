@@ -77,6 +77,9 @@ struct BatchSource {
 #ifdef TCONV_WALKS_DEPTH
   int slice, channel;  // of x, that the first tap reads; the lane's first one, of the group's
 #endif
+#ifdef TCONV_PAIRS_ROWS
+  int first_row, first_channel;  // of a pair, maybe above x; the lane's first one, of both rows'
+#endif
 
   __device__ __forceinline__ BatchSource(const BatchWalk<Storage>& walk, int lane) {
     const HopperArgs<Storage>& args = walk.args;
@@ -114,14 +117,44 @@ struct BatchSource {
     } else {
       from += row * args.x_stride_h + column * args.x_stride_w;
     }
+#ifdef TCONV_PAIRS_ROWS
+    first_row = 2 * row - plan.pairs.before;
+    first_channel = ic_block * kBlockIC + lane_chunk(lane) * 8;
+#endif
   }
+#ifdef TCONV_PAIRS_ROWS
+
+  // Of the row that the lane's 8 channels of a half are of.
+  __device__ __forceinline__ BatchSource of_half(const HopperArgs<Storage>& args, int half) const {
+    const RowPairs& pairs = args.plan.pairs;
+    BatchSource of_row = *this;
+    if (sizeof(Storage) == 2 || pairs.out == 0) return of_row;  // containers alone
+    const bool second = first_channel + half * kHalfChannels >= pairs.in;
+    const int row = first_row + second;
+    of_row.inside = inside && row >= 0 && row < pairs.in_rows;
+    of_row.from += (second - pairs.before) * (args.x_stride_h / 2);
+    if (!second) return of_row;
+#ifdef TCONV_WALKS_DEPTH
+    of_row.channel -= pairs.in;
+#else
+    of_row.from -= pairs.in * args.x_stride_c;
+#endif
+    return of_row;
+  }
+#endif
 };
 
 // Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned
 // vectors and a half has all of its channels or none.
 template <bool kWhole, typename Args, typename Source, typename Storage>
+#ifdef TCONV_PAIRS_ROWS
+__device__ __forceinline__ void load_half(const Args& args, const Source& of_pair, int half,
+                                          Storage (&values)[8][kVectorPixels]) {
+  const Source source = of_pair.of_half(args, half);
+#else
 __device__ __forceinline__ void load_half(const Args& args, const Source& source, int half,
                                           Storage (&values)[8][kVectorPixels]) {
+#endif
   using Vector = typename std::conditional<sizeof(Storage) == 4, uint4, uint2>::type;
   static_assert(sizeof(Vector) == sizeof(Storage) * kVectorPixels, "a vector holds one quad of pixels");
 #ifdef TCONV_WALKS_DEPTH

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "../call.h"
+#ifdef TCONV_PAIRS_ROWS
+#include "../row_pairs.h"
+#endif
 
 namespace tconv {
 namespace hopper {
@@ -109,6 +112,9 @@ struct Plan {
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
+#ifdef TCONV_PAIRS_ROWS
+  RowPairs pairs;  // of a plan of pairs
+#endif
 
   TCONV_HD int64_t partials_per_sample() const {
     return static_cast<int64_t>(num_strips) * num_phases * num_tiles * num_segments;

@@ -9,7 +9,7 @@ class Model(nn.Module):
     def __init__(self, channels=4, groups=2, dilation=1):
         super().__init__()
         self.up = nn.ConvTranspose3d(
-            channels, 4, 3, stride=2, padding=1, groups=groups, dilation=dilation
+            channels, 4, 3, stride=(2, 1, 1), padding=1, groups=groups, dilation=dilation
         )
         self.norm = nn.BatchNorm3d(4)
 

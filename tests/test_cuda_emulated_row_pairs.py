@@ -1,0 +1,161 @@
+"""Pairs of output rows in one tile on the CPU, thread by thread: random layers of stride one with
+few output channels, of two and three dimensions, right and without races.
+"""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from tests.emulated_tools import forced, needs_cuda_headers
+from tests.gpu_tools import LOW, tf32
+from tests.random_dimensions import Layer
+from tests.solution_tools import Case, assert_within, conv_bound
+from tests.sweeps import swept
+from tests.test_cuda_emulated_volumes import in_place
+
+pytestmark = needs_cuda_headers
+PAIRED = 5  # launches: weights of pairs, their tiles, the convolution, two of the strict kernel
+STEP = 2.0**-11  # 11 significant bits of an operand
+
+
+def image(rng: random.Random) -> Case:
+    kernel = rng.randint(2, 5), rng.randint(1, 4)
+    dilation = 1, rng.choice([1, 1, 2])
+    return Case(
+        batch=rng.randint(2, 4),
+        in_channels=8 * rng.randint(1, 5),
+        out_channels=rng.randint(1, 32),
+        size=(rng.randint(9, 25), rng.choice([7, 8, 12, 33, 40])),
+        kernel=kernel,
+        padding=(rng.randint(0, kernel[0] - 1), rng.randint(0, 1) * (kernel[1] > 1)),
+        dilation=dilation,
+        bias=rng.random() < 0.5,
+    )
+
+
+def of_volume(rng: random.Random) -> Layer:
+    kernel = rng.randint(1, 3), rng.randint(2, 4), rng.randint(1, 3)
+    depth = rng.choice([1, 1, 2, 3])
+    return Layer(
+        seed=rng.randrange(1000),
+        batch=rng.randint(1, 2),
+        channels=8 * rng.randint(1, 4),
+        out_channels=rng.randint(1, 32),
+        size=(rng.randint(1, 4), rng.randint(9, 25), rng.choice([7, 8, 21])),
+        kernel=kernel,
+        stride=(depth, 1, 1),
+        padding=(0, rng.randint(0, kernel[1] - 1), 0),
+        output_padding=(rng.randrange(depth), 0, 0),
+        dilation=(1, 1, 1),
+        groups=1,
+        bias=rng.random() < 0.5,
+        layout=rng.choice(["contiguous", "channels_last"]),
+    )
+
+
+def emulate(emulated, case: Case, operands, seed=0):
+    """(output, whether rows were paired)"""
+    with emulated.on(seed=seed, detect_races=True), tf32(True), forced("hopper"):
+        y = emulated.operator(*operands, *case.parameters)
+        paired = emulated.launches() == PAIRED
+        assert emulated.races() == [], case
+    return y, paired
+
+
+@pytest.mark.parametrize("start", swept(range(0, 160, 40), (0,)))
+def test_random_images(emulated_volumes, start):
+    paired = 0
+    for seed in range(start, start + 40):
+        case = image(random.Random(seed))
+        if min(case.output_size) < 1:
+            continue
+        operands = case.tensors(seed=seed)
+        y, pairs = emulate(emulated_volumes, case, operands, seed)
+        paired += pairs
+        assert_within(
+            y, case.reference(*operands), conv_bound(case, *operands, torch.float32, tf32=True)
+        )
+    assert paired >= 10
+
+
+@pytest.mark.parametrize("start", swept(range(0, 160, 40), (0,)))
+def test_random_volumes(emulated_volumes, start):
+    emulated_volumes.solution["_VOLUME_DEVICES"] = ("cpu",)
+    computed = paired = 0
+    for seed in range(start, start + 40):
+        case = of_volume(random.Random(seed))
+        operands = case.operands(torch.float32)
+        exact = [None if t is None else t.detach().double() for t in operands]
+        try:
+            wanted = case.reference(*exact)
+        except RuntimeError:  # no output
+            continue
+        with emulated_volumes.on(seed=seed, detect_races=True), forced("hopper"):
+            out = in_place(emulated_volumes, operands, case)
+            races = emulated_volumes.races()
+            # Of the only residue: a pair's weights more than without.
+            paired += case.stride[0] == 1 and emulated_volumes.launches() == PAIRED - 1
+        if out is None:
+            continue
+        most = case.reference(*[None if t is None else t.abs() for t in exact])
+        assert bool(((out.double() - wanted).abs() <= 2.1 * STEP * most + 1e-30).all()), case
+        assert races == [], case
+        computed += 1
+    assert computed >= 10 and paired >= 3
+
+
+# What gives a pair fewer rows of taps begins with the input's first row, or above it.
+@pytest.mark.parametrize("padding", range(4))
+@pytest.mark.parametrize("kernel", [2, 3, 4, 5])
+def test_every_padding(emulated_volumes, kernel, padding):
+    if padding >= kernel:
+        pytest.skip("padding as wide as the kernel is not paired")
+    case = Case(in_channels=32, out_channels=24, kernel=(kernel, 3), padding=(padding, 1))
+    case = dataclasses.replace(case, batch=3, size=(23, 40))
+    operands = case.tensors()
+    y, paired = emulate(emulated_volumes, case, operands)
+    assert paired
+    assert_within(
+        y, case.reference(*operands), conv_bound(case, *operands, torch.float32, tf32=True)
+    )
+
+
+@pytest.mark.parametrize("operand", ["x", "weight"])
+def test_infinity_meets_no_absent_tap(emulated_volumes, operand):
+    """Absent taps are zeros, of which infinity would make NaN: the strict kernel computes again."""
+    case = Case(in_channels=32, out_channels=24, kernel=(3, 3), size=(23, 40), batch=3)
+    x, weight, bias = case.tensors()
+    if operand == "x":
+        x[0, 3, 4, 5] = float("inf")
+    else:
+        weight[1, 2, 0, 0] = float("inf")
+    y, paired = emulate(emulated_volumes, case, (x, weight, bias))
+    with emulated_volumes.on(), tf32(False), forced("portable"):
+        strict = emulated_volumes.operator(x, weight, bias, *case.parameters)
+    assert paired and not bool(y.isfinite().all())
+    torch.testing.assert_close(y, strict, rtol=0, atol=0, equal_nan=True)
+
+
+def test_values_of_any_size_are_answered(emulated_volumes):
+    """Beyond containers, the strict kernel's answer."""
+    case = Case(in_channels=32, out_channels=24, kernel=(3, 3), size=(23, 40), batch=3)
+    x, *rest = case.tensors()
+    operands = (x * 1e5, *rest)
+    y, paired = emulate(emulated_volumes, case, operands)
+    assert paired
+    assert_within(y, case.reference(*operands), conv_bound(case, *operands, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_sixteen_bits_are_not_paired(emulated_volumes, dtype):
+    """Nothing there says where infinity meets an absent tap."""
+    case = Case(in_channels=32, out_channels=24, kernel=(3, 3), size=(23, 40), batch=3)
+    x, weight, bias = case.tensors(dtype)
+    x[0, 3, 4, 5] = float("inf")
+    with emulated_volumes.on(), forced("hopper"):
+        y = emulated_volumes.operator(x, weight, bias, *case.parameters)
+        assert emulated_volumes.launches() < PAIRED
+    exact = case.reference(x, weight, bias)
+    assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())
