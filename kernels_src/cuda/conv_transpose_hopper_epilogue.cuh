@@ -288,9 +288,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
-    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
-    // lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or of few columns half a warp. They are
+    // neighbours, or where a stride lies between half a row apart, so that what a warp stores at once lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
               rounds = kStoreChannels / channels_at_once;
@@ -369,10 +368,8 @@ __device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, 
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
 #ifdef TCONV_PAIRS_ROWS
-  // The last pair may lack its second row.
-  const bool second_row =
-      sizeof(Storage) == 4 && plan.pairs.out > 0 && channel0 + thread / 32 % 4 * 16 >= plan.pairs.out;
-  const int rows = second_row ? plan.pairs.out_rows / 2 : phase.out_count_h;
+  const bool second = sizeof(Storage) == 4 && plan.pairs.out > 0 && channel0 + thread / 32 % 4 * 16 >= plan.pairs.out;
+  const int rows = second ? plan.pairs.out_rows / 2 : phase.out_count_h;  // the last pair may lack one
 #endif
   const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),
 #ifdef TCONV_PAIRS_ROWS

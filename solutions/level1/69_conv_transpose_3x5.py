@@ -26,10 +26,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     4531bc5605409146767918053ce0229dfa33ae44c4c5343b5d23ee8f3940595c
+sha256 of CUDA_SOURCE:     e29ff205a2398a4d328c90eef4ec6c7a9111165a17c8f77ae9ae0027a63f954b
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: e0f7478720bfa9df4725f69a7487e88a0c3d38be3f8d3f0f9250d6f63b7739b3
+sha256 of GRADIENT_CUDA_SOURCE: 19895c6db4ba8a2be83292df1c69c80d84de2ccfdebaabaaeefd04eda3146a76
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -3813,9 +3813,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
-    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
-    // lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or of few columns half a warp. They are
+    // neighbours, or where a stride lies between half a row apart, so that what a warp stores at once lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
               rounds = kStoreChannels / channels_at_once;
@@ -8179,12 +8178,12 @@ struct PackedInput {
 
 // ==== lines 3152 to 3173 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 3173 to 3855 of CUDA_SOURCE
+// ==== lines 3173 to 3854 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3855 to 4181 of CUDA_SOURCE
+// ==== lines 3854 to 4180 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8273,10 +8272,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4175 to 4602 of CUDA_SOURCE
+// ==== lines 4174 to 4601 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4602 to 5019 of CUDA_SOURCE
+// ==== lines 4601 to 5018 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -8285,9 +8284,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5025 to 5045 of CUDA_SOURCE
+// ==== lines 5024 to 5044 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5045 to 5502 of CUDA_SOURCE
+// ==== lines 5044 to 5501 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //

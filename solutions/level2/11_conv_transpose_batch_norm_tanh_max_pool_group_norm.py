@@ -29,10 +29,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     51ad25771ce74acdba8bba1c56796a026e7253c80444c4723be821a4babb9e99
+sha256 of CUDA_SOURCE:     4b7fd1e9104be7cbcfb08651e6d68a2d8a2852ff73cf6008f7a8262baef88f67
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: a6bb51ccd5f13646e86e3648ef05c16b22bed01b13894f8848db51a55541a354
+sha256 of GRADIENT_CUDA_SOURCE: 1d2c6a5d74cf10ea0c90c5e90661d801a506f524d5ef29286c54ea3b03895719
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -4742,9 +4742,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
-    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
-    // lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or of few columns half a warp. They are
+    // neighbours, or where a stride lies between half a row apart, so that what a warp stores at once lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
               rounds = kStoreChannels / channels_at_once;
@@ -10195,12 +10194,12 @@ struct PackedInput {
 
 
 // ==== lines 491 to 599 of CUDA_SOURCE
-// ==== lines 4308 to 4778 of CUDA_SOURCE
+// ==== lines 4308 to 4777 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4778 to 5104 of CUDA_SOURCE
+// ==== lines 4777 to 5103 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10289,10 +10288,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5098 to 5525 of CUDA_SOURCE
+// ==== lines 5097 to 5524 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5525 to 5942 of CUDA_SOURCE
+// ==== lines 5524 to 5941 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -10301,9 +10300,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5948 to 5968 of CUDA_SOURCE
+// ==== lines 5947 to 5967 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5968 to 6425 of CUDA_SOURCE
+// ==== lines 5967 to 6424 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //

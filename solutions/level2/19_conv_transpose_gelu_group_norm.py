@@ -29,12 +29,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     44348fb0b259ed89260022261173a0366a5472b08cf2a468f87821bb22155584
+sha256 of CUDA_SOURCE:     72375b6a808a66b37397d5a935b7bc02894b7c8a542296346134e8b81306ef0d
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 8ff35d4015f843386eb58b11e6e61794ddb47fc63d4480bbaac8e39fba7dfb75
+sha256 of GRADIENT_CUDA_SOURCE: 9aacc30f1d6a9aca1f679f3beacefcb744127cd4625874a874eb2f21a5415a5c
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 16dad5ec32b84a59863bf8a919999514efd583c78021239232da20e4845274fe
+sha256 of NORM_GRADIENT_CUDA_SOURCE: b626d10fb9b88729e7d6708bf3aad31006e4b27b2f9f267239d95dead916e5cb
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
 """
 
@@ -2462,9 +2462,8 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
 #pragma unroll
   for (int block = 0; block < values.kBlocks; ++block) {
     constexpr int kFragments = values.kFragments;
-    // A reading lane takes two columns of one channel: a warp a row, or where few columns are left, half a warp. The
-    // two are neighbours, unless a stride lies between them: then half a row apart, so that what a warp stores at once
-    // lies closer.
+    // A reading lane takes two columns of one channel: a warp a row, or of few columns half a warp. They are
+    // neighbours, or where a stride lies between half a row apart, so that what a warp stores at once lies closer.
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     const int row_lanes = columns > 32 ? 32 : 16, channels_at_once = 32 / row_lanes,
               rounds = kStoreChannels / channels_at_once;
@@ -10833,10 +10832,10 @@ struct Epilogue {
 // ==== lines 501 to 549 of CUDA_SOURCE
 // ==== lines 1014 to 1102 of CUDA_SOURCE
 // ==== lines 1281 to 1332 of CUDA_SOURCE
-// ==== lines 3370 to 3470 of CUDA_SOURCE
+// ==== lines 3369 to 3469 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6171 to 6309 of CUDA_SOURCE
+// ==== lines 6170 to 6308 of CUDA_SOURCE
 // ==== lines 1102 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
@@ -11005,14 +11004,14 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4615 to 4643 of CUDA_SOURCE
+// ==== lines 4614 to 4642 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4643 to 5351 of CUDA_SOURCE
+// ==== lines 4642 to 5350 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5352 to 5540 of CUDA_SOURCE
+// ==== lines 5351 to 5539 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11020,8 +11019,8 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5544 to 6159 of CUDA_SOURCE
-// ==== lines 6309 to 6327 of CUDA_SOURCE
+// ==== lines 5543 to 6158 of CUDA_SOURCE
+// ==== lines 6308 to 6326 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11059,12 +11058,12 @@ struct PackedInput {
 
 
 // ==== lines 1649 to 1755 of CUDA_SOURCE
-// ==== lines 2027 to 2499 of CUDA_SOURCE
+// ==== lines 2027 to 2498 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3044 to 3370 of CUDA_SOURCE
+// ==== lines 3043 to 3369 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11159,14 +11158,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6327 to 6422 of CUDA_SOURCE
-// ==== lines 2686 to 2760 of CUDA_SOURCE
-// ==== lines 6425 to 6677 of CUDA_SOURCE
+// ==== lines 6326 to 6421 of CUDA_SOURCE
+// ==== lines 2685 to 2759 of CUDA_SOURCE
+// ==== lines 6424 to 6676 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6677 to 6699 of CUDA_SOURCE
-// ==== lines 4185 to 4516 of CUDA_SOURCE
-// ==== lines 6701 to 6765 of CUDA_SOURCE
+// ==== lines 6676 to 6698 of CUDA_SOURCE
+// ==== lines 4184 to 4515 of CUDA_SOURCE
+// ==== lines 6700 to 6764 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -11175,9 +11174,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6771 to 6791 of CUDA_SOURCE
+// ==== lines 6770 to 6790 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6791 to 7248 of CUDA_SOURCE
+// ==== lines 6790 to 7247 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15682,7 +15681,7 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 
 // ==== lines 522 to 549 of CUDA_SOURCE
 // ==== lines 1621 to 1755 of CUDA_SOURCE
-// ==== lines 3750 to 3887 of CUDA_SOURCE
+// ==== lines 3749 to 3886 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
