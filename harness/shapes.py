@@ -1,10 +1,12 @@
 """`python -m harness.shapes` measures transposed convolutions of other shapes than the problems'.
 
 One solution file, by default that of problem 1/69, is built once and called with the parameters of
-every shape. Each is checked against float64 (also outputs of timed calls) and timed, interleaved,
-beside PyTorch: eager, and channels_last (model and input in that layout beforehand). compile and
-compile_channels_last can be had with --baselines: for a convolution alone they are as fast as
-without compiling, and compiling takes seconds a shape.
+every shape. For layers of one or three dimensions (--dimensions) it is generated here, of a
+reference in harness/measure/layers/. Each is checked against float64 (also outputs of timed calls)
+and timed, interleaved, beside PyTorch: eager, and channels_last (model and input in that layout
+beforehand); of one or three dimensions the ordinary convolution with flipped weights, too, where
+the stride is one. compile and compile_channels_last can be had with --baselines: for a convolution
+alone they are as fast as without compiling, and compiling takes seconds a shape.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from harness.command import told_command
 from harness.errors import UsageError
 from harness.files import require_file, require_folder
 from harness.judge import wire
-from harness.measure.shapes_cases import SHAPES, select
+from harness.measure.shapes_cases import ALL_SHAPES, select
 from harness.measure.shapes_run import (
     BASELINES,
     PROBLEM,
@@ -32,10 +34,13 @@ from harness.measure.shapes_run import (
     kernels_of,
     load_solution,
     measure,
+    reference_of,
 )
 from harness.names import BASELINES as KNOWN_BASELINES
+from harness.names import CONV2D
 from harness.report import records, shapes_report
 from harness.run.ending import status_of
+from harness.run.generating import generate_file
 from harness.run.progress import Progress
 
 _EXAMPLES = """examples:
@@ -43,6 +48,7 @@ _EXAMPLES = """examples:
   python -m harness.shapes --shapes 5x5,7x7 --dtype float16 --build-dir builds
   python -m harness.shapes --backward --record      a training step: forward and backward
   python -m harness.shapes --device cpu --batch 1   a quick look without a GPU
+  python -m harness.shapes --dimensions 3 --record  volumes, results/<device>/shapes-3d.json
   python -m harness.shapes --list
 
 exit status: 0 all right, 1 a wrong answer, 2 wrong usage, 3 the environment cannot, 4 an internal
@@ -60,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace, command: str) -> int:
     if given.list:
-        for shape in SHAPES:
+        for shape in ALL_SHAPES[given.dimensions]:
             print(shapes_report.listed(shape))
         return 0
     return _measure_all(given, command)
@@ -76,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:<index>; default: CUDA if there is one")
     parser.add_argument("--shapes", metavar="LIST", help="comma-separated names; default: all")
+    parser.add_argument("--dimensions", type=int, choices=sorted(ALL_SHAPES), default=2,
+                        help="of the layers; default 2")  # fmt: skip
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--tf32", choices=("allow", "forbid"), help="default: PyTorch's own")
     parser.add_argument(
@@ -85,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
                         "own, on a CPU cut to about 1 GFLOP a call")  # fmt: skip
     parser.add_argument(
         "--baselines",
-        default=",".join(BASELINES),
         metavar="LIST",
-        help=f"of {', '.join(KNOWN_BASELINES)}; default %(default)s",
+        help=f"of {', '.join(KNOWN_BASELINES)}; default {','.join(BASELINES)}, of one or three "
+        f"dimensions {CONV2D}, too",
     )
     parser.add_argument("--solution", type=Path, metavar="FILE", help=f"a solution of {PROBLEM}")
     parser.add_argument(
@@ -110,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _options(given: argparse.Namespace) -> Options:
-    names = tuple(given.baselines.split(","))
+    usual = BASELINES if given.dimensions == 2 else (*BASELINES, CONV2D)
+    names = usual if given.baselines is None else tuple(given.baselines.split(","))
     if not set(names) <= set(KNOWN_BASELINES) or len(set(names)) != len(names):
         allowed = ", ".join(KNOWN_BASELINES)
         raise UsageError(f"--baselines {given.baselines!r}: allowed, each once, are {allowed}")
@@ -123,11 +132,11 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 def _measure_all(given: argparse.Namespace, command: str) -> int:
-    shapes, options = select(given.shapes), _options(given)
+    shapes, options = select(given.shapes, given.dimensions), _options(given)
     if given.record and (given.shapes or given.batch):
         raise UsageError("--record is for all shapes at their own batch; use --json FILE here")
-    path = given.solution or find_problem(PROBLEM).solution
-    name = shapes_report.record_name(given.dtype, options.tf32, options.device.type, given.backward)
+    setting = given.dtype, options.tf32, options.device.type, given.backward
+    name = shapes_report.record_name(*setting, given.dimensions)
     targets = {"--json": given.json} if given.json else {}
     if given.record:
         targets["--record"] = given.record / devices.device_slug(options.device) / name
@@ -139,23 +148,36 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
     progress.begin("shapes")
     try:
         with tempfile.TemporaryDirectory(prefix="shapes-") as folder:
+            path = given.solution or _solution(given.dimensions, Path(folder))
             progress.step("building")
-            build_dir = given.build_dir or Path(folder)
+            build_dir = given.build_dir or Path(folder) / "build"
             cold = not build_dir.is_dir() or not any(build_dir.iterdir())
             solution, seconds = load_solution(path, build_dir, options.device)
             with devices.tf32(options.tf32):
                 if options.device.type == "cuda":
                     torch.cuda.set_device(options.device)
                 entries = _entries(shapes, solution, options, progress)
+            record = _record(path, options, command, entries)
+            record["build_s"] = seconds if cold else None
     finally:
         progress.end()
-    record = _record(path, options, command, entries) | {"build_s": seconds if cold else None}
     for target in targets.values():
         records.write_json(target, record)
         print(f"record: {target}", file=sys.stderr)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     shapes_report.print_entries(console, record, name)
     return int(any(entry["verdict"] != "accepted" for entry in entries))
+
+
+def _solution(dimensions: int, folder: Path) -> Path:
+    """The file that is measured: the committed one of 1/69, or one generated in `folder`."""
+    if dimensions == 2:
+        return find_problem(PROBLEM).solution
+    reference = reference_of(dimensions)
+    path = folder / reference.name
+    if why := generate_file(reference, path):
+        raise UsageError(f"{reference.name} is not generated: {why}")
+    return path
 
 
 def _entries(shapes, solution, options: Options, progress: Progress) -> list[dict]:

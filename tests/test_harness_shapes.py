@@ -12,9 +12,17 @@ import torch
 
 from harness import shapes
 from harness.errors import UsageError
+from harness.judge.reference import Reference
 from harness.measure import timing
-from harness.measure.shapes_cases import SHAPES, WHY, Shape, select, why
-from harness.measure.shapes_run import Layer, Options, batch_for, kernels_of, measure
+from harness.measure.shapes_cases import ALL_SHAPES, SHAPES, WHY, Shape, select, why
+from harness.measure.shapes_run import (
+    Layer,
+    Options,
+    batch_for,
+    kernels_of,
+    measure,
+    reference_of,
+)
 from harness.report import page_writer, shapes_report
 from tests import record_tools
 from tests.record_tools import require_standing
@@ -56,15 +64,27 @@ def test_a_dozen_and_more_shapes_over_the_range():
     assert any(shape.output_padding != (0, 0) for shape in SHAPES)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shape_is_one_pytorch_accepts(shape, solution):
+EVERY = [shape for shapes_of in ALL_SHAPES.values() for shape in shapes_of]
+
+
+@pytest.mark.parametrize("shape", EVERY, ids=lambda shape: shape.name)
+def test_shape_is_one_pytorch_accepts(shape):
     with torch.device("meta"):
-        model = solution.ModelNew(*shape.arguments)
-        layer, x = model.conv_transpose2d, torch.empty(shape.input_shape(shape.batch))
-        out = layer(x)
+        model = Reference(reference_of(len(shape.size))).module.Model(*shape.arguments)
+        x = torch.empty(shape.input_shape(shape.batch))
+        out = model(x)
     assert min(out.shape) > 0 and max(x.nbytes, out.nbytes) < 1 << 30
-    products = x.numel() * layer.weight[0].numel()
-    assert shape.sample_flops * shape.batch == 2 * products
+    weight = next(model.parameters())
+    assert shape.sample_flops * shape.batch == 2 * x.numel() * weight[0].numel()
+
+
+def test_a_dozen_of_one_and_three_dimensions():
+    names = [shape.name for shape in (*ALL_SHAPES[1], *ALL_SHAPES[3])]
+    assert len(set(names)) == len(names) >= 12
+    for dimensions, found in ALL_SHAPES.items():
+        assert {len(shape.kernel) for shape in found} == {dimensions}
+        assert {shape.groups > 1 for shape in found} == {True, False}
+        assert any(shape.stride == shape.kernel != (1,) * dimensions for shape in found)
 
 
 def test_select():
@@ -72,6 +92,9 @@ def test_select():
     assert [shape.name for shape in select("7x7,1x1")] == ["1x1", "7x7"]
     with pytest.raises(UsageError, match="no-such"):
         select("1x1,no-such")
+    assert [shape.name for shape in select("3x3x3", 3)] == ["3x3x3"]
+    with pytest.raises(UsageError, match="1x1: allowed are 2-stride2,"):
+        select("1x1", 1)
 
 
 def test_only_a_cpu_cuts_the_batch():
@@ -193,7 +216,7 @@ def command(shelf, monkeypatch, tmp_path, quick):
     """`main` with tiny shapes, whose solution the shelf has built already."""
     path = tmp_path / "solution.py"
     path.write_text(shelf["69"].text)
-    monkeypatch.setattr(shapes, "select", lambda names: [TINY])
+    monkeypatch.setattr(shapes, "select", lambda names, dimensions: [TINY])
     loaded = SimpleNamespace(**shelf["69"].solution)
     monkeypatch.setattr(shapes, "load_solution", lambda *arguments: (loaded, 1.5))
     return lambda *arguments: shapes.main(["--device", "cpu", "--solution", str(path), *arguments])
@@ -262,6 +285,38 @@ def test_record_names():
     assert shapes_report.record_name("float32", "forbid", "cpu") == "shapes.json"
     assert shapes_report.record_name("float32", "forbid", "cuda") == "shapes-tf32-forbid.json"
     assert shapes_report.record_name("float16", "allow", "cuda") == "shapes-float16.json"
+    assert shapes_report.record_name("float32", "allow", "cuda", True, 3) == (
+        "shapes-3d-backward.json"
+    )
+
+
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_layers_of_other_dimensions_have_a_file_of_their_own(
+    dimensions, monkeypatch, tmp_path, quick, shelf
+):
+    """Generated of a reference of the harness, with every kernel that such a layer may take."""
+    size = (5,) * dimensions
+    tiny = Shape("tiny", 2, 4, 6, size, *[(n,) * dimensions for n in (2, 2, 0, 0, 1)])
+    monkeypatch.setattr(shapes, "select", lambda names, dimensions: [tiny])
+    seen = []
+
+    def load(path, build_dir, device):
+        seen.append(path.read_text())
+        return SimpleNamespace(ModelNew=Reference(path_of_reference).module.Model), 1.5
+
+    path_of_reference = reference_of(dimensions)
+    monkeypatch.setattr(shapes, "load_solution", load)
+    path = tmp_path / "record.json"
+    given = ["--device", "cpu", "--dimensions", str(dimensions), "--json", str(path)]
+    assert shapes.main(given) == 0
+    record = json.loads(path.read_text())
+    assert record["solution_sha256"] == hashlib.sha256(seen[0].encode()).hexdigest()
+    assert record["solution"] == path_of_reference.name
+    assert record["baselines"] == ["eager", "channels_last", "conv2d_channels_last"]
+    assert "conv_transpose_interleaved_kernel" in seen[0]
+    assert ("pair_rows_of_weights_kernel" in seen[0]) is (dimensions == 3)
+    text = shapes_report.layer_text(record["shapes"][0])
+    assert text == f"2 × 4 × {' × '.join('5' * dimensions)} → 6, kernel 2, stride 2"
 
 
 # Committed records ------------------------------------------------------------------------------

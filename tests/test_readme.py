@@ -43,6 +43,9 @@ RUN = {
     "python -m harness.report results/nvidia-h200 --html FILE": "python -m harness.report "
     "results/nvidia-h200 --html TMP/page.html",
     "python -m harness.shapes --list": "python -m harness.shapes --list",
+    "python -m harness.shapes --dimensions 3 --list": (
+        "python -m harness.shapes --dimensions 3 --list"
+    ),
 }
 MINUTES = "takes minutes; tests/test_readme_session.py runs a small evaluation"
 GPU = "needs a GPU"

@@ -8,24 +8,24 @@ from harness.errors import UsageError
 
 @dataclass(frozen=True)
 class Shape:
-    """One transposed convolution. `size` is the input's height and width."""
+    """One transposed convolution. `size` is the input's: [depth,] height and width, or length."""
 
     name: str
     batch: int
     in_channels: int
     out_channels: int
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    output_padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    output_padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
     bias: bool = False
 
     @property
     def arguments(self) -> tuple:
-        """Constructor arguments of the model of problem 1/69."""
+        """Constructor arguments of the model of problem 1/69, or of harness/measure/layers/."""
         layer = self.in_channels, self.out_channels, self.kernel, self.stride, self.padding
         return (*layer, self.output_padding, self.dilation, self.groups, self.bias)
 
@@ -35,8 +35,8 @@ class Shape:
         per_tap = self.in_channels // self.groups * self.out_channels
         return 2 * per_tap * math.prod(self.kernel) * math.prod(self.size)
 
-    def input_shape(self, batch: int) -> tuple[int, int, int, int]:
-        """[batch, in_channels, height, width]."""
+    def input_shape(self, batch: int) -> tuple[int, ...]:
+        """[batch, in_channels, *size]."""
         return (batch, self.in_channels, *self.size)
 
 
@@ -68,6 +68,38 @@ SHAPES = (
     Shape("1x7", 16, 96, 64, (128, 128), (1, 7), padding=(0, 3)),
     Shape("7x7", 16, 32, 32, (224, 224), (7, 7), padding=(3, 3)),
 )
+
+
+def _of(dimensions: int, name: str, batch: int, channels: tuple, size: int | tuple, kernel: int,
+        stride: int = 1, padding: int = 0, output_padding: int = 0, dilation: int = 1,
+        groups: int = 1) -> Shape:  # fmt: skip
+    """A shape whose numbers are those of every axis."""
+    numbers = kernel, stride, padding, output_padding, dilation
+    axes = [(number,) * dimensions for number in numbers]
+    whole = size if isinstance(size, tuple) else (size,) * dimensions
+    return Shape(name, batch, *channels, whole, *axes, groups)
+
+
+# Of one dimension: vocoders (HiFi-GAN upsamples by 8 and 2 with kernels 16 and 4), U-Nets of audio.
+_LINES = (
+    _of(1, "2-stride2", 16, (128, 64), 65536, 2, 2),
+    _of(1, "4-stride2", 16, (128, 64), 32768, 4, 2, 1),
+    _of(1, "16-stride8", 16, (256, 128), 4096, 16, 8, 4),
+    _of(1, "3", 16, (128, 128), 32768, 3, padding=1),
+    _of(1, "7-dilation3", 16, (64, 64), 65536, 7, padding=9, dilation=3),
+    _of(1, "5-groups4", 16, (128, 128), 32768, 5, padding=2, groups=4),
+)
+# Of three: nnU-Net and V-Net double each axis with kernels of 2; GANs of volumes with kernels of 4.
+_VOLUMES = (
+    _of(3, "2x2x2-stride2", 4, (128, 64), 32, 2, 2),
+    _of(3, "2x2x2-stride2-deep", 8, (320, 256), 8, 2, 2),
+    _of(3, "4x4x4-stride2", 8, (128, 64), 16, 4, 2, 1),
+    _of(3, "3x3x3", 4, (32, 32), (32, 64, 64), 3, padding=1),
+    _of(3, "3x3x3-stride2", 4, (64, 32), (16, 32, 32), 3, 2, 1, 1),
+    _of(3, "3x3x3-groups4", 4, (64, 64), (16, 32, 32), 3, padding=1, groups=4),
+)
+# By dimensions.
+ALL_SHAPES = {1: _LINES, 2: SHAPES, 3: _VOLUMES}
 
 # Why a shape is below 1x: by the folder of the record, the record's file name without .json, and
 # the shape's name. A test wants an entry for each such shape of a committed record. What is said
@@ -115,14 +147,15 @@ def why(device: str, record_name: str, shape: str) -> str:
     return WHY.get(f"{device}/{record_name}", {}).get(shape, "")
 
 
-def select(text: str | None) -> list[Shape]:
+def select(text: str | None, dimensions: int = 2) -> list[Shape]:
     """The shapes of a comma-separated list of names, in the benchmark's order; all for None.
 
-    Raises UsageError for an unknown name.
+    Raises UsageError for a name that is none of these dimensions'.
     """
+    shapes = ALL_SHAPES[dimensions]
     if text is None:
-        return list(SHAPES)
-    wanted, known = set(text.split(",")), [shape.name for shape in SHAPES]
+        return list(shapes)
+    wanted, known = set(text.split(",")), [shape.name for shape in shapes]
     if unknown := sorted(wanted - set(known)):
         raise UsageError(f"--shapes {', '.join(unknown)}: allowed are {', '.join(known)}")
-    return [shape for shape in SHAPES if shape.name in wanted]
+    return [shape for shape in shapes if shape.name in wanted]

@@ -30,8 +30,10 @@ from harness.measure.convolution_baseline import offered
 from harness.measure.roofline import work_of
 from harness.measure.shapes_cases import Shape
 
-# Its model takes every argument of nn.ConvTranspose2d but padding_mode.
+# Its model takes every argument of nn.ConvTranspose2d but padding_mode. So do the references in
+# layers/ those of one and three dimensions.
 PROBLEM = "1/69"
+_LAYERS = Path(__file__).resolve().parent / "layers"
 BASELINES = ("eager", "channels_last")
 SEED = 2026
 # A CPU's batch is cut to about this much work a call.
@@ -60,6 +62,13 @@ class Options:
     baselines: tuple[str, ...] = BASELINES
     batch: int | None = None
     backward: bool = False  # a training step in place of inference
+
+
+def reference_of(dimensions: int) -> Path:
+    """The reference whose model is of that many dimensions."""
+    if dimensions == 2:
+        return find_problem(PROBLEM).reference
+    return _LAYERS / f"conv_transpose_{dimensions}d.py"
 
 
 def load_solution(path: Path, build_dir: Path, device: torch.device) -> tuple[ModuleType, float]:
@@ -154,7 +163,7 @@ class Layer:
         device, dtype = options.device, options.dtype
         self.batch = batch_for(shape, options)
         torch.manual_seed(SEED)
-        made = Reference(find_problem(PROBLEM).reference).module.Model(*shape.arguments)
+        made = Reference(reference_of(len(shape.size))).module.Model(*shape.arguments)
         self.reference = made.to(dtype)
         state = self.reference.state_dict()
         self.solution = solution.ModelNew(*shape.arguments).to(device, dtype)

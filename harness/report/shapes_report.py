@@ -14,9 +14,13 @@ from harness.report import doubts
 _RECORD = "shapes*.json"
 
 
-def record_name(dtype: str, tf32: str, device: str, backward: bool = False) -> str:
-    """File name: shapes.json for fp32 as PyTorch computes it by default, else with what differs."""
-    parts = ["shapes"] + [dtype] * (dtype != "float32")
+def record_name(
+    dtype: str, tf32: str, device: str, backward: bool = False, dimensions: int = 2
+) -> str:
+    """File name: shapes.json for two dimensions and fp32 as PyTorch computes it by default, else
+    with what differs.
+    """
+    parts = ["shapes"] + [f"{dimensions}d"] * (dimensions != 2) + [dtype] * (dtype != "float32")
     parts += ["tf32-forbid"] * (dtype == "float32" and device != "cpu" and tf32 == "forbid")
     parts += ["backward"] * backward
     return "-".join(parts) + ".json"
@@ -27,18 +31,18 @@ def layer_text(entry: dict) -> str:
     channels_in, channels_out, kernel, stride, padding, output_padding, dilation, groups, bias = (
         entry["arguments"]
     )
-    height, width = entry["input_shape"][2:]
+    size = " × ".join(map(str, entry["input_shape"][2:]))
     batch, full = entry["input_shape"][0], entry["full_batch"]
-    parts = [f"{batch} × {channels_in} × {height} × {width} → {channels_out}"]
+    parts = [f"{batch} × {channels_in} × {size} → {channels_out}"]
     parts += [f"(batch {batch} of {full})"] * (batch != full)
-    parts.append(f"kernel {_pair(kernel)}")
+    parts.append(f"kernel {_axes(kernel)}")
     for name, value, default in (
         ("stride", stride, 1),
         ("padding", padding, 0),
         ("output_padding", output_padding, 0),
         ("dilation", dilation, 1),
     ):
-        parts += [f"{name} {_pair(value)}"] * (list(value) != [default, default])
+        parts += [f"{name} {_axes(value)}"] * (set(value) != {default})
     parts += [f"groups {groups}"] * (groups != 1) + ["bias"] * bias
     return ", ".join(parts).replace(", (batch", " (batch")
 
@@ -53,9 +57,8 @@ def listed(shape: Shape) -> str:
     return f"{shape.name:<24} {layer_text(whole)}"
 
 
-def _pair(values) -> str:
-    height, width = values
-    return f"{height}×{width}" if height != width else f"{height}"
+def _axes(values) -> str:
+    return "×".join(map(str, values)) if len(set(values)) > 1 else f"{values[0]}"
 
 
 def print_entries(console: Console, record: dict, name: str) -> None:
