@@ -1,4 +1,6 @@
-"""Which solutions have the interleaved kernel: those whose reference has a layer for it."""
+"""Which solutions have the interleaved kernel, and which pairs of rows: those whose reference has a
+layer for them.
+"""
 
 import pytest
 
@@ -25,10 +27,11 @@ def get_init_inputs():
     return []
 """
 KERNEL = "conv_transpose_interleaved_kernel"
+PAIRS = "pair_rows_of_weights_kernel"
 
 
-def has_kernel(program) -> bool:
-    return KERNEL in sources(program).sources["CUDA_SOURCE"]
+def has_kernel(program, kernel: str = KERNEL) -> bool:
+    return kernel in sources(program).sources["CUDA_SOURCE"]
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,27 @@ def test_by_the_layer(layer, size, wanted, tmp_path):
 @pytest.mark.parametrize("path", [*PROBLEMS, REFERENCES / "weight_normed.py"], ids=lambda p: p.stem)
 def test_others_are_without_it(path):
     assert not has_kernel(program_of(path))
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "wanted"),
+    [
+        ("nn.ConvTranspose2d(8, 32, 3)", "1, 8, 5, 5", True),
+        ("nn.ConvTranspose2d(8, 33, 3)", "1, 8, 5, 5", False),
+        ("nn.ConvTranspose2d(8, 6, (1, 3))", "1, 8, 5, 5", False),
+        ("nn.ConvTranspose2d(8, 6, 3, stride=(2, 1))", "1, 8, 5, 5", False),
+        ("nn.ConvTranspose2d(8, 6, 3, stride=(1, 2))", "1, 8, 5, 5", False),
+        ("nn.ConvTranspose3d(8, 6, 3, stride=(2, 1, 1))", "1, 8, 3, 3, 3", True),
+        ("nn.ConvTranspose1d(8, 6, 3)", "1, 8, 9", False),
+    ],
+)
+def test_pairs_by_the_layer(layer, size, wanted, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(MODEL.format(layer=layer, size=size))
+    with ambient_kept():
+        assert has_kernel(read_program(path), PAIRS) is wanted
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
+def test_problems_are_without_pairs(path):
+    assert not has_kernel(program_of(path), PAIRS)
