@@ -53,6 +53,8 @@ _EXAMPLES = """examples:
 
 exit status: 0 all right, 1 a wrong answer, 2 wrong usage, 3 the environment cannot, 4 an internal
 error (TCONV_TRACEBACK=1 shows where)"""
+# By dimensions: one has no channels_last.
+_USUAL = {1: ("eager", CONV2D), 2: BASELINES, 3: (*BASELINES, CONV2D)}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -94,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baselines",
         metavar="LIST",
-        help=f"of {', '.join(KNOWN_BASELINES)}; default {','.join(BASELINES)}, of one or three "
-        f"dimensions {CONV2D}, too",
+        help=f"of {', '.join(KNOWN_BASELINES)}; default {','.join(BASELINES)}; of three "
+        f"dimensions {CONV2D}, too, of one it in place of channels_last",
     )
     parser.add_argument("--solution", type=Path, metavar="FILE", help=f"a solution of {PROBLEM}")
     parser.add_argument(
@@ -118,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _options(given: argparse.Namespace) -> Options:
-    usual = BASELINES if given.dimensions == 2 else (*BASELINES, CONV2D)
+    usual = _USUAL[given.dimensions]
     names = usual if given.baselines is None else tuple(given.baselines.split(","))
     if not set(names) <= set(KNOWN_BASELINES) or len(set(names)) != len(names):
         allowed = ", ".join(KNOWN_BASELINES)
@@ -158,6 +160,9 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
                     torch.cuda.set_device(options.device)
                 entries = _entries(shapes, solution, options, progress)
             record = _record(path, options, command, entries)
+            if given.dimensions != 2:  # of a solution that is not kept
+                reference = reference_of(given.dimensions)
+                record["reference"] = reference.relative_to(ROOT).as_posix()
             record["build_s"] = seconds if cold else None
     finally:
         progress.end()
