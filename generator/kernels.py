@@ -77,7 +77,7 @@ class Kernels:
 
     @property
     def paired(self) -> bool:
-        """The same of pairs of rows."""
+        """Has one of them rows that the Hopper kernel takes in pairs, and none what forbids it?"""
         return self.entries == ["conv"] and any(pairs_rows(kernel.fused) for kernel in self.all)
 
     @functools.cached_property

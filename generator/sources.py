@@ -18,9 +18,8 @@ SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, withou
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
-# Conditions that a text is emitted with or without: kernels_src/depth_walk.h, and in
-# kernels_src/row_pairs.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh and
-# conv_transpose_interleaved.cuh.
+# Conditions that a text is emitted with or without: kernels_src/depth_walk.h and row_pairs.h, and
+# in kernels_src/cuda/ conv_transpose_hopper_packed.cuh and conv_transpose_interleaved.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED = "TCONV_PAIRS_ROWS"
 

@@ -160,7 +160,7 @@ def _measure_all(given: argparse.Namespace, command: str) -> int:
                     torch.cuda.set_device(options.device)
                 entries = _entries(shapes, solution, options, progress)
             record = _record(path, options, command, entries)
-            if given.dimensions != 2:  # of a solution that is not kept
+            if given.dimensions != 2:  # the solution is not kept: what it was generated of
                 reference = reference_of(given.dimensions)
                 record["reference"] = reference.relative_to(ROOT).as_posix()
             record["build_s"] = seconds if cold else None
