@@ -6,6 +6,8 @@ for tool in memcheck racecheck "initcheck --check-api-memory-access no" syncchec
 done
 
 The option leaves out copies of host memory, all of which initcheck takes for uninitialised.
+volume_only is to run without the filter: behind its convolution stand kernels of PyTorch's, whose
+writes the filter hides.
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
 Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) or volume_only

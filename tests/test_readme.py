@@ -73,7 +73,7 @@ PARSED = {
     "TCONV_KERNEL=portable python run_eval.py --problem 1/65 --backward --record": GPU,
     "python run_eval.py --problem 1/65 --backward --tf32 forbid --record": GPU,
     "python run_eval.py --all --backward --dtype bfloat16 --record": MINUTES,
-    "python run_eval.py --family KernelBench/KernelBench/level1": "tests/test_harness_family.py",
+    "python run_eval.py --family KernelBench/KernelBench": "tests/test_harness_family.py",
     "python -m harness.shapes --backward --record": "tests/test_harness_shapes.py runs it",
     "TCONV_KERNEL=portable python run_eval.py --all --check-only --dtype bfloat16 --record": GPU,
     "python run_eval.py --reference REF.py --solution SOL.py": "the session is one",

@@ -67,10 +67,13 @@ def _footer(told: str, part: dict[str, dict]) -> str:
         line += f", at least {summary['minimum']:.2f}×"
         line += f", geometric mean {summary['geometric_mean']:.2f}×"
     legend = [doubts.LEGEND] * any(map(doubts.found, found))
-    about = sorted({_about(record) for record in found})
+    dates: dict[str, set] = {}
+    for record in found:
+        dates.setdefault(_about(record), set()).add(record["date"])
+    about = [f"{name}; {', '.join(sorted(days))}" for name, days in sorted(dates.items())]
     return " ".join(f"{part}." for part in (line, "; ".join(about), *legend))
 
 
 def _about(record: dict) -> str:
     tf32 = f", TF32 {record['tf32']}" if record["versions"]["gpu"] else ""
-    return f"{records.machine(record)}; {record['dtype']}{tf32}; {record['date']}"
+    return f"{records.machine(record)}; {record['dtype']}{tf32}"
