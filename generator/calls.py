@@ -121,6 +121,19 @@ def pairs_rows(fused: Fused) -> bool:
     return out_channels <= 32 and kernel[-2] > 1 and set(strides[-2:]) == {1}
 
 
+def joins_columns(fused: Fused) -> bool:
+    """Are columns three to eight apart, and the kernel a whole number of strides wide?
+    kernels_src/joined_columns.h is for those.
+    """
+    given = _given(fused)
+    ends = [given[name] for name in ("stride", "dilation")]
+    stride, dilation = (end if isinstance(end, int) else list(end)[-1] for end in ends)
+    width = given["weight"].shape[-1]
+    if not all(isinstance(number, int) for number in (stride, dilation, width)):
+        return False
+    return 2 < stride <= 8 and dilation == 1 and width % stride == 0
+
+
 def interleaves(fused: Fused) -> bool:
     """Are outputs of one residue over two columns apart, or a volume's channels in groups?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.

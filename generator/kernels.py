@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 
-from generator.calls import interleaves, pairs_rows
+from generator.calls import interleaves, joins_columns, pairs_rows
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.several_calls import _repeated
@@ -57,6 +57,7 @@ class Kernels:
     sources: dict[str, str]
     own_gradients: bool = True
     cuda_alone: bool = False  # without the C++ half
+    calls: list[Fused] = dataclasses.field(default_factory=list)  # all that use these kernels
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -67,18 +68,22 @@ class Kernels:
     @property
     def volumes(self) -> bool:
         """Is one of them of three dimensions?"""
-        return any(kernel.fused.dimensions == 3 for kernel in self.all)
+        return any(fused.dimensions == 3 for fused in self.calls)
 
     @property
     def interleaved(self) -> bool:
         """Has one of them what the interleaved kernel is for, and none what it does not serve?"""
-        alone = self.entries == ["conv"]
-        return alone and any(interleaves(kernel.fused) for kernel in self.all)
+        return self.entries == ["conv"] and any(map(interleaves, self.calls))
 
     @property
     def paired(self) -> bool:
         """Has one of them rows that the Hopper kernel takes in pairs, and none what forbids it?"""
-        return self.entries == ["conv"] and any(pairs_rows(kernel.fused) for kernel in self.all)
+        return self.entries == ["conv"] and any(map(pairs_rows, self.calls))
+
+    @property
+    def joined(self) -> bool:
+        """Has one of them columns that the Hopper kernel joins, and none what forbids it?"""
+        return self.entries == ["conv"] and any(map(joins_columns, self.calls))
 
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
@@ -134,7 +139,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
-    made = Kernels(kernels, {}, own_gradients, cuda_alone)
+    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls)
     if not fused:
         return made
     headers = [_headers(f) for f in fused]
@@ -150,7 +155,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     )
     made.sources = {
         "CUDA_SOURCE": cuda_source(
-            made.entries, given, made.volumes, made.interleaved, made.paired
+            made.entries, given, made.volumes, made.interleaved, made.paired, made.joined
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),

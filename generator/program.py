@@ -33,6 +33,11 @@ class Program:
     def plans(self) -> list[Plan]:
         return [self.training, self.evaluation]
 
+    @property
+    def calls(self) -> list[Fused]:
+        """All calls of ours, of both modes."""
+        return [fused for plan in self.plans for fused in plan.fused]
+
 
 def read_program(path: Path) -> Program:
     """Loads, traces and fuses. Raises Refusal by name and line."""

@@ -18,10 +18,11 @@ SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, withou
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
-# Conditions that a text is emitted with or without: kernels_src/depth_walk.h and row_pairs.h, and
-# in kernels_src/cuda/ conv_transpose_hopper_packed.cuh and conv_transpose_interleaved.cuh.
+# Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
+# joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh and
+# conv_transpose_interleaved.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
-_PAIRED = "TCONV_PAIRS_ROWS"
+_PAIRED, _JOINED = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS"
 
 
 def resolve(
@@ -32,13 +33,14 @@ def resolve(
     packed: bool = False,
     interleaved: bool = False,
     paired: bool = False,
+    joined: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
-    of rows. Raises Refusal where a file is missing.
+    of rows; `joined`: with joined columns. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -46,6 +48,7 @@ def resolve(
         _PACKED: packed,
         _INTERLEAVED: interleaved,
         _PAIRED: paired,
+        _JOINED: joined,
     }
     seen: set[Path] = set(given)
 
@@ -105,14 +108,16 @@ def cuda_source(
     volumes: bool = False,
     interleaved: bool = False,
     paired: bool = False,
+    joined: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
-    `interleaved`: with the interleaved kernel; `paired`: with pairs of rows. Both serve the entry
-    "conv" alone.
+    `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
+    joined columns. All serve the entry "conv" alone.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
-    return _resolved(paths, replacements, (), volumes, interleaved, paired)
+    forms = (interleaved, paired, joined)
+    return _resolved(paths, replacements, (), volumes, forms)
 
 
 def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
@@ -144,13 +149,13 @@ def _resolved(
     replacements: dict[str, str],
     given: tuple[Path, ...],
     volumes: bool,
-    interleaved: bool = False,
-    paired: bool = False,
+    forms: tuple[bool, bool, bool] = (False, False, False),
 ) -> str:
     if len(paths) == 1:
-        return resolve(paths[0], replacements, given, volumes, False, interleaved, paired)
+        return resolve(paths[0], replacements, given, volumes, False, *forms)
     # Headers first: each is there once, whichever of the entries is built.
-    conditions = {_VOLUMES: volumes, _PACKED: False, _INTERLEAVED: False, _PAIRED: False}
+    without = dict.fromkeys((_PACKED, _INTERLEAVED, _PAIRED, _JOINED), False)
+    conditions = {_VOLUMES: volumes} | without
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]

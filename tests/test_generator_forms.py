@@ -1,5 +1,5 @@
-"""Which solutions have the interleaved kernel, and which pairs of rows: those whose reference has a
-layer for them.
+"""Which solutions have the interleaved kernel, pairs of rows, or joined columns: those whose
+reference has a layer for them.
 """
 
 import pytest
@@ -28,6 +28,7 @@ def get_init_inputs():
 """
 KERNEL = "conv_transpose_interleaved_kernel"
 PAIRS = "pair_rows_of_weights_kernel"
+JOINED = "finish_joined_segment"
 
 
 def has_kernel(program, kernel: str = KERNEL) -> bool:
@@ -83,3 +84,35 @@ def test_pairs_by_the_layer(layer, size, wanted, tmp_path):
 @pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
 def test_problems_are_without_pairs(path):
     assert not has_kernel(program_of(path), PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "wanted"),
+    [
+        ("nn.ConvTranspose1d(16, 8, 16, stride=8, padding=4)", "1, 16, 9", True),
+        ("nn.ConvTranspose1d(16, 8, 15, stride=8)", "1, 16, 9", False),
+        ("nn.ConvTranspose1d(16, 8, 18, stride=9)", "1, 16, 9", False),
+        ("nn.ConvTranspose1d(16, 8, 4, stride=2)", "1, 16, 9", False),
+        ("nn.ConvTranspose2d(16, 8, (3, 4), stride=(1, 4))", "1, 16, 5, 5", True),
+        ("nn.ConvTranspose2d(16, 8, 4, stride=4, dilation=(1, 3))", "1, 16, 5, 5", False),
+        ("nn.ConvTranspose3d(16, 8, 3, stride=3)", "1, 16, 3, 3, 3", True),
+        (
+            "nn.Sequential(nn.ConvTranspose1d(8, 8, 3), nn.ConvTranspose1d(8, 8, 8, stride=4))",
+            "1, 8, 9",
+            True,
+        ),
+    ],
+)
+def test_joined_columns_by_any_layer(layer, size, wanted, tmp_path):
+    """A file with them has the interleaved kernel, too, whose rule for layers they share."""
+    path = tmp_path / "own.py"
+    path.write_text(MODEL.format(layer=layer, size=size))
+    with ambient_kept():
+        program = read_program(path)
+    assert has_kernel(program, JOINED) is wanted
+    assert has_kernel(program) or not wanted
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
+def test_problems_have_no_joined_columns(path):
+    assert not has_kernel(program_of(path), JOINED)

@@ -29,8 +29,7 @@ struct KernelPlan {
   hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
-  // hold.
+  // Tensor cores on fp32, TF32 allowed: the strict kernel behind them, for operands that no fp16 container can hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -162,6 +161,9 @@ inline const char* hopper_is_slower(const ConvTransposeLayer& p) {
   const int64_t in = p.in_channels / p.groups, out = p.out_channels / p.groups;
   if (in < 4) return reason::kFewInputChannels;
   if (in < 16 && out < 16) return reason::kFewChannels;
+#ifdef TCONV_JOINS_COLUMNS
+  if (joins_columns(p)) return stores_take_longest(p);
+#endif
   return p.stride_w > 2 ? reason::kColumnsApart : nullptr;
 }
 

@@ -12,6 +12,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_JOINS_COLUMNS
+#include "conv_transpose_hopper_joined.cuh"
+#endif
 #ifdef TCONV_READS_PACKED
 #include "conv_transpose_hopper_packed.cuh"
 #endif
@@ -224,7 +227,15 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       if constexpr (kTwin) {
         finish_twin_segment<N, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0], acc[1]);
       } else {
+#ifdef TCONV_JOINS_COLUMNS
+        const bool joined = stores_joined(N) && plan.joined.slots > 0;
+        if constexpr (stores_joined(N))
+          if (joined) finish_joined_segment<N>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
+        if (!joined)
+          finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
+#else
         finish_segment<N, kPooled, Storage>(args, shared, place, phase_index, channel0, segment, channels, acc[0]);
+#endif
       }
       phase_index += kParts;
       if (phase_index == plan.num_phases) {

@@ -27,8 +27,7 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
-  // the pitch is.
+  // 3: outputs at `position`, which is even as the pitch is, and at the next exist, 1: the first does, 0: none.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -43,9 +42,8 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
-// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
-// sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -55,8 +53,7 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
-  // in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane; to the last bit in the first lane alone.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -111,7 +108,11 @@ struct ChannelPair {
 #ifdef TCONV_PAIRS_ROWS
     if (plan.pairs.out > 0) return real(plan, half) ? first % kPairOut + half * 8 : 0;
 #endif
+#ifdef TCONV_JOINS_COLUMNS
+    return (group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0)) >> plan.joined.slot_bits();
+#else
     return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
+#endif
   }
 };
 
@@ -235,9 +236,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
-// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
-// before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,

@@ -41,6 +41,15 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
     return paired.usable && made.weights() < INT32_MAX && (!alone.usable || paired.cost < alone.cost) ? paired : alone;
   }
 #endif
+#ifdef TCONV_JOINS_COLUMNS
+  if (outputs == Outputs::kAlone && joins_columns(call.layer)) {
+    const JoinedColumns joined = joined_columns(call.layer);
+    Plan plan = make_plan(layer_of(call.layer, joined), outputs, call.dtype != kFloat32,
+                          static_cast<int>(device.smem_per_block), device.sm_count, true);
+    plan.joined = joined;
+    if (plan.usable) return plan;
+  }
+#endif
   return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
                    device.sm_count);
 }
@@ -135,12 +144,23 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   GuardState* const guard = layout.guard(workspace);
   constexpr bool clears = true;
 #endif
+#ifdef TCONV_JOINS_COLUMNS
+  const ConvTransposeLayer of_columns = layer_of(call.layer, plan.joined);
+#endif
 #ifdef TCONV_PAIRS_ROWS
   const bool paired = plan.pairs.out > 0;
   const RowPairsLayer made(call.layer);
+#ifdef TCONV_JOINS_COLUMNS
+  const ConvTransposeLayer& p = paired ? made.layer : of_columns;
+#else
   const ConvTransposeLayer& p = paired ? made.layer : call.layer;
+#endif
+#else
+#ifdef TCONV_JOINS_COLUMNS
+  const ConvTransposeLayer& p = of_columns;
 #else
   const ConvTransposeLayer& p = call.layer;
+#endif
 #endif
   if (sizeof(Storage) == 4 && clears) {  // nothing raises the guard over 16-bit inputs
     const cudaError_t cleared =
@@ -151,6 +171,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   WeightsArgs<Storage> weights{};
   weights.plan = plan;
   weights.kernel_h = static_cast<int>(p.kernel_h), weights.kernel_w = static_cast<int>(p.kernel_w);
+#ifdef TCONV_JOINS_COLUMNS
+  if (plan.joined.slots > 0) weights.kernel_w = static_cast<int>(call.layer.kernel_w);
+#endif
 #ifdef TCONV_WALKS_DEPTH
   describe_depth(weights, call);
 #endif
@@ -201,6 +224,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
 #ifdef TCONV_PAIRS_ROWS
   args.out_h = static_cast<int>(call.layer.out_h);
   if (paired) args.stride_h = 2;
+#endif
+#ifdef TCONV_JOINS_COLUMNS
+  args.out_w = static_cast<int>(call.layer.out_w);
 #endif
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);

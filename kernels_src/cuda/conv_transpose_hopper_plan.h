@@ -220,7 +220,13 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
 }
 
 // The cheapest plan, or one that is not usable and says why.
+#ifdef TCONV_JOINS_COLUMNS
+// `joined`: of joined columns, for whose epilogue the kernels with most accumulators have no registers.
+inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms,
+                      bool joined = false) {
+#else
 inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen_bit, int smem_limit, int num_sms) {
+#endif
   const bool pooled = outputs == Outputs::kPooled;
   const Plan geometry = plan_geometry(p);
   if (!geometry.usable) return geometry;
@@ -229,6 +235,9 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
   best.reason = reason::kNoHopperTile;
   for (const Shape& shape : kShapes) {
     if (!serves(shape, outputs, sixteen_bit)) continue;
+#ifdef TCONV_JOINS_COLUMNS
+    if (joined && !stores_joined(shape.n)) continue;
+#endif
     // Of two that cost the same the one with more blocks of output channels was faster (1x1: 0.099 ms, 0.104).
     for (int blocks = shape.consumers; blocks >= 1; --blocks) {
       for (int strips = 1; strips <= 64; ++strips) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "../call.h"
+#ifdef TCONV_JOINS_COLUMNS
+#include "../joined_columns.h"
+#endif
 #ifdef TCONV_PAIRS_ROWS
 #include "../row_pairs.h"
 #endif
@@ -37,6 +40,9 @@ constexpr Shape kShapes[] = {{2, 216, 4, true, false, false, false}, {2, 256, 4,
 // Kernels that take images behind each other in a line: not those for many products, where the code for it slows the
 // epilogue.
 TCONV_HD constexpr bool stacks(int n) { return n <= 128; }
+#ifdef TCONV_JOINS_COLUMNS
+TCONV_HD constexpr bool stores_joined(int n) { return n <= 128; }
+#endif
 // What is wanted of a convolution: its outputs; moments of each sample's, too, often or seldom; windows of them pooled,
 // and moments.
 enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
@@ -114,6 +120,9 @@ struct Plan {
   Phase phases[kMaxPhases];
 #ifdef TCONV_PAIRS_ROWS
   RowPairs pairs;  // of a plan of pairs
+#endif
+#ifdef TCONV_JOINS_COLUMNS
+  JoinedColumns joined;  // of a plan of joined columns
 #endif
 
   TCONV_HD int64_t partials_per_sample() const {

@@ -63,8 +63,16 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   const Plan& plan = args.plan;
   const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   const int group = blockIdx.x / padded, channel = blockIdx.x % padded;
+#ifdef TCONV_JOINS_COLUMNS
+  // A row of the tiles is a channel of the weight and one of the stride's columns.
+  const int shift = plan.joined.slot_bits(), step = plan.joined.slots > 0 ? plan.joined.stride : 1;
+  const int of_layer = channel >> shift, slot = channel - (of_layer << shift);
+  const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group >> shift;
+  const bool real = of_layer < num_oc && slot < step;
+#else
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
   const bool real = channel < num_oc;
+#endif
   const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
 #ifdef TCONV_WALKS_DEPTH
   // Weights of a pair of channels lie side by side, those of all depth taps.
@@ -73,6 +81,13 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   const Storage* source = args.weight + (static_cast<int64_t>(group) * tap_channels * num_oc + channel) * run;
 #else
   const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
+#endif
+#ifdef TCONV_JOINS_COLUMNS
+#ifdef TCONV_WALKS_DEPTH
+  source += (of_layer - channel) * run;
+#else
+  source += (of_layer - channel) * taps;
+#endif
 #endif
 
   float scale = 1.0f;
@@ -107,7 +122,12 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
     const int tile_of_phase = i / 8 - phase.weight_base, tap = tile_of_phase % num_taps,
               ic_block = tile_of_phase / num_taps;
     const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
+#ifdef TCONV_JOINS_COLUMNS
+    const int kernel_col =
+        (phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w) * step + slot;
+#else
     const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
+#endif
     uint32_t packed[4] = {0, 0, 0, 0};
     if (real) {
 #pragma unroll

@@ -26,10 +26,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     e29ff205a2398a4d328c90eef4ec6c7a9111165a17c8f77ae9ae0027a63f954b
+sha256 of CUDA_SOURCE:     879160b37901ba5346021eda88df07145b4ca0d5e0ab5c260aef2ee8816b399e
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 19895c6db4ba8a2be83292df1c69c80d84de2ccfdebaabaaeefd04eda3146a76
+sha256 of GRADIENT_CUDA_SOURCE: 6f84c829366568922a77e3028426d8f3a8fe7bb5e379eee16977566044e3cd4a
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -3583,8 +3583,7 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
-  // the pitch is.
+  // 3: outputs at `position`, which is even as the pitch is, and at the next exist, 1: the first does, 0: none.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -3599,9 +3598,8 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
-// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
-// sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -3611,8 +3609,7 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
-  // in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane; to the last bit in the first lane alone.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -3785,9 +3782,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
-// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
-// before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -5247,8 +5243,7 @@ struct KernelPlan {
   hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
-  // hold.
+  // Tensor cores on fp32, TF32 allowed: the strict kernel behind them, for operands that no fp16 container can hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -8178,12 +8173,12 @@ struct PackedInput {
 
 // ==== lines 3152 to 3173 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 3173 to 3854 of CUDA_SOURCE
+// ==== lines 3173 to 3850 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3854 to 4180 of CUDA_SOURCE
+// ==== lines 3850 to 4176 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8272,10 +8267,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4174 to 4601 of CUDA_SOURCE
+// ==== lines 4170 to 4597 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4601 to 5018 of CUDA_SOURCE
+// ==== lines 4597 to 5014 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -8284,9 +8279,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5024 to 5044 of CUDA_SOURCE
+// ==== lines 5020 to 5040 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5044 to 5501 of CUDA_SOURCE
+// ==== lines 5040 to 5496 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //

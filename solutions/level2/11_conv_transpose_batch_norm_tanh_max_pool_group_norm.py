@@ -29,10 +29,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     4b7fd1e9104be7cbcfb08651e6d68a2d8a2852ff73cf6008f7a8262baef88f67
+sha256 of CUDA_SOURCE:     7ca6e386d8f5ca59c1bdf556e0f9db80d80d6a5be50e83007c5442da1d918526
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 1d2c6a5d74cf10ea0c90c5e90661d801a506f524d5ef29286c54ea3b03895719
+sha256 of GRADIENT_CUDA_SOURCE: 6920c911e0c2423ffedfe30449c99842d559ceb9d2af541817652e98965f9e3f
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -4512,8 +4512,7 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
-  // the pitch is.
+  // 3: outputs at `position`, which is even as the pitch is, and at the next exist, 1: the first does, 0: none.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -4528,9 +4527,8 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
-// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
-// sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -4540,8 +4538,7 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
-  // in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane; to the last bit in the first lane alone.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -4714,9 +4711,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
-// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
-// before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -6176,8 +6172,7 @@ struct KernelPlan {
   hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
-  // hold.
+  // Tensor cores on fp32, TF32 allowed: the strict kernel behind them, for operands that no fp16 container can hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -10194,12 +10189,12 @@ struct PackedInput {
 
 
 // ==== lines 491 to 599 of CUDA_SOURCE
-// ==== lines 4308 to 4777 of CUDA_SOURCE
+// ==== lines 4308 to 4773 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4777 to 5103 of CUDA_SOURCE
+// ==== lines 4773 to 5099 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10288,10 +10283,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5097 to 5524 of CUDA_SOURCE
+// ==== lines 5093 to 5520 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5524 to 5941 of CUDA_SOURCE
+// ==== lines 5520 to 5937 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -10300,9 +10295,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5947 to 5967 of CUDA_SOURCE
+// ==== lines 5943 to 5963 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5967 to 6424 of CUDA_SOURCE
+// ==== lines 5963 to 6419 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //

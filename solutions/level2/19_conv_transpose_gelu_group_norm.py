@@ -29,12 +29,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     72375b6a808a66b37397d5a935b7bc02894b7c8a542296346134e8b81306ef0d
+sha256 of CUDA_SOURCE:     2e72b2952d52b71fde87f94aa0a021c6f70fbd64000b7dc264aed366f3b494a9
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 9aacc30f1d6a9aca1f679f3beacefcb744127cd4625874a874eb2f21a5415a5c
+sha256 of GRADIENT_CUDA_SOURCE: 0ec020ca5476da34a80a3edabaffa11a88777e32a46d6ac7f613706c77a2a19e
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of NORM_GRADIENT_CUDA_SOURCE: b626d10fb9b88729e7d6708bf3aad31006e4b27b2f9f267239d95dead916e5cb
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 2e1feaaebbadc9fcca3212932272e2026d6b09845d402cb7c290883f18d41306
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
 """
 
@@ -2232,8 +2232,7 @@ struct LineExtent {
   int image_rows;
   FastDivisor by_pitch, by_image_rows;
 
-  // 3: both outputs at `position` and the next exist, 1: the first does, 0: none. For the pair `position` is even, as
-  // the pitch is.
+  // 3: outputs at `position`, which is even as the pitch is, and at the next exist, 1: the first does, 0: none.
   __device__ __forceinline__ int pair_at(int position, int* image, int* row, int* col) const {
     *row = static_cast<int>(by_pitch.quotient(position));
     *col = position - *row * static_cast<int>(by_pitch.divisor);
@@ -2248,9 +2247,8 @@ struct LineExtent {
   }
 };
 
-// Sums over values of one channel, as deviations from the first of them: a member of the set, so that its distance from
-// the mean costs no more digits than the set's spread does. Source: Chan, Golub, LeVeque, "Algorithms for computing the
-// sample variance", 1983 (shifted data).
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -2260,8 +2258,7 @@ struct ShiftedSums {
     squares = fmaf(d, d, squares);
   }
 
-  // Moments of what a quad of lanes has added, `count` values by this lane. In every lane of the quad, to the last bit
-  // in none but the first.
+  // Moments of what a quad of lanes has added, `count` values by this lane; to the last bit in the first lane alone.
   __device__ __forceinline__ Moments quad_moments(int count) const {
     float n = static_cast<float>(count);
     const float mean_shifted = count > 0 ? sum / n : 0.0f;
@@ -2434,9 +2431,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels, through the warp's buffer: fragments in, rows of one channel
-// out, so that stores cover whole sectors. What a block of columns needs is worked out while the stores of the one
-// before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -6998,8 +6994,7 @@ struct KernelPlan {
   hopper::Plan hopper;    // kHopper
   DirectPlan direct;      // kDirect
   int64_t workspace_bytes, num_partials;
-  // Tensor cores on fp32 with TF32 allowed: the strict kernel behind them, for operands that fp16 containers cannot
-  // hold.
+  // Tensor cores on fp32, TF32 allowed: the strict kernel behind them, for operands that no fp16 container can hold.
   bool has_fallback;
   TileGeometry fallback;
   int64_t fallback_workspace, fallback_partials;  // offsets into the workspace
@@ -10832,10 +10827,10 @@ struct Epilogue {
 // ==== lines 501 to 549 of CUDA_SOURCE
 // ==== lines 1014 to 1102 of CUDA_SOURCE
 // ==== lines 1281 to 1332 of CUDA_SOURCE
-// ==== lines 3369 to 3469 of CUDA_SOURCE
+// ==== lines 3365 to 3465 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6170 to 6308 of CUDA_SOURCE
+// ==== lines 6166 to 6304 of CUDA_SOURCE
 // ==== lines 1102 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
@@ -11004,14 +10999,14 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4614 to 4642 of CUDA_SOURCE
+// ==== lines 4610 to 4638 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4642 to 5350 of CUDA_SOURCE
+// ==== lines 4638 to 5346 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5351 to 5539 of CUDA_SOURCE
+// ==== lines 5347 to 5535 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11019,8 +11014,8 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5543 to 6158 of CUDA_SOURCE
-// ==== lines 6308 to 6326 of CUDA_SOURCE
+// ==== lines 5539 to 6154 of CUDA_SOURCE
+// ==== lines 6304 to 6322 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11058,12 +11053,12 @@ struct PackedInput {
 
 
 // ==== lines 1649 to 1755 of CUDA_SOURCE
-// ==== lines 2027 to 2498 of CUDA_SOURCE
+// ==== lines 2027 to 2494 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3043 to 3369 of CUDA_SOURCE
+// ==== lines 3039 to 3365 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11158,14 +11153,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6326 to 6421 of CUDA_SOURCE
-// ==== lines 2685 to 2759 of CUDA_SOURCE
-// ==== lines 6424 to 6676 of CUDA_SOURCE
+// ==== lines 6322 to 6417 of CUDA_SOURCE
+// ==== lines 2681 to 2755 of CUDA_SOURCE
+// ==== lines 6420 to 6672 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6676 to 6698 of CUDA_SOURCE
-// ==== lines 4184 to 4515 of CUDA_SOURCE
-// ==== lines 6700 to 6764 of CUDA_SOURCE
+// ==== lines 6672 to 6694 of CUDA_SOURCE
+// ==== lines 4180 to 4511 of CUDA_SOURCE
+// ==== lines 6696 to 6760 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -11174,9 +11169,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6770 to 6790 of CUDA_SOURCE
+// ==== lines 6766 to 6786 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6790 to 7247 of CUDA_SOURCE
+// ==== lines 6786 to 7242 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15681,7 +15676,7 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 
 // ==== lines 522 to 549 of CUDA_SOURCE
 // ==== lines 1621 to 1755 of CUDA_SOURCE
-// ==== lines 3749 to 3886 of CUDA_SOURCE
+// ==== lines 3745 to 3882 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;

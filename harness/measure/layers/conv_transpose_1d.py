@@ -45,4 +45,4 @@ def get_inputs():
 
 
 def get_init_inputs():
-    return [16, 32, 5, 3]
+    return [16, 32, 6, 3]
