@@ -35,14 +35,16 @@ from harness.measure.machine_code_cubin import sha256
 from harness.measure.nvcc import compiler
 from harness.report import records
 
+# Records of several measurements, each with a solution of its own, by "benchmark".
+_PARTS = {"profile": "profiles", "gradients": "problems"}
 _EXAMPLES = """examples:
   python -m harness.machine_code --stamp results/nvidia-h200*   of what the records were timed with
   python -m harness.machine_code --check results/nvidia-h200    compare with the solutions of today
 
-Records of problems, of parts of them, of shapes (with the launches of each) and of profiles (an
-entry for each profile). A CPU's record gets the SHA-256 of what of its file runs there. --stamp
-takes the very text whose SHA-256 a record names: the file, a version of it in git's history, or
-what the generator writes.
+Records of problems, of parts of them, of shapes (with the launches of each), of profiles and of
+gradients by themselves (an entry for each). A CPU's record gets the SHA-256 of what of its file
+runs there. --stamp takes the very text whose SHA-256 a record names: the file, a version of it in
+git's history, or what the generator writes.
 
 exit status: 0 all right, 1 --check found another hash, 2 wrong usage, 3 no nvcc"""
 STANDS, DIFFERS, CANNOT_TELL = "stands", "differs", "cannot tell"
@@ -129,15 +131,15 @@ def _changes(before: list[str], after: list[str]) -> Iterator[str]:
 
 
 def parts_of(record: dict) -> list[dict]:
-    """The record itself, or of a record of profiles those, each with what it is told of all. A
-    record of host times has none: it is of no kernel.
+    """The record itself, or of a record of profiles or of gradients those, each with what is told
+    of all. A record of host times has none: it is of no kernel.
     """
     if record.get("benchmark") == "host_time":
         return []
-    if record.get("benchmark") != "profile":
+    if record.get("benchmark") not in _PARTS:
         return [record]
     common = {name: record[name] for name in ("device", "versions")}
-    return [{**common, **profile} for profile in record["profiles"]]
+    return [{**common, **part} for part in record[_PARTS[record["benchmark"]]]]
 
 
 def current_text(record: dict) -> str:
@@ -231,10 +233,10 @@ def stamp(record: dict) -> dict:
         raise EnvironmentUnfit("a record cannot be stamped: no nvcc on this machine")
     _require_compiler(record.get("versions", {}))
     stamped = dict(record)
-    if record.get("benchmark") == "profile":
+    if name := _PARTS.get(record.get("benchmark")):
         made = [_entry_of_timed(part) for part in parts_of(record)]
-        pairs = zip(record["profiles"], made, strict=True)
-        stamped["profiles"] = [_with_entry(profile, found) for profile, found in pairs]
+        pairs = zip(record[name], made, strict=True)
+        stamped[name] = [_with_entry(part, found) for part, found in pairs]
         return stamped
     return _with_entry(stamped, _entry_of_timed(record))
 

@@ -2,8 +2,8 @@
 
 Each lies between the lines `<!-- NAME -->` and `<!-- /NAME -->`: NAME is `headline` (problem, pass
 and device), `shares` (how near each setting comes to the floor), `errors` (beside PyTorch's),
-`index` (every folder), `host_time` (what a call costs the host), `shapes` (other layers), `family`
-(references of a family run) or `profile` (the GPU's own counters).
+`index` (every folder), `host_time` (what a call costs the host), `gradients` (each by itself),
+`shapes` (other layers), `family` (references of a family run) or `profile` (the GPU's counters).
 """
 
 import json
@@ -205,6 +205,30 @@ def host_time(results: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gradients(results: Path) -> str:
+    """Every device's record of `python -m harness.gradient_times`."""
+    heads = "device", "problem", "gradient", "solution ms (IQR)", "eager ms", "channels_last ms"
+    heads += "over the faster", "TFLOP/s", "of roofline (16-bit)"
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    for path in sorted(results.glob("*/gradients.json")):
+        record = json.loads(path.read_text())
+        for problem in record["problems"]:
+            for name, found in problem["gradients"].items():
+                ours, rates = found["ms"]["solution"], found["roofline"]
+                theirs = (found["ms"][side]["median"] for side in ("eager", "channels_last"))
+                share = f"{100 * rates['share']:.0f}%"
+                if rates["share_16_bit"] is not None:
+                    share += f" ({100 * rates['share_16_bit']:.0f}%)"
+                row = [record["device_name"], problem["problem"], f"of the {name}"]
+                row += [
+                    f"{ours['median']:.3g} ({ours['iqr']:.2g})",
+                    *(f"{ms:.3g}" for ms in theirs),
+                ]
+                row += [f"**{found['fastest']['speedup']:.2f}×**", f"{rates['tflops']:.3g}", share]
+                lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _allowed(bound: float | None) -> str:
     return f"; allowed {bound:g}" if bound else ""
 
@@ -215,6 +239,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "errors": errors,
     "index": index,
     "host_time": host_time,
+    "gradients": gradients,
     "shapes": shapes_report.tables,
     "family": family_report.tables,
     "profile": profile_report.tables,
