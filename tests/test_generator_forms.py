@@ -116,3 +116,24 @@ def test_joined_columns_by_any_layer(layer, size, wanted, tmp_path):
 @pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
 def test_problems_have_no_joined_columns(path):
     assert not has_kernel(program_of(path), JOINED)
+
+
+@pytest.mark.parametrize("order", ["flat, deep", "deep, flat"])
+def test_a_kernel_of_two_dimensions_and_three_walks_in_depth(order, tmp_path):
+    """Whichever comes first: both are calls of one kernel."""
+    layers = "nn.ModuleList([nn.ConvTranspose2d(4, 6, 3), nn.ConvTranspose3d(4, 6, 3)])"
+    text = MODEL.format(layer=layers, size="1, 4, 5, 5").replace(
+        "return torch.relu(self.up(x))",
+        "return "
+        + order.replace("flat", "self.up[0](x)").replace("deep", "self.up[1](x.unsqueeze(2))"),
+    )
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    with ambient_kept():
+        program = read_program(path)
+    assert [fused.dimensions for fused in program.training.fused] == (
+        [2, 3] if order.startswith("flat") else [3, 2]
+    )
+    made = sources(program)
+    assert len(made.all) == 1 and made.volumes
+    assert "run_depth" in made.sources["OPERATOR_SOURCE"]
