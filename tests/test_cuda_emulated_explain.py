@@ -105,14 +105,22 @@ CONVOLUTIONS = [
         {"hopper": "kMostlyPadding", "portable": "kMostlyPadding", "direct": "kManyBlocks"},
     ),
 ]
-INTERLEAVED = [  # images, of a library with the interleaved kernel
+INTERLEAVED = [  # images, of a library with the interleaved kernel and joined columns
     (
-        {"in_channels": 8, "stride_w": 3},
+        {"in_channels": 8, "stride_w": 4},
         "direct",
         {"hopper": "kColumnsApart", "portable": "kFewProductsEach"},
     ),
-    ({"stride_w": 3}, "portable", {"hopper": "kColumnsApart"}),
-    ({"in_channels": 8, "stride_h": 9, "stride_w": 3}, "portable", {"hopper": "kColumnsApart"}),
+    ({"stride_w": 4}, "portable", {"hopper": "kColumnsApart"}),
+    ({"in_channels": 8, "stride_h": 9, "stride_w": 4}, "portable", {"hopper": "kColumnsApart"}),
+    (
+        {"in_channels": 8, "stride_w": 3},
+        "direct",
+        dict.fromkeys(("hopper", "portable"), "kFewProductsEach"),
+    ),
+    ({"stride_w": 3}, "hopper", {}),
+    ({"stride_w": 3, "dilation_w": 2}, "portable", {"hopper": "kColumnsApart"}),
+    ({"in_channels": 8, "stride_h": 9, "stride_w": 3}, "portable", {"hopper": "kFewProductsEach"}),
 ]
 HELD = [
     (LARGE, "held", {}),
