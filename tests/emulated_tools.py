@@ -17,6 +17,29 @@ def forced(kernel: str):
     return environment(TCONV_KERNEL=kernel)
 
 
+def forced_volume_launches(emulated, case, compute, seed: int) -> int | None:
+    """Of the Hopper kernel, forced, over a random fp32 layer of three dimensions, whose output is
+    compared and whose races are none; None without an output. `compute` makes the output, or none.
+    """
+    step = 2.0**-11  # 11 significant bits of an operand
+    emulated.solution["_VOLUME_DEVICES"] = ("cpu",)
+    operands = case.operands(torch.float32)
+    exact = [None if t is None else t.detach().double() for t in operands]
+    try:
+        wanted = case.reference(*exact)
+    except RuntimeError:  # no output
+        return None
+    with emulated.on(seed=seed, detect_races=True), forced("hopper"):
+        out = compute(emulated, operands, case)
+        launches, races = emulated.launches(), emulated.races()
+    if out is None:
+        return None
+    most = case.reference(*[None if t is None else t.abs() for t in exact])
+    assert bool(((out.double() - wanted).abs() <= 2.1 * step * most + 1e-30).all()), case
+    assert races == [], case
+    return launches
+
+
 def model_input(dtype=torch.float32, size=(13, 21)):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(2, 64, *size, generator=generator).to(dtype)
