@@ -15,6 +15,7 @@ namespace tconv {
 struct JoinedColumns {
   int slots;  // of an output channel: 4 or 8; 0: columns are not joined
   int stride, crop;
+  int width;  // of them are stored at once: 4, 2 or 1, all of which exist or none does
 
   TCONV_HD int slot_bits() const { return slots == 8 ? 3 : slots == 4 ? 2 : 0; }
 };
@@ -27,8 +28,9 @@ inline bool joins_columns(const ConvTransposeLayer& p) {
 }
 
 inline JoinedColumns joined_columns(const ConvTransposeLayer& p) {
-  const int stride = static_cast<int>(p.stride_w);
-  return {stride > 4 ? 8 : 4, stride, static_cast<int>(p.padding_w % stride)};
+  const int stride = static_cast<int>(p.stride_w), crop = static_cast<int>(p.padding_w % stride);
+  const int64_t places = p.out_w | stride | crop;
+  return {stride > 4 ? 8 : 4, stride, crop, places % 4 == 0 ? 4 : places % 2 == 0 ? 2 : 1};
 }
 
 // The layer of joined columns; `p` itself where they are not joined.

@@ -96,6 +96,14 @@ def test_another_gradient_stops_the_run():
         measured(1.1)
 
 
+def test_a_gradient_that_is_rounding_alone_is_not_compared_by_itself():
+    """As of a bias whose sum a batch norm takes away."""
+    weight, noise = torch.randn(50), 1e-6 * torch.randn(5)
+    assert gradient_times._difference([weight, noise], [weight, -noise]) <= 1e-5
+    assert gradient_times._difference([1.1 * weight, noise], [weight, noise]) == pytest.approx(0.1)
+    assert gradient_times._difference([weight + torch.nan, noise], [weight, noise]) != 0.0
+
+
 def test_a_record_its_table_and_its_parts(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gradient_times, "find_problem", lambda name: TINY)
     target = tmp_path / "cpu" / "gradients.json"

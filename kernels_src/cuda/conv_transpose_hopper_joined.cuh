@@ -1,5 +1,5 @@
 // Outputs of joined columns (joined_columns.h): the rows of a tile are a channel's columns next to each other, so that
-// a warp stores whole lines.
+// a warp stores whole lines, of up to 4 columns a lane.
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
@@ -7,6 +7,65 @@
 namespace tconv {
 namespace cuda {
 namespace hopper {
+
+// kWidth neighbouring columns, of which `to` is the first, aligned to them.
+template <int kWidth, typename Storage>
+__device__ __forceinline__ void store_columns(Storage* to, const float (&columns)[kWidth]) {
+  struct alignas(kWidth * sizeof(Storage)) {
+    Storage values[kWidth];
+  } vector;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) vector.values[i] = static_cast<Storage>(columns[i]);
+  using Word = std::conditional_t<
+      sizeof(vector) == 16, uint4,
+      std::conditional_t<sizeof(vector) == 8, uint2, std::conditional_t<sizeof(vector) == 4, unsigned, short>>>;
+  __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&vector));
+}
+
+// What a warp has in its buffer, kStoreChannels rows of a block's columns, to memory. A lane takes kWidth slots of one
+// column at once, its neighbours what lies next to them.
+template <int N, int kWidth, typename Storage>
+__device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& args, const TileCursor& at,
+                                                  const Phase& phase, const LineExtent<stacks(N)>& extent,
+                                                  uint32_t buffer, int lane, int first_position, int columns,
+                                                  int first_channel) {
+  constexpr int kShift = kWidth == 4 ? 2 : kWidth == 2 ? 1 : 0;
+  constexpr int kRounds = kStoreChannels * kStoreColumns / (32 * kWidth), kAtOnce = kRounds < 4 ? kRounds : 4;
+  const Plan& plan = args.plan;
+  const JoinedColumns& joined = plan.joined;
+  const int bits = joined.slot_bits(), channels = plan.out_channels_per_group >> bits;
+  const int out_column = at.strip * plan.tile_w * joined.stride - joined.crop;
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t plane = args.out_stride_c;
+#else
+  const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
+#endif
+  Storage* const tile_out = args.out + (static_cast<int64_t>(at.group) * channels + first_channel) * plane +
+                            static_cast<int64_t>(phase.out_first_h) * args.out_w;
+#pragma unroll kAtOnce
+  for (int round = 0; round < kRounds; ++round) {
+    const int place = round * 32 + lane;  // digits: columns side by side, input columns, channels
+    const int slot = (place << kShift) & (joined.slots - 1), rest = place >> (bits - kShift);
+    const int column = rest % kStoreColumns, channel = rest / kStoreColumns;
+    int image, row, col;
+    const int exists = extent.pair_at(first_position + column, &image, &row, &col);
+    float values[kWidth];
+    const uint32_t read_at = buffer + (((channel << bits) + slot) * kStorePitch + column) * 4;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(values[i]) : "r"(read_at + i * kStorePitch * 4));
+    const int out_col = col * joined.stride + slot + out_column;
+    Storage* to = tile_out + channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + out_col;
+#ifdef TCONV_WALKS_DEPTH
+    to += args.out_offset(at.sample + image);
+#else
+    to += static_cast<int64_t>(at.sample + image) * (plan.num_groups * channels) * plane;
+#endif
+    const bool wanted = exists != 0 && column < columns && first_channel + channel < channels && slot < joined.stride &&
+                        out_col >= 0 && out_col < args.out_w;
+    if (wanted) store_columns<kWidth>(to, values);
+  }
+}
 
 // Bias, element-wise chain and stores of one warpgroup's 64 rows x one segment, through a buffer of each warp:
 // fragments in, the columns of one channel out, 32 at once.
@@ -26,6 +85,8 @@ __device__ __forceinline__ void finish_joined_segment(const HopperArgs<Storage>&
                                      args.by_image_rows};
   const int first_position = at.tile * plan.tile_pixels + segment * plan.segment_pixels;
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
+  const bool aligned = reinterpret_cast<uintptr_t>(args.out) % (plan.joined.width * sizeof(Storage)) == 0;
+  const int store_width = aligned ? plan.joined.width : 1;
   const uint32_t write_at = buffer + ((thread % 32 / 4) * kStorePitch + 2 * (thread % 4)) * 4;
   constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns, kFragments = kStoreColumns / 8;
 #pragma unroll
@@ -43,39 +104,18 @@ __device__ __forceinline__ void finish_joined_segment(const HopperArgs<Storage>&
       __syncwarp();
       int lane = thread;
       asm volatile("" : "+r"(lane));  // not earlier: what follows from it would not fit the registers
-      const int warp = lane / 32 % 4, bits = plan.joined.slot_bits(), stride = plan.joined.stride;
-      lane %= 32;
-      // This lane's slot, and its first column of those that the warp stores at once.
-      const int lane_column = lane >> bits, slot = lane - (lane_column << bits), columns_at_once = 32 >> bits;
-      const int out_column = at.strip * plan.tile_w * stride + slot - plan.joined.crop;
-      const int group_channels = plan.out_channels_per_group >> bits;
-      const int first_channel = ((channel0 + warp * 16) >> bits) + half * (kStoreChannels >> bits);  // of the group
-#ifdef TCONV_WALKS_DEPTH
-      const int64_t plane = args.out_stride_c;
-#else
-      const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
-#endif
-      Storage* const tile_out = args.out + (static_cast<int64_t>(at.group) * group_channels + first_channel) * plane +
-                                static_cast<int64_t>(phase.out_first_h) * args.out_w;
-      for (int column = lane_column; column < columns; column += columns_at_once) {
-        int image, row, col;
-        const int exists = extent.pair_at(first_position + block * kStoreColumns + column, &image, &row, &col);
-        const int out_col = col * stride + out_column;
-        if (exists == 0 || slot >= stride || out_col < 0 || out_col >= args.out_w) continue;
-        Storage* to = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + out_col;
-#ifdef TCONV_WALKS_DEPTH
-        to += args.out_offset(at.sample + image);
-#else
-        to += static_cast<int64_t>(at.sample + image) * (plan.num_groups * group_channels) * plane;
-#endif
-        for (int c = 0; c < (kStoreChannels >> bits); ++c) {
-          float value;
-          asm volatile("ld.shared.f32 %0, [%1];"
-                       : "=f"(value)
-                       : "r"(buffer + (((c << bits) + slot) * kStorePitch + column) * 4));
-          if (first_channel + c < group_channels) to[c * plane] = static_cast<Storage>(value);
-        }
-      }
+      const int bits = plan.joined.slot_bits();
+      const int first_channel = (channel0 + lane / 32 % 4 * 16 + half * kStoreChannels) >> bits;  // of the group
+      const auto store = [&](auto width) {
+        store_joined_rows<N, decltype(width)::value>(args, at, phase, extent, buffer, lane % 32,
+                                                     first_position + block * kStoreColumns, columns, first_channel);
+      };
+      if (store_width == 4)
+        store(std::integral_constant<int, 4>{});
+      else if (store_width == 2)
+        store(std::integral_constant<int, 2>{});
+      else
+        store(std::integral_constant<int, 1>{});
     }
   }
 }
