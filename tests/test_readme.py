@@ -87,6 +87,7 @@ PARSED = {
     "python -m generator --check": "tests/test_solution_files.py compares",
     "python -m harness.host_time": "builds all solutions; tests/test_harness_host_time.py runs it",
     "python -m harness.host_time --record": "builds all solutions",
+    "python -m harness.gradient_times --record": "builds all solutions",
     "python -m harness.gradient_times": "builds all; tests/test_harness_gradient_times.py runs it",
     "python -m harness.shapes": "takes minutes; tests/test_harness_shapes.py runs it",
     "python -m harness.shapes --record": "takes minutes; tests/test_harness_shapes.py runs it",
