@@ -1,8 +1,9 @@
 """One call of our operator as source of ModelNew.forward."""
 
 from generator.expressions import Expressions, module_path
-from generator.fuse import TRANSPOSED, Fused, dimensions_of, label, overload_of
+from generator.fuse import TRANSPOSED, Fused, dimensions_of, label
 from generator.ir import Node, Value
+from generator.reads import overload_of
 
 METHODS = {
     "conv": (

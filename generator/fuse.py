@@ -1,17 +1,18 @@
 """Which operators run in one kernel call with a transposed convolution, and why others do not."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
 from torch import nn
 
-from generator import ops
+from generator import branches, ops
 from generator.errors import Refusal
 from generator.front.layers import layer_class
 from generator.front.watch import Watch
 from generator.ir import Graph, Node, Value, leaves
-from generator.ops.record import ChannelVector, Number, Unary
+from generator.reads import Behind, Read, overload_of, read_step, why_left
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
@@ -85,27 +86,11 @@ def hooks_of(module: nn.Module) -> list[str]:
     return [name.strip("_").replace("_", " ") for name in _HOOKS if getattr(module, name)]
 
 
-def overload_of(node: Node) -> Node | None:
-    """The one ATen call that a node is, itself or as a layer; None for a layer of several."""
-    if node.op != "layer":
-        return node
-    return node.inner[0] if len(node.inner) == 1 else None
-
-
 def fuse(reference: Reference, graph: Graph, watch: Watch) -> Plan:
     """Takes every transposed convolution of the graph with what can follow it in one kernel
     call.
     """
     return _Fusion(reference, graph).plan()
-
-
-@dataclasses.dataclass
-class _Read:
-    """What one node is behind a value: a step with its operand, or why it is none."""
-
-    step: Step | None = None
-    vector: Value | None = None
-    why: str = ""
 
 
 class _Fusion:
@@ -126,7 +111,7 @@ class _Fusion:
             fused = taken.get(node)
             if fused is None:
                 items.append(node)
-                self._why.setdefault(node, _why_left(node))
+                self._why.setdefault(node, why_left(node))
             elif fused.conv is node:
                 items.append(fused)
         left = {node: why for node, why in self._why.items() if node not in taken}
@@ -188,13 +173,21 @@ class _Fusion:
                 self._members |= set(joined)
                 last = joined[-1]
                 continue
+            if (found := self._branches(last.result, fused)) is not None:
+                fused.elementwise += found.nodes
+                fused.steps.append(found.step)
+                fused.vectors += found.vectors
+                self._members |= set(found.nodes)
+                last = found.nodes[-1]
+                continue
             node = self._next(last.result, last, conv)
             if node is None:
                 break
             if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
                 self._why[node] = "it has hooks, which PyTorch must run"
                 break
-            read = self._step(node, last.result, fused)
+            behind = Behind(last.result, len(fused.vectors), fused.dimensions)
+            read = self._step(node, behind)
             if read.step is None:
                 if self._take_norms(fused, node):
                     break
@@ -212,15 +205,42 @@ class _Fusion:
             last = node
         return fused
 
-    def _step(self, node: Node, value: Value | None, fused: Fused | None = None) -> "_Read":
+    def _branches(self, value: Value, fused: Fused) -> branches.Found | None:
+        """What reads `value` more than once and can run with the anchor as one step."""
+        if len(self._users.get(value, [])) < 2:
+            return None
+        behind = self._graph.nodes[self._place[fused.conv] + 1 :]
+
+        def read(node: Node, numbers: dict[Value, int], vectors: list[Value]):
+            if node.regions != fused.conv.regions:
+                return None
+            source = next(operand for operand in node.operands() if operand in numbers)
+            call = overload_of(node)
+            if call is not None and call.op in branches.COPIES:
+                alone = len(call.args) == 1 and not call.kwargs
+                return branches.Part(node, source, branches.COPIES[call.op]) if alone else None
+            if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
+                return None
+            read_before = len(fused.vectors) + len(vectors)
+            found = self._step(node, Behind(source, read_before, fused.dimensions, numbers))
+            full = found.vector is not None and read_before == MAX_CHANNEL_VECTORS
+            if found.step is None or full:
+                return None
+            return branches.Part(node, source, found.step, found.vector or found.earlier)
+
+        others = (node for node in behind if node not in self._members)
+        following = itertools.takewhile(lambda node: not _writes(node), others)
+        return branches.behind(value, following, self._users, read)
+
+    def _step(self, node: Node, behind: Behind) -> Read:
         module = self._reference.model.get_submodule(node.path) if node.op == "layer" else None
         record = _RECORDS.get(layer_class(module)) if module is not None else None
         if record is None:
-            return _step(node, value, fused)
+            return read_step(node, behind)
         try:
-            return _Read(record.step_of_module(module))
+            return Read(record.step_of_module(module))
         except ValueError as error:
-            return _Read(why=f"it {error}")
+            return Read(why=f"it {error}")
 
     def _softsign(self, value: Value, anchor: Node) -> list[Node] | None:
         """v / (abs(v) + 1), which is what PyTorch's function softsign is."""
@@ -260,7 +280,7 @@ class _Fusion:
                 return False
             nodes.append(following)
         fused.entry, fused.rest = "conv_batch_norm_pool_group_norm", nodes
-        fused.activation = self._step(nodes[1], None).step
+        fused.activation = self._step(nodes[1], Behind(None)).step
         return True
 
     def _layer(self, node: Node) -> type[nn.Module] | None:
@@ -283,60 +303,8 @@ class _Fusion:
     def _is_rising(self, node: Node) -> bool:
         if node.op == "layer" and self._layer(node) is None:
             return False
-        read = self._step(node, None)
+        read = self._step(node, Behind(None))
         return read.step is not None and read.step.monotone and read.vector is None
-
-
-def _step(node: Node, value: Value | None, fused: Fused | None = None) -> _Read:
-    call = overload_of(node)
-    record = ops.by_overload(call.op) if call is not None else None
-    if record is None:
-        return _Read(why=_why_left(node))
-    try:
-        if isinstance(record, Unary):
-            if any(leaves((call.args[1:], call.kwargs))):
-                return _Read(why="it has a tensor where the kernels take a number")
-            return _Read(record.step_of_overload(call.op, call.args[1:], call.kwargs))
-        return _binary(record, call, value, fused)
-    except ValueError as error:
-        return _Read(why=f"it {error}")
-
-
-def _binary(record: ops.Binary, call: Node, value: Value | None, fused: Fused | None) -> _Read:
-    if call.kwargs.get("alpha", 1) != 1 or len(call.args) > 2:
-        return _Read(why="it scales its operand (alpha)")
-    left, right = [*call.args, *[v for k, v in call.kwargs.items() if k != "alpha"]][:2]
-    if value is None or (left is value) == (right is value):
-        return _Read(why="its operand is the same tensor")
-    other, swapped = (right, False) if left is value else (left, True)
-    swapped ^= call.op.removeprefix("aten.") in record.reversed_overloads
-    if not isinstance(other, Value):
-        if not record.takes_numbers:
-            return _Read(why="it takes no number")
-        return _Read(record.step(Number(other), swapped))
-    if other.kind == "literal" and other.source.dim() == 0:  # it promotes no tensor of floats
-        return _Read(record.step(Number(other.source.item()), swapped))
-    dimensions = fused.dimensions if fused is not None else 2
-    if why := _why_no_vector(other, value, dimensions):
-        return _Read(why=why)
-    index = len(fused.vectors) if fused is not None else 0
-    return _Read(record.step(ChannelVector(index), swapped), other)
-
-
-def _why_no_vector(other: Value, value: Value, dimensions: int) -> str:
-    if other.shape is None:
-        return "its operand is a number that forward computes"
-    if other.kind not in ("parameter", "buffer"):
-        return "its operand is no parameter or buffer"
-    if other.dtype != value.dtype:
-        return f"its operand is {other.dtype} beside {value.dtype}"
-    per_channel = (value.shape[-1 - dimensions], *(1,) * dimensions)
-    one = all(size == 1 for size in other.shape)
-    if one and len(other.shape) <= len(value.shape):
-        return ""
-    if other.shape in (per_channel, (1, *per_channel)):
-        return "" if len(other.shape) <= len(value.shape) else "it adds a dimension"
-    return f"its operand of shape {other.shape} is neither one value nor one for each channel"
 
 
 def _writes(node: Node) -> bool:
@@ -367,13 +335,6 @@ def dimensions_of(node: Node) -> int | None:
 def label(node: Node) -> str:
     """A node as a reader of the reference knows it."""
     return node.layer or node.op.split(".")[1]
-
-
-def _why_left(node: Node) -> str:
-    call = overload_of(node) or node
-    if ops.by_overload(call.op) is not None:
-        return "no transposed convolution comes right before it"
-    return "no kernel computes it"
 
 
 def require_transposed(reference: Reference, graph: Graph) -> None:

@@ -85,6 +85,11 @@ class Kernels:
         """Has one of them columns that the Hopper kernel joins, and none what forbids it?"""
         return self.entries == ["conv"] and any(map(joins_columns, self.calls))
 
+    @property
+    def branched(self) -> bool:
+        """Has one of them a step of branches?"""
+        return any(step.parts for kernel in self.all for step in kernel.fused.steps)
+
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
         """Of the libraries of the gradients, which all operators share."""
@@ -155,7 +160,10 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     )
     made.sources = {
         "CUDA_SOURCE": cuda_source(
-            made.entries, given, made.volumes, made.interleaved, made.paired, made.joined
+            made.entries,
+            given,
+            made.volumes,
+            *(made.interleaved, made.paired, made.joined, made.branched),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),

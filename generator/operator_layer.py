@@ -14,7 +14,14 @@ _OF_GRADIENTS = (
     "batch_norm_pool_gradient_kernels",
     "volume_gradients",
 )
-_ALWAYS = ("step_gradients", "activation_gradients", "forward", "described", "construction")
+_ALWAYS = (
+    "step_gradients",
+    "branches",
+    "activation_gradients",
+    "forward",
+    "described",
+    "construction",
+)
 # What the constants of one call are called in generator/runtime/generated.py.
 _OF_A_CALL = frozenset({"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_NUM_VECTORS", "_ACTIVATION"})
 

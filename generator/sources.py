@@ -19,10 +19,11 @@ SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, withou
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
-# joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh and
-# conv_transpose_interleaved.cuh.
+# joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
+# conv_transpose_interleaved.cuh and, for steps of branches, conv_transpose_hopper_types.h.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS"
+_BRANCHED = "TCONV_BRANCHES"
 
 
 def resolve(
@@ -34,13 +35,15 @@ def resolve(
     interleaved: bool = False,
     paired: bool = False,
     joined: bool = False,
+    branched: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
-    of rows; `joined`: with joined columns. Raises Refusal where a file is missing.
+    of rows; `joined`: with joined columns; `branched`: for chains with steps of branches. Raises
+    Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -49,6 +52,7 @@ def resolve(
         _INTERLEAVED: interleaved,
         _PAIRED: paired,
         _JOINED: joined,
+        _BRANCHED: branched,
     }
     seen: set[Path] = set(given)
 
@@ -109,15 +113,16 @@ def cuda_source(
     interleaved: bool = False,
     paired: bool = False,
     joined: bool = False,
+    branched: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
-    joined columns. All serve the entry "conv" alone.
+    joined columns. All serve the entry "conv" alone. `branched`: for chains with steps of branches.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined)
-    return _resolved(paths, replacements, (), volumes, forms)
+    return _resolved(paths, replacements, (), volumes, forms, branched)
 
 
 def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
@@ -150,9 +155,10 @@ def _resolved(
     given: tuple[Path, ...],
     volumes: bool,
     forms: tuple[bool, bool, bool] = (False, False, False),
+    branched: bool = False,
 ) -> str:
     if len(paths) == 1:
-        return resolve(paths[0], replacements, given, volumes, False, *forms)
+        return resolve(paths[0], replacements, given, volumes, False, *forms, branched)
     # Headers first: each is there once, whichever of the entries is built.
     without = dict.fromkeys((_PACKED, _INTERLEAVED, _PAIRED, _JOINED), False)
     conditions = {_VOLUMES: volumes} | without
@@ -167,7 +173,8 @@ def _resolved(
     for kind, segments in enumerate(split):
         lines += _only(kind, segments[-1][0])
     together = paths[0].with_name("several" + paths[0].suffix)
-    return resolve(together, replacements | {together.name: "\n".join(lines)}, given, volumes)
+    replacements = replacements | {together.name: "\n".join(lines)}
+    return resolve(together, replacements, given, volumes, branched=branched)
 
 
 def _segments(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:

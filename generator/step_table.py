@@ -14,7 +14,7 @@ class Step:
     backward. `header`: of kernels_src, with what `device` calls beside elementwise.h. `monotone`:
     it never falls, and makes NaN of NaN alone. `gradient`: C++ that turns `grad`, the gradient of
     `after`, into that of `before` (with elementwise/slopes.h), and adds that of the per-channel
-    operand of index i to `sums[i]`.
+    operand of index i to `sums[i]`. `parts`: the steps that it is made of, where it is of branches.
     """
 
     kind: str
@@ -23,6 +23,45 @@ class Step:
     gradient: str
     monotone: bool = False
     header: str | None = None
+    parts: tuple["Step", ...] = ()
+
+
+def branches(parts: list[tuple[int, Step]], reached: set[int]) -> Step:
+    """One step of several that read one another's values: each takes the value of the number beside
+    it, 0 what comes in and i the value of part i, counted from 1; the last is what goes out. Their
+    operands may be such values, w0, w1 ..., whose gradients are summed in e0, e1 ...; `reached`:
+    the numbers of those that have one.
+    """
+    texts = "\n".join(step.device for _, step in parts)
+    read = {int(index) for index in re.findall(r"\bw(\d+)\b", texts)}
+    read |= {source for number, (source, _) in enumerate(parts) if source != number}
+    kept = _kept_values(parts, read)
+    device = f"{{\n{kept}    }}"
+    backward = "".join(
+        f"        {{\n          const Acc before = w{source}, after = w{number};\n"
+        f"          (void)before, (void)after;\n          Acc grad = e{number};\n"
+        f"          {step.gradient}\n          e{source} += grad;\n        }}\n"
+        for number, (source, step) in reversed(list(enumerate(parts, 1)))
+        if number in reached and step.kind != "detach"
+    )
+    sums = ", ".join(f"e{number} = Acc(0)" for number in sorted(reached - {len(parts)}))
+    gradient = (
+        f"{{\n        Acc v = before;\n{_kept_values(parts, set(range(len(parts) + 1)))}"
+        f"        Acc {sums}, e{len(parts)} = grad;\n{backward}        grad = e0;\n      }}"
+    )
+    python = ", ".join(f"({source}, {step.python})" for source, step in parts)
+    steps = tuple(step for _, step in parts)
+    return Step("branches", device, f"_Branches({python})", gradient, parts=steps)
+
+
+def _kept_values(parts: list[tuple[int, Step]], read: set[int]) -> str:
+    """C++ of the parts in turn, which keeps the values of these numbers."""
+    lines = ["const Acc w0 = v;"] * (0 in read)
+    for number, (source, step) in enumerate(parts, 1):
+        lines += [f"v = w{source};"] * (source != number - 1)
+        lines += [step.device] * bool(step.device)
+        lines += [f"const Acc w{number} = v;"] * (number in read)
+    return "".join(f"        {line}\n" for line in lines)
 
 
 def number(value: float) -> str:
@@ -133,5 +172,6 @@ struct Chain<{index}> {{
 
 
 def _includes(steps: list[Step]) -> str:
-    headers = sorted({step.header for step in steps if step.header})
+    every = [part for step in steps for part in (step, *step.parts)]
+    headers = sorted({step.header for step in every if step.header})
     return "".join(f'#include "{header}"\n' for header in headers)

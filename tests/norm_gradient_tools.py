@@ -3,8 +3,8 @@
 import torch
 
 from generator import ops
-from generator.ops.record import ChannelVector, Number
-from generator.step_table import Step, gradient_header
+from generator.ops.record import ChannelVector, Earlier, Number
+from generator.step_table import Step, branches, gradient_header
 
 _RECORDS = {record.name: record for record in ops.RECORDS}
 # By their numbers in the tests' library: steps, and PyTorch's functions.
@@ -20,13 +20,28 @@ CHAINS: list[tuple[list[Step], object]] = [
         ],
         lambda v, by, to: (torch.tanh(v * by) + to) * 1.5,
     ),
+    (
+        [
+            branches(
+                [
+                    (0, _RECORDS["sigmoid"].make()),
+                    (1, _RECORDS["mul"].step(Earlier(0), False)),
+                    (0, _RECORDS["add"].step(ChannelVector(0), False)),
+                    (2, _RECORDS["sub"].step(Earlier(3), False)),
+                ],
+                {0, 1, 2, 3, 4},
+            ),
+            _RECORDS["mul"].step(ChannelVector(1), False),
+        ],
+        lambda v, to, by: (torch.sigmoid(v) * v - (v + to)) * by,
+    ),
 ]
 
 
 def chain_vectors(chain: int, channels: int, dtype, device="cpu") -> list[torch.Tensor]:
     """Of a chain of CHAINS."""
     generator = torch.Generator().manual_seed(7)
-    count = 2 if chain == 2 else 0
+    count = 2 if chain >= 2 else 0
     return [torch.randn(channels, generator=generator).to(device, dtype) for _ in range(count)]
 
 

@@ -14,6 +14,9 @@ F.threshold(y, 0.2, -0.1) | F.leaky_relu(y, 0.2) | F.leaky_relu(y) | F.elu(y, 0.
 torch.selu(y) | F.celu(y, alpha=1.5) | F.silu(y) | F.mish(y) | F.hardswish(y)
 F.hardsigmoid(y) | F.softplus(y) | F.softplus(y, 2, 5) | F.softsign(y) | torch.sigmoid(y)
 y.sigmoid() | torch.tanh(y) | F.gelu(y) | F.gelu(y, approximate='tanh') | self.act(y)
+y * torch.sigmoid(y) | y * torch.tanh(F.softplus(y)) | y * y | y + F.relu(y) | self.act(y) - y
+y.detach() * y + 0.5 * y.clone() | self.a * y + (y - 1).tanh() | 2 * y - self.b / (1 + y.exp())
+(y - y.detach().mul(0.5)) * (0.5 + y.sigmoid()) | torch.maximum(y.tanh(), 0.25 * y)
 """
 LINES = [line.strip() for line in SPELLINGS.strip().replace("\n", " | ").split("|")]
 MODULES = """

@@ -91,12 +91,15 @@ LEFT = {
     "softmax": ("return torch.softmax(self.conv(x), 1)", ["softmax: left, no kernel"]),
     "method": ("return self.conv(x).sinh()", ["sinh: left, no kernel computes it"]),
     "dropout": ("return F.dropout(self.conv(x), 0.5)", ["dropout: left, no kernel computes it"]),
-    "residual": ("y = self.conv(x)\nreturn y + F.relu(y)", ["relu: left, .* read 2 times"]),
+    "read and returned": ("y = self.conv(x)\nreturn y, F.relu(y)", ["relu: left, .* read 2 times"]),
     "input twice": (
         "return self.conv(x)[:, :4, :5, :5] + x",
         ["slice: left", "add: left, no transposed convolution comes right before it"],
     ),
-    "square": ("y = self.conv(x)\nreturn y * y", ["mul: left, .* read 2 times"]),
+    "read by another": (
+        "y = self.conv(x)\nreturn y * torch.softmax(y, 1)",
+        ["mul: left, .* read 2 times", "softmax: left, .* read 2 times"],
+    ),
     "step first": ("return self.conv(F.relu(x))", ["relu: left, no transposed convolution"]),
     "after the norm": (
         "return F.relu(self.group(self.conv(x)))",

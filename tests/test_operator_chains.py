@@ -12,14 +12,14 @@ from generator.emit import generate
 from generator.expressions import Expressions
 from generator.program import program_of
 from generator.reference import load_reference
-from generator.runtime import activation_gradients, step_gradients
+from generator.runtime import activation_gradients, branches, step_gradients
 from generator.runtime.gradients import _chain_backward, _chain_forward
 from tests.operator_library import Functors
 from tests.random_chains import LINES, MODULES, random_reference
 from tests.solution_tools import REFERENCES, load_text, relative_error
 from tests.sweeps import swept
 
-CLASSES = {**vars(step_gradients), **vars(activation_gradients)}
+CLASSES = {**vars(step_gradients), **vars(activation_gradients), **vars(branches)}
 
 
 def test_random_references_are_the_same_everywhere():

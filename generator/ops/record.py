@@ -107,7 +107,26 @@ class ChannelVector:
         return f"sums[{self.index}] += {gradient};"
 
 
-Operand = Number | ChannelVector
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """The value of this number among those of one step of branches (step_table.branches)."""
+
+    index: int
+
+    @property
+    def device(self) -> str:
+        return f"w{self.index}"
+
+    @property
+    def python(self) -> str:
+        return f"_Earlier({self.index})"
+
+    def take(self, gradient: str) -> str:
+        """C++ that adds to its gradient."""
+        return f"e{self.index} += {gradient};"
+
+
+Operand = Number | ChannelVector | Earlier
 
 
 @dataclasses.dataclass(frozen=True)

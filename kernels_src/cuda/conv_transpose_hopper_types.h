@@ -49,6 +49,10 @@ enum class Outputs { kAlone, kWithMoments, kSeldomWithMoments, kPooled };
 // Is the shape compiled for them, of values in 16 bits or in fp32? What is seldom wanted has one, because compiling
 // takes its time.
 TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
+#ifdef TCONV_BRANCHES
+  // An epilogue that keeps a value for later has no registers beside that kernel's accumulators.
+  if (shape.twin && shape.n > 64) return false;
+#endif
   if (shape.wide) return outputs == Outputs::kAlone;
   if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
   if (outputs == Outputs::kPooled) return shape.pools;

@@ -1,4 +1,6 @@
-"""A chain as KernelBench's 2/16 has it, and activations of exponentials and logarithms."""
+"""A chain as KernelBench's 2/16 has it, activations of exponentials and logarithms, and values that
+are read more than once.
+"""
 
 import torch
 import torch.nn as nn
@@ -17,7 +19,9 @@ class Model(nn.Module):
     def forward(self, x):
         x = F.mish(self.conv_transpose(x)) + 0.5
         x = F.hardtanh(x, min_val=-1, max_val=1) * self.scale
-        return F.softplus(F.silu(F.elu(x * self.gain)))
+        x = F.softplus(F.silu(F.elu(x * self.gain)))
+        x = torch.sigmoid(x) * x
+        return x * torch.tanh(x) - (x.detach() + self.gain) * x
 
 
 def get_inputs():

@@ -1,0 +1,104 @@
+"""What one operator is to a kernel behind a value: an element-wise step with its operand, or why it
+is none.
+"""
+
+import dataclasses
+
+from generator import ops
+from generator.ir import Node, Value, leaves
+from generator.ops.record import ChannelVector, Earlier, Number, Unary
+from generator.step_table import Step
+
+
+@dataclasses.dataclass
+class Read:
+    """What one node is behind a value: a step with its operand, or why it is none. `earlier`: an
+    operand that is a value of branches.
+    """
+
+    step: Step | None = None
+    vector: Value | None = None
+    earlier: Value | None = None
+    why: str = ""
+
+
+@dataclasses.dataclass
+class Behind:
+    """Where a node stands: behind `value` of so many `dimensions`, where `vectors`
+    per-channel operands were read before. `numbers`: of the values of branches, which it may read.
+    """
+
+    value: Value | None
+    vectors: int = 0
+    dimensions: int = 2
+    numbers: dict[Value, int] = dataclasses.field(default_factory=dict)
+
+
+def overload_of(node: Node) -> Node | None:
+    """The one ATen call that a node is, itself or as a layer; None for a layer of several."""
+    if node.op != "layer":
+        return node
+    return node.inner[0] if len(node.inner) == 1 else None
+
+
+def read_step(node: Node, behind: Behind) -> Read:
+    """What an operator is there."""
+    call = overload_of(node)
+    record = ops.by_overload(call.op) if call is not None else None
+    if record is None:
+        return Read(why=why_left(node))
+    try:
+        if isinstance(record, Unary):
+            if any(leaves((call.args[1:], call.kwargs))):
+                return Read(why="it has a tensor where the kernels take a number")
+            return Read(record.step_of_overload(call.op, call.args[1:], call.kwargs))
+        return _binary(record, call, behind)
+    except ValueError as error:
+        return Read(why=f"it {error}")
+
+
+def _binary(record: ops.Binary, call: Node, behind: Behind) -> Read:
+    value, numbers = behind.value, behind.numbers
+    if call.kwargs.get("alpha", 1) != 1 or len(call.args) > 2:
+        return Read(why="it scales its operand (alpha)")
+    left, right = [*call.args, *[v for k, v in call.kwargs.items() if k != "alpha"]][:2]
+    if left in numbers and right in numbers:
+        swapped = call.op.removeprefix("aten.") in record.reversed_overloads
+        return Read(record.step(Earlier(numbers[right]), swapped), earlier=right)
+    if value is None or (left is value) == (right is value):
+        return Read(why="its operand is the same tensor")
+    other, swapped = (right, False) if left is value else (left, True)
+    swapped ^= call.op.removeprefix("aten.") in record.reversed_overloads
+    if not isinstance(other, Value):
+        if not record.takes_numbers:
+            return Read(why="it takes no number")
+        return Read(record.step(Number(other), swapped))
+    if other.kind == "literal" and other.source.dim() == 0:  # it promotes no tensor of floats
+        return Read(record.step(Number(other.source.item()), swapped))
+    if why := _why_no_vector(other, value, behind.dimensions):
+        return Read(why=why)
+    return Read(record.step(ChannelVector(behind.vectors), swapped), other)
+
+
+def _why_no_vector(other: Value, value: Value, dimensions: int) -> str:
+    if other.shape is None:
+        return "its operand is a number that forward computes"
+    if other.kind not in ("parameter", "buffer"):
+        return "its operand is no parameter or buffer"
+    if other.dtype != value.dtype:
+        return f"its operand is {other.dtype} beside {value.dtype}"
+    per_channel = (value.shape[-1 - dimensions], *(1,) * dimensions)
+    one = all(size == 1 for size in other.shape)
+    if one and len(other.shape) <= len(value.shape):
+        return ""
+    if other.shape in (per_channel, (1, *per_channel)):
+        return "" if len(other.shape) <= len(value.shape) else "it adds a dimension"
+    return f"its operand of shape {other.shape} is neither one value nor one for each channel"
+
+
+def why_left(node: Node) -> str:
+    """Why an operator that nothing else was said of stays PyTorch's."""
+    call = overload_of(node) or node
+    if ops.by_overload(call.op) is not None:
+        return "no transposed convolution comes right before it"
+    return "no kernel computes it"
