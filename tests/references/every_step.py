@@ -1,4 +1,4 @@
-"""Every element-wise form, other names, nested modules, numbers on both sides."""
+"""Every element-wise form, other names, nested modules, numbers on both sides, values read twice."""
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ class Model(nn.Module):
         y = y / self.temperature
         y *= self.scale
         y = torch.tanh(y).sub(0.25)
+        y = y * torch.sigmoid(y) - y / 4
         y = y.clamp(max=0.7)
         y = -y
         y = y.sigmoid() / 3
