@@ -63,7 +63,7 @@ def behind(
         numbers[node.result] = len(parts)
         nodes = [part.node for part in parts]
         between = (number for number in numbers if number is not node.result)
-        if all(user in nodes for inner in between for user in users[inner]):
+        if all(user in nodes for inner in between for user in users.get(inner, [])):
             reached = _reached(parts, numbers)
             if reached is None:
                 return None

@@ -5,7 +5,6 @@ the kernel, where nothing else reads what lies between.
 import re
 
 import pytest
-import torch
 
 from generator.emit import generate
 from generator.explain import report
@@ -27,6 +26,7 @@ KEPT = {
     "detached": "z = y.clone().detach()\nreturn (y + self.one + z) * z + z",
     "bounds": "return torch.maximum(y, 0.1 * y) + torch.minimum(y, y.tanh())",
     "before a norm": "return self.group(y * torch.sigmoid(y))",
+    "read by what nobody reads": "torch.sigmoid(y)\nreturn y * y",
     "read in one line": "return (y + 1) * (y + 2) * (y + 3)",
 }
 
