@@ -1,4 +1,4 @@
-"""Every element-wise form, other names, nested modules, numbers on both sides, values read twice."""
+"""Every element-wise form, other names, nested modules, numbers on both sides, values reused."""
 
 import torch
 import torch.nn.functional as F
