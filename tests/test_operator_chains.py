@@ -89,7 +89,7 @@ def for_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "build"))
 
 
-@pytest.mark.parametrize("seed", swept([None, 1001, 1002]))
+@pytest.mark.parametrize("seed", swept([None, 1001, 1003]))
 def test_built_solutions(seed, tmp_path, for_the_cpu):
     """Every operator in one chain (None), six random ones: no less exact than PyTorch in fp32, and
     in float64 with gradients.
