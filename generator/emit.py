@@ -42,6 +42,8 @@ create_graph=True, they are PyTorch's."""
 _NORM_GRADIENTS = """\
 Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CUDA_SOURCE,
 NORM_GRADIENT_OPERATOR_SOURCE)."""
+_CHAIN_GRADIENTS = """\
+Those through element-wise steps and GroupNorm are in it, too."""
 _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
@@ -223,7 +225,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
 
 
 def _gradients(kernels: Kernels) -> str:
-    parts = [_GRADIENTS]
+    parts = [_GRADIENTS, *[_CHAIN_GRADIENTS] * kernels.chained]
     for prefix, said in (("NORM_", _NORM_GRADIENTS), ("POOL_", _POOL_GRADIENTS)):
         parts += [said] if f"{prefix}GRADIENT_CUDA_SOURCE" in kernels.gradient_sources else []
     return "\n".join(parts)

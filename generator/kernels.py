@@ -90,21 +90,27 @@ class Kernels:
         """Has one of them a step of branches?"""
         return any(step.parts for kernel in self.all for step in kernel.fused.steps)
 
+    @property
+    def chained(self) -> bool:
+        """Has the library of the convolution's gradients those of the chains, too?"""
+        return self.own_gradients and not self.volumes and bool(self._chains("NORM_"))
+
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:
         """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:
             return {}
-        libraries = [("", "gradients", None)]
+        chains = gradient_header(self._chains("NORM_")) if self.chained else None
+        libraries = [("", "gradients", chains)]
         for prefix, library in _LIBRARIES.items():
-            if chains := self._chains(prefix):
+            if (chains := self._chains(prefix)) and not (prefix == "NORM_" and self.chained):
                 libraries.append((prefix, library, gradient_header(chains)))
         made = {}
         for prefix, library, chains in libraries:
             cuda = gradient_cuda_source(library, self.volumes, chains)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
-            source = gradient_operator_source(library, self.volumes)
+            source = gradient_operator_source(library, self.volumes, self.chained and not prefix)
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
 

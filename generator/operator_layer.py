@@ -53,11 +53,12 @@ class _Collected:
     def __init__(self, kernels: Kernels):
         self._own_gradients = kernels.own_gradients
         self._norm_gradients = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
+        self._chained = kernels.chained
         self.shared: list[Statement] = []
         self.of_entry: dict[str, list[Statement]] = {}
         self._seen: set[str] = set()
 
-    def collect(self, module: str) -> None:
+    def collect(self, module: str, place: list[Statement] | None = None) -> None:
         if module in self._seen:
             return
         self._seen.add(module)
@@ -65,9 +66,9 @@ class _Collected:
             return self.collect("pytorch_gradients")
         if module == "group_norm_gradient_kernels" and not self._norm_gradients:
             return self.collect("no_norm_gradients")
-        place = self.shared
-        if module.startswith("conv") and module != "conv_gradients":
-            place = self.of_entry.setdefault(module, [])
+        if place is None:
+            of_entry = module.startswith("conv")
+            place = self.of_entry.setdefault(module, []) if of_entry else self.shared
         for statement in split((RUNTIME / f"{module}.py").read_text(encoding="utf-8")):
             if isinstance(statement.node, ast.ImportFrom) and statement.node.module:
                 prefix, _, name = statement.node.module.rpartition(".")
@@ -76,6 +77,15 @@ class _Collected:
                         self.collect(name)
                     continue
             place.append(statement)
+        if self._chained and (RUNTIME / f"chained_{module}.py").exists():
+            self._replace(place, f"chained_{module}")
+
+    def _replace(self, place: list[Statement], module: str) -> None:
+        """Functions of `module` in the place of those of their names."""
+        before = len(place)
+        self.collect(module, place)
+        names = {name for statement in place[before:] for name in statement.defines}
+        place[:before] = [s for s in place[:before] if s.is_import or not s.defines & names]
 
 
 def _several(kernels: Kernels, collected: _Collected, roots: set[str]) -> list[Statement]:

@@ -20,10 +20,11 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
-# conv_transpose_interleaved.cuh and, for steps of branches, conv_transpose_hopper_types.h.
+# conv_transpose_interleaved.cuh, chain_gradients.cuh and, for steps of branches,
+# conv_transpose_hopper_types.h.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS"
-_BRANCHED = "TCONV_BRANCHES"
+_BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 
 
 def resolve(
@@ -36,14 +37,15 @@ def resolve(
     paired: bool = False,
     joined: bool = False,
     branched: bool = False,
+    chained: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
-    of rows; `joined`: with joined columns; `branched`: for chains with steps of branches. Raises
-    Refusal where a file is missing.
+    of rows; `joined`: with joined columns; `branched`: for chains with steps of branches;
+    `chained`: gradients through chains. Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -53,6 +55,7 @@ def resolve(
         _PAIRED: paired,
         _JOINED: joined,
         _BRANCHED: branched,
+        _CHAINED: chained,
     }
     seen: set[Path] = set(given)
 
@@ -200,17 +203,21 @@ def gradient_cuda_source(
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"). `chains`: the text of generated_gradient.h, or None for the
-    identity's.
+    identity's; beside "gradients" those of chains and GroupNorm are in it, too.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients" and not volumes
-    return resolve(KERNELS / "cuda" / f"entry_{entry}.cu", replacements, (), volumes, packed)
+    chained = entry == "gradients" and chains is not None
+    path = KERNELS / "cuda" / f"entry_{entry}.cu"
+    return resolve(path, replacements, (), volumes, packed, chained=chained)
 
 
-def gradient_operator_source(entry: str = "gradients", volumes: bool = False) -> str:
+def gradient_operator_source(
+    entry: str = "gradients", volumes: bool = False, chained: bool = False
+) -> str:
     """The library's C++: what there is for a CPU, then the operator."""
-    ahead = resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", volumes=volumes)
-    return ahead + gradient_operator(entry, volumes)
+    ahead = resolve(KERNELS / "cpu" / f"entry_{entry}.cpp", volumes=volumes, chained=chained)
+    return ahead + gradient_operator(entry, volumes, chained)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -218,11 +225,13 @@ def gradient_call_header(entry: str) -> str:
     return "gradient_call.h" if entry == "gradients" else f"{entry}_call.h"
 
 
-def gradient_operator(entry: str, volumes: bool = False) -> str:
+def gradient_operator(entry: str, volumes: bool = False, chained: bool = False) -> str:
     """The operator alone, as it stands behind the library's other half."""
-    headers = ("common.h", "layer.h", "call.h", gradient_call_header(entry))
+    headers = ["common.h", "layer.h", "call.h", gradient_call_header(entry)]
+    headers += ["group_norm_gradient_call.h"] * chained
     shared = tuple(KERNELS / name for name in headers)
-    return resolve(KERNELS / "binding" / f"operator_{entry}.cpp", None, shared, volumes)
+    path = KERNELS / "binding" / f"operator_{entry}.cpp"
+    return resolve(path, None, shared, volumes, chained=chained)
 
 
 def without_shared_lines(text: str, given: str, least: int = 12) -> str:

@@ -2,6 +2,15 @@
 #pragma once
 
 #include "call.h"
+#ifdef TCONV_GRADIENT_CHAINS
+#include "group_norm_gradient_call.h"
+
+namespace tconv {
+namespace cuda {
+struct PlanesPacker;
+}
+}  // namespace tconv
+#endif
 
 namespace tconv {
 
@@ -18,6 +27,12 @@ struct GradientCall {
   void* grad_bias;    // [out_channels]
 #ifdef TCONV_WALKS_DEPTH
   DepthAxis depth;
+#endif
+#ifdef TCONV_GRADIENT_CHAINS
+  // Where of_chain.value is not null, grad is formed from it, and value may be written over; or, where
+  // of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  GroupNormGradientCall of_chain;
+  const cuda::PlanesPacker* packer;  // the library's own
 #endif
 };
 

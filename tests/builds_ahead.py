@@ -32,6 +32,7 @@ POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
+CHAINED_GRADIENTS = Path("chained_gradients")  # GRADIENTS with the chains of NORM_GRADIENTS
 
 # Libraries of gradients by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
@@ -39,9 +40,10 @@ EMULATED_GRADIENTS = {
     "emulated_norm_gradients": NORM_GRADIENTS,
     "emulated_pool_gradients": POOL_GRADIENTS,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
+    "emulated_chained_gradients": CHAINED_GRADIENTS,
 }
 # What is emulated for less time than -O2 takes to build it.
-OPTIMISED = dict.fromkeys((VOLUME_ONLY, GRADIENTS, VOLUME_GRADIENTS), "-O1")
+OPTIMISED = dict.fromkeys((VOLUME_ONLY, GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS), "-O1")
 
 
 def cuda_source_of(path: Path) -> str:
@@ -53,6 +55,8 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(
             NORM_GRADIENTS.stem.removeprefix("entry_"), chains=_long_chains()
         )
+    if path == CHAINED_GRADIENTS:
+        return gradient_cuda_source(chains=chains_header())
     if path == VOLUME_GRADIENTS:
         return gradient_cuda_source(volumes=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]

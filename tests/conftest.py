@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.builds_ahead import (
+    CHAINED_GRADIENTS,
     EMULATED,
     GRADIENTS,
     NORM_GRADIENTS,
@@ -132,3 +133,10 @@ def emulated_volume_gradients(builds_ahead):
     """That of solutions with layers of three dimensions, likewise."""
     built = builds_ahead.gradients[VOLUME_GRADIENTS].result()
     return emulator.EmulatedGradients(built, volumes=True)
+
+
+@pytest.fixture(scope="session")
+def emulated_chained_gradients(builds_ahead):
+    """That of solutions with chains of two dimensions, likewise."""
+    built = builds_ahead.gradients[CHAINED_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, chained=True)

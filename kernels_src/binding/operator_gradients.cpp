@@ -103,6 +103,11 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
+#ifdef TCONV_GRADIENT_CHAINS
+#include "operator_chain_gradients.h"
+TCONV_IMPLEMENT_CHAINS(CPU)
+TCONV_IMPLEMENT_CHAINS(CUDA)
+#endif
 #ifdef TCONV_WALKS_DEPTH
 TCONV_REGISTER_DEPTH(tconv::GradientCall)
 TCONV_REGISTER_DEPTH_GRADIENTS
@@ -113,6 +118,9 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
   library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
+#ifdef TCONV_GRADIENT_CHAINS
+  library.def(TCONV_CHAIN_SCHEMA);
+#endif
 }
 #define TCONV_IMPLEMENT(device)                          \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) { \

@@ -2,12 +2,21 @@
 #define TCONV_INPUT_SCALE_FROM_DEVICE  // fp16_containers.cuh
 
 #include "gradients.cuh"
+#ifdef TCONV_GRADIENT_CHAINS
+#include "chain_gradients.cuh"
+#endif
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GradientCall* call) {
+#ifdef TCONV_GRADIENT_CHAINS
+  if (call->of_chain.value != nullptr) return tconv::cuda::chain_gradients_workspace_bytes(*call);
+#endif
   return tconv::cuda::gradients_workspace_bytes(*call);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GradientCall* call) {
+#ifdef TCONV_GRADIENT_CHAINS
+  if (call->of_chain.value != nullptr) return tconv::cuda::run_chain_gradients(*call);
+#endif
   if (call->conv.workspace_bytes < tconv::cuda::gradients_workspace_bytes(*call)) return tconv::kWorkspaceTooSmall;
   switch (call->conv.dtype) {
     case tconv::kFloat32: return tconv::cuda::launch_gradients<float>(*call);

@@ -33,6 +33,9 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
   constexpr int kSums = 1 + Args::Inner::kSums;
   constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
   __shared__ Acc of_warps[kSums][Config::kThreads / 32];
+#ifdef TCONV_GRADIENT_CHAINS
+  if (!args.wanted()) return;
+#endif
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {

@@ -105,6 +105,13 @@ struct GroupNormGradientArgs {
   bool vectors;     // the tensors begin at whole vectors
   RowPadding rows;  // of grad_value
   FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
+#ifdef TCONV_GRADIENT_CHAINS
+  const int* only_if[2];  // null but for the gradient alone, which then is formed where one of them is set
+
+  __device__ __forceinline__ bool wanted() const {
+    return only_if[0] == nullptr || *only_if[0] != 0 || (only_if[1] != nullptr && *only_if[1] != 0);
+  }
+#endif
 };
 
 // A part of a plane: of the units that all lanes that share one take by turns.

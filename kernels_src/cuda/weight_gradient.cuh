@@ -112,6 +112,13 @@ template <typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
                                             const AfterGo& after_go) {
   if constexpr (sizeof(Storage) == 2) {
+#ifdef TCONV_GRADIENT_CHAINS
+    if (call.packer != nullptr) {
+      TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(
+          call, plan, workspace, nullptr, after_go)));
+      return call.packer->materialise(nullptr);
+    }
+#endif
     return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
                                                                                           nullptr, after_go);
   } else {
@@ -121,6 +128,9 @@ int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const Weig
     GradientState* const state = plan.goes().state(workspace);
     TCONV_RETURN_IF_ERROR(launch_scales(call, state));
     TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state, after_go)));
+#ifdef TCONV_GRADIENT_CHAINS
+    if (call.packer != nullptr) TCONV_RETURN_IF_ERROR(call.packer->materialise(&state->guard.out_of_range));
+#endif
     return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
                                                                    &state->guard.out_of_range);
   }

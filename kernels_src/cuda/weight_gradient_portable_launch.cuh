@@ -7,6 +7,9 @@
 #include "depth_scales.cuh"
 #endif
 #include "device_limits.h"
+#ifdef TCONV_GRADIENT_CHAINS
+#include "planes_packer.h"
+#endif
 #include "weight_gradient_pack_rows.cuh"
 #include "weight_gradient_portable.cuh"
 #include "weight_gradient_sums.cuh"
@@ -191,6 +194,15 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     const auto kernel =
         goes.layout.abreast > 1 ? pack_rows_kernel<true, kPieces, Storage> : pack_rows_kernel<false, kPieces, Storage>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
+#ifdef TCONV_GRADIENT_CHAINS
+    if (call.packer != nullptr) {
+      rows.sample_runs[1] = 0;
+      const int64_t of_x = goes.layout.samples(count) * rows.sample_runs[0];
+      TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
+                                          PackRowsConfig::kImages * bytes, call.conv.stream, rows));
+      return call.packer->pack(goes, first, count, workspace, state);
+    }
+#endif
     const int64_t blocks = goes.layout.samples(count) * (rows.sample_runs[0] + rows.sample_runs[1]);
     return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackRowsConfig::kThreads),
                          PackRowsConfig::kImages * bytes, call.conv.stream, rows);
@@ -220,6 +232,12 @@ inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
                                    call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
 #endif
   args.largest[0] = &state->largest_of_x, args.largest[1] = &state->guard.largest;
+#ifdef TCONV_GRADIENT_CHAINS
+  if (call.packer != nullptr) {
+    TCONV_RETURN_IF_ERROR(launch_sample_magnitudes(args, 1, call.conv.stream));
+    return call.packer->sample(&state->guard.largest);
+  }
+#endif
   return launch_sample_magnitudes(args, 2, call.conv.stream);
 }
 

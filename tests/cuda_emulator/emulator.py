@@ -88,7 +88,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     call: the header of its argument block, which the CPU half would have brought.
     """
     source = kernels.with_name("operator.cpp")
-    header = resolve(KERNELS / call, volumes="run_depth" in operator)
+    contents = {"volumes": "run_depth" in operator, "chained": "chain_backward" in operator}
+    header = resolve(KERNELS / call, **contents)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
     for device in ("inputs.device", "device_of(x)"):
@@ -148,14 +149,21 @@ class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
     "batch_norm_pool_gradient"), which has the first.
-    volumes: of a solution with layers of three dimensions.
+    volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
+    whose operator is `chain_backward`.
     """
 
-    def __init__(self, kernels: Path, entry: str = "gradients", volumes: bool = False):
-        name = f"tconv_emulated_{'volume_' * volumes}{entry}"
+    def __init__(
+        self,
+        kernels: Path,
+        entry: str = "gradients",
+        volumes: bool = False,
+        chained: bool = False,
+    ):
+        name = f"tconv_emulated_{'volume_' * volumes}{'chain_' * chained}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, volumes)
+        operator = gradient_operator(entry, volumes, chained)
         path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
@@ -163,6 +171,8 @@ class EmulatedGradients(EmulatedLibrary):
         self.backward = self.namespace.backward.default
         if entry == "gradients":
             self.convolve = self.namespace.convolve.default
+        if chained:
+            self.chain_backward = self.namespace.chain_backward.default
 
 
 class Emulated(EmulatedLibrary):

@@ -1,0 +1,254 @@
+// Planes of g for both gradients (weight_gradient_layout.h) where g is the gradient of a chain of element-wise
+// operations, or of GroupNorm behind one: formed from the convolution's output and the gradient behind them, and packed
+// at once, so that g is never in memory; and its sums per channel. A block packs a run of rows of a strip, as in
+// weight_gradient_pack_rows.cuh. Bound by memory.
+#pragma once
+
+#include "group_norm_gradient_args.cuh"
+#include "group_norm_moments.cuh"
+#include "weight_gradient_pack_rows.cuh"
+
+namespace tconv {
+namespace cuda {
+
+struct ChainPackConfig {
+  static constexpr int kThreads = PackConfig::kThreads;
+  static constexpr int kMinBlocks = 3;  // of an SM
+  static constexpr int kRows = PackRowsConfig::kRows, kStepPixels = PackRowsConfig::kStepPixels;
+  static constexpr int kImages = 2;     // in turns
+  static constexpr int kMostTail = 32;  // pixels of a segment behind its first kStepPixels
+};
+
+template <typename InnerType, typename StorageType>
+struct ChainPackArgs {
+  using Inner = InnerType;
+  using Storage = StorageType;
+  using Chain = GroupNormGradientArgs<Inner, Storage>;
+  static constexpr int kSums = 1 + Inner::kSums;
+  PackArgs<Storage> planes;  // from: the gradient behind the chain
+  const Storage* value;      // the convolution's output, as planes.from
+  Chain chain;
+  float* sums[kSums];  // [batch][runs][strips][classes][channels], of g and the chain's; null where not wanted
+  // tail: pixels of a segment behind its first kStepPixels, of which `beyond` are read; the others are zeros.
+  int runs, first_image, tail, beyond;
+
+  TCONV_HD int head() const {
+    return planes.packed.segment_pixels < ChainPackConfig::kStepPixels ? planes.packed.segment_pixels
+                                                                       : ChainPackConfig::kStepPixels;
+  }
+};
+
+// What g of one channel of a sample is formed with.
+template <typename Inner>
+struct alignas(16) ChannelGradient {
+  float scale, slope, mean, shift;
+  typename Inner::Channel inner;
+
+  template <typename Args>
+  __device__ __forceinline__ static ChannelGradient of(const Args& args, int64_t sample, int64_t channel) {
+    const auto inner = args.inner.of_channel(channel);
+    if (args.num_groups == 0) return {1.0f, 0.0f, 0.0f, 0.0f, inner};
+    const auto group = args.coefficients[sample * args.num_groups + args.by_group_channels.quotient(channel)];
+    const float weight = args.weight != nullptr ? static_cast<float>(args.weight[channel]) : 1.0f;
+    return {group.rstd * weight, group.slope, group.mean, group.shift, inner};
+  }
+
+  template <typename Storage>
+  __device__ __forceinline__ float gradient(float value, float grad, bool normed, float* sums) const {
+    const auto outer = [&](float inner_value) {
+      const float scaled = scale * grad;
+      return normed ? scaled + (slope * (inner_value - mean) + shift) : scaled;
+    };
+    return inner.template gradient<Storage>(value, outer, sums);
+  }
+};
+
+// Eight channels of a pixel, as they are packed, and what tells whether fp16 containers hold them.
+template <typename Storage>
+struct ChunkOfPixel {
+  uint32_t words[4];
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  uint32_t any_bits = 0;
+
+  __device__ __forceinline__ void put(int pair, Storage a, Storage b, float scale) {
+    if constexpr (sizeof(Storage) == 4) {
+      any_bits |= __float_as_uint(a) | __float_as_uint(b);
+      words[pair] = pack_scaled_inputs(a, b, largest, scale);
+    } else {
+      words[pair] = pack_pair(a, b);
+    }
+  }
+
+  // May a value be subnormal, should all be small?
+  __device__ __forceinline__ bool not_zero() const { return any_bits << 1 != 0; }
+
+  __device__ __forceinline__ void store(unsigned char* image, int place, int pixel, int chunk) const {
+    *reinterpret_cast<uint4*>(image + place * WeightGradientConfig::kPixelBytes + ((chunk ^ pixel) & 7) * 16) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+template <typename Args>
+__global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPackConfig::kMinBlocks)
+    pack_chain_rows_kernel(const __grid_constant__ Args args) {
+  using Config = ChainPackConfig;
+  using Storage = typename Args::Storage;
+  constexpr int kSums = Args::kSums;
+  constexpr bool kContainers = sizeof(Storage) == 4;
+  using Channel = ChannelGradient<typename Args::Inner>;
+  __shared__ Channel of_channel[WeightGradientConfig::kBlockChannels];
+  unsigned char* const images = dynamic_smem();
+  const PackArgs<Storage>& planes = args.planes;
+  const PackedOperand& packed = planes.packed;
+  unsigned index = blockIdx.x;
+  const auto next_digit = [&index](int radix) {
+    const unsigned quotient = index / static_cast<unsigned>(radix), digit = index - quotient * radix;
+    index = quotient;
+    return static_cast<int>(digit);
+  };
+  const int strip = next_digit(planes.strips), run = next_digit(args.runs), block = next_digit(packed.blocks);
+  const int group = next_digit(planes.groups), sample = static_cast<int>(index);
+  const int first_channel = block * WeightGradientConfig::kBlockChannels;
+  const auto class_of = [&](int channel) { return planes.classes > 1 ? channel / planes.channels_per_class : 0; };
+  const auto tensor_channel = [&](int channel, int of_class) {
+    return group * planes.channels_per_class + channel - of_class * planes.channels_per_class;
+  };
+  if (threadIdx.x < WeightGradientConfig::kBlockChannels) {
+    const int channel = min(first_channel + static_cast<int>(threadIdx.x), packed.channels_per_group - 1);
+    of_channel[threadIdx.x] =
+        Channel::of(args.chain, args.first_image + sample, tensor_channel(channel, class_of(channel)));
+  }
+  __syncthreads();
+  const bool normed = args.chain.num_groups > 0;
+  const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int channel = first_channel + chunk * 8, of_class = class_of(channel);
+  const bool real = channel < packed.channels_per_group;  // all eight, or none
+  const int class_h = of_class / planes.classes_w, class_w = of_class - class_h * planes.classes_w;
+  const int first_h = class_h * planes.class_step_h - planes.first_h;
+  const int first_w = class_w * planes.class_step_w - planes.first_w;
+  // Places are 32-bit numbers (packs_chain in chain_gradients.cuh), which the compiler adds in one instruction.
+  const uint32_t step_c = static_cast<uint32_t>(planes.from_c), step_h = static_cast<uint32_t>(planes.from_h);
+  const uint32_t plane =
+      static_cast<uint32_t>(sample * planes.from_n + tensor_channel(channel, of_class) * planes.from_c);
+  const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
+  const bool last_strip = strip == planes.strips - 1;
+  const float scale = kContainers ? planes.scale() : 1.0f;
+
+  float sums[8][kSums] = {};
+  // g of the chunk's channel k; what counts is summed here, not where another strip has it, too.
+  const auto form = [&](int k, Storage value, Storage grad, bool there, bool counts) {
+    float own[kSums] = {};
+    own[0] = of_channel[chunk * 8 + k].template gradient<Storage>(static_cast<float>(value), static_cast<float>(grad),
+                                                                  normed, own + 1);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i)
+      if (counts) sums[k][i] += own[i];
+    return to_storage<Storage>(there ? own[0] : 0.0f);
+  };
+  const auto form_chunk = [&](const Storage(&v)[8], const Storage(&g)[8], bool there, bool counts) {
+    ChunkOfPixel<Storage> made;
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) {
+      const Storage a = form(k, v[k], g[k], there, counts), b = form(k + 1, v[k + 1], g[k + 1], there, counts);
+      made.put(k / 2, a, b, scale);
+    }
+    return made;
+  };
+  const auto load_chunk = [&](Storage(&v)[8], Storage(&g)[8], uint32_t at, bool there) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = g[k] = static_cast<Storage>(0.0f);
+    if (!there) return;
+#pragma unroll
+    for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value[at], g[k] = planes.from[at];
+  };
+
+  const int head_bytes = args.head() * WeightGradientConfig::kPixelBytes;
+  unsigned char* const tails = images + Config::kImages * head_bytes;
+  for (int i = threadIdx.x; i < (end_row - first_row) * args.tail * WeightGradientConfig::kPixelBytes / 16;
+       i += Config::kThreads)
+    reinterpret_cast<uint4*>(tails)[i] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  for (int first = 0; first < (end_row - first_row) * args.beyond; first += 32) {
+    const int nth = first + lane, row = nth / args.beyond, place = nth - row * args.beyond;
+    const int pixel = Config::kStepPixels + place;
+    const int h = (first_row + row) * planes.stride_h + first_h;
+    const int w = (strip * planes.segment + pixel) * planes.stride_w + first_w;
+    const bool inside = first_row + row < end_row;
+    const bool there = real && inside && h >= 0 && h < planes.size_h && w >= 0 && w < planes.size_w;
+    Storage v[8], g[8];
+    load_chunk(v, g, plane + h * step_h + w, there);
+    const ChunkOfPixel<Storage> made = form_chunk(v, g, there, there && last_strip);
+    if constexpr (kContainers) guard_packed(made.largest, &planes.state->guard, [&] { return made.not_zero(); });
+    if (inside) made.store(tails, row * args.tail + place, pixel, chunk);
+  }
+
+  // A row's first pixels by halves: the next one's values are under way while one is formed.
+  const auto row_is_there = [&](int row) {
+    const int h = row * planes.stride_h + first_h;
+    return row < end_row && h >= 0 && h < planes.size_h;
+  };
+  bool columns[2], owned[2];
+  uint32_t first_at[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int pixel = lane + 32 * half, w = (strip * planes.segment + pixel) * planes.stride_w + first_w;
+    columns[half] = real && pixel < packed.segment_pixels && w >= 0 && w < planes.size_w;
+    owned[half] = columns[half] && (pixel < planes.segment || last_strip);
+    first_at[half] = plane + first_h * step_h + w;
+  }
+  const uint32_t row_step = planes.stride_h * step_h;
+  Storage v[2][8], g[2][8];
+  const auto load = [&](int row, int half) {
+    load_chunk(v[half], g[half], first_at[half] + row * row_step, columns[half] && row_is_there(row));
+  };
+  const int64_t segments =
+      (static_cast<int64_t>((sample * planes.groups + group) * packed.blocks + block) * planes.strips + strip) *
+          packed.rows +
+      first_row;
+  uint4* to = reinterpret_cast<uint4*>(planes.to + segments * packed.segment_bytes);
+  const int head_chunks = head_bytes / 16, tail_chunks = args.tail * WeightGradientConfig::kPixelBytes / 16;
+  load(first_row, 0);
+#pragma unroll 1
+  for (int row = first_row; row < end_row; ++row) {
+    unsigned char* const image = images + (row & 1) * head_bytes;
+    const bool row_there = row_is_there(row);
+    __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+    bool not_zero = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half == 0)
+        load(row, 1);
+      else
+        load(row + 1, 0);
+      const ChunkOfPixel<Storage> made =
+          form_chunk(v[half], g[half], row_there && columns[half], row_there && owned[half]);
+      largest = __hmax2_nan(largest, made.largest);
+      not_zero |= made.not_zero();
+      const int pixel = lane + 32 * half;
+      if (pixel < args.head()) made.store(image, pixel, pixel, chunk);
+    }
+    if constexpr (kContainers) guard_packed(largest, &planes.state->guard, [&] { return not_zero; });
+    __syncthreads();
+    for (int i = threadIdx.x; i < head_chunks; i += Config::kThreads) to[i] = reinterpret_cast<const uint4*>(image)[i];
+    to += head_chunks;
+    const uint4* const tail = reinterpret_cast<const uint4*>(tails) + (row - first_row) * tail_chunks;
+    for (int i = threadIdx.x; i < tail_chunks; i += Config::kThreads) to[i] = tail[i];
+    to += tail_chunks;
+  }
+
+  const int64_t place =
+      ((static_cast<int64_t>(args.first_image + sample) * args.runs + run) * planes.strips + strip) * planes.classes +
+      of_class;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    if (args.sums[i] == nullptr) continue;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float sum = norm::warp_sum(sums[k][i]);
+      if (lane == 0 && real) args.sums[i][place * args.chain.channels + tensor_channel(channel, of_class) + k] = sum;
+    }
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv

@@ -1,0 +1,93 @@
+"""What the tests of gradients through a convolution and a chain behind it share."""
+
+import math
+
+import torch
+from torch.nn import functional
+
+from tests.layer_errors import exact_conv
+from tests.norm_gradient_tools import CHAINS, chain_vectors
+from tests.solution_tools import Case
+
+ALL = (True, True, True)
+NAMES = ("x", "weight", "bias", "norm_weight", "norm_bias")
+
+
+def tensors_of(case: Case, chain: int, num_groups: int, dtype=torch.float32, device="cpu") -> dict:
+    """Of a call of `chain_backward`, by name; no norm_weight where nothing is normalised."""
+    x, weight, bias = (t.to(device) for t in case.tensors(dtype))
+    # Outputs of about 1: of larger ones steps like tanh amplify what rounding operands changes.
+    fan = case.in_channels // case.groups * math.prod(case.kernel) / math.prod(case.stride)
+    weight = weight / fan**0.5
+    generator = torch.Generator().manual_seed(9)
+    shape = (case.batch, case.out_channels, *case.output_size)
+    norm_weight = torch.randn(case.out_channels, generator=generator).to(device, dtype)
+    return {
+        "grad": torch.randn(shape, generator=generator).to(device, dtype),
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "norm_weight": norm_weight if num_groups else None,
+        "vectors": chain_vectors(chain, case.out_channels, dtype, device),
+    }
+
+
+def call(
+    chain_backward,
+    case: Case,
+    given: dict,
+    chain: int,
+    num_groups: int,
+    allow_tf32: bool = True,
+    needs=ALL,
+    eps: float = 1e-5,
+) -> tuple:
+    """The operator's results: gradients of NAMES, then a tensor of those of the chain's operands."""
+    stride, padding, output_padding, dilation, groups = case.parameters
+    pairs = (*stride, *padding, *output_padding, *dilation)
+    vectors = *given["vectors"], *[None] * (4 - len(given["vectors"]))
+    normed = num_groups > 0
+    return chain_backward(
+        *(given["grad"], given["x"], given["weight"], *pairs, groups, allow_tf32, *needs),
+        *(given["bias"], given["norm_weight"], num_groups, eps, *vectors, normed, normed, chain),
+    )
+
+
+def truth(case: Case, given: dict, chain: int, num_groups: int, eps: float = 1e-5) -> tuple:
+    """(gradients of NAMES, those of the chain's operands), in float64."""
+    leaves = [given[name] for name in ("x", "weight", "bias")]
+    affine = [torch.ones(case.out_channels), torch.zeros(case.out_channels)]
+    if given["norm_weight"] is not None:
+        affine[0] = given["norm_weight"]
+    affine = [t.to(given["x"].device) for t in affine]
+    leaves = [t.detach().double().requires_grad_() for t in (*leaves, *affine, *given["vectors"])]
+    x, weight, bias, norm_weight, norm_bias, *vectors = leaves
+    value = exact_conv(case, x, weight, bias)
+    y = CHAINS[chain][1](value, *(vector.view(-1, 1, 1) for vector in vectors))
+    if num_groups:
+        y = functional.group_norm(y, num_groups, norm_weight, norm_bias, eps)
+    found = torch.autograd.grad(y, leaves, given["grad"].double(), allow_unused=True)
+    return found[:5], found[5:]
+
+
+def check(found: tuple, exact: tuple, num_groups: int, allowed: float, needs=ALL) -> None:
+    """Every gradient within `allowed` of its size, those that nobody wants empty. The bias's, and
+    those of operands that are added, are sums of numbers that cancel behind GroupNorm: of the size
+    of the others' sums.
+    """
+    asked = (*needs, num_groups > 0, num_groups > 0)
+    sizes = [None if t is None else float(t.norm()) for t in exact[0]]
+    for name, got, wanted, is_asked, size in zip(
+        NAMES, found[:5], exact[0], asked, sizes, strict=True
+    ):
+        if not is_asked:
+            assert got.shape == (0,), name
+            continue
+        size = max(size, sizes[1]) if name == "bias" else size
+        error = float((got.double() - wanted).norm())
+        assert error <= allowed * size, (name, error / size)
+    assert found[5].shape[0] == len(exact[1])
+    for got, wanted in zip(found[5], exact[1], strict=True):
+        assert float((got.double() - wanted).norm()) <= allowed * max(
+            float(wanted.norm()), sizes[1]
+        )
