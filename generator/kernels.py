@@ -100,7 +100,7 @@ class Kernels:
         """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:
             return {}
-        chains = gradient_header(self._chains("NORM_")) if self.chained else None
+        chains = gradient_header(self._chains("NORM_"), True) if self.chained else None
         libraries = [("", "gradients", chains)]
         for prefix, library in _LIBRARIES.items():
             if (chains := self._chains(prefix)) and not (prefix == "NORM_" and self.chained):

@@ -121,9 +121,11 @@ struct Activation {{
 """
 
 
-def gradient_header(chains: list[list[Step]]) -> str:
-    """The text that takes the place of kernels_src/generated_gradient.h."""
-    parts = "".join(_chain_gradient(index, chain) for index, chain in enumerate(chains))
+def gradient_header(chains: list[list[Step]], counted: bool = False) -> str:
+    """The text that takes the place of kernels_src/generated_gradient.h. counted: chains say how
+    many steps they have, by which kernels choose what registers they may take.
+    """
+    parts = "".join(_chain_gradient(index, chain, counted) for index, chain in enumerate(chains))
     return f"""#pragma once
 {_includes([step for chain in chains for step in chain])}
 namespace tconv {{
@@ -137,7 +139,7 @@ struct Chain;
 """
 
 
-def _chain_gradient(index: int, chain: list[Step]) -> str:
+def _chain_gradient(index: int, chain: list[Step], counted: bool) -> str:
     value = "".join(f"    {step.device}\n" for step in chain)
     taken = re.findall(r"\bsums\[(\d+)\]", "".join(step.gradient for step in chain))
     vectors = 1 + max(map(int, taken), default=-1)
@@ -149,11 +151,13 @@ def _chain_gradient(index: int, chain: list[Step]) -> str:
         f"      (void)before, (void)after;\n      {step.gradient}\n    }}\n"
         for i, step in reversed(list(enumerate(chain, 1)))
     )
+    count = sum(max(1, len(step.parts)) for step in chain)
+    steps = f"  static constexpr int kSteps = {count};\n" if counted else ""
     return f"""
 template <>
 struct Chain<{index}> {{
   static constexpr int kVectors = {vectors};
-  template <typename Storage, typename Acc, typename Operands>
+{steps}  template <typename Storage, typename Acc, typename Operands>
   static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {{
     (void)args, (void)channel;
 {value}    return v;

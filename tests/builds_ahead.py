@@ -56,7 +56,7 @@ def cuda_source_of(path: Path) -> str:
             NORM_GRADIENTS.stem.removeprefix("entry_"), chains=_long_chains()
         )
     if path == CHAINED_GRADIENTS:
-        return gradient_cuda_source(chains=chains_header())
+        return gradient_cuda_source(chains=chains_header(counted=True))
     if path == VOLUME_GRADIENTS:
         return gradient_cuda_source(volumes=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]

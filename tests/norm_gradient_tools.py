@@ -54,9 +54,9 @@ def arguments(
     return *given, case[2], eps, *vectors, *[None] * (4 - len(vectors)), *needs, pad_rows, chain
 
 
-def chains_header() -> str:
+def chains_header(counted: bool = False) -> str:
     """The text of generated_gradient.h with CHAINS."""
-    return gradient_header([steps for steps, _ in CHAINS])
+    return gradient_header([steps for steps, _ in CHAINS], counted)
 
 
 # batch, channels, groups, image; of a warp's planes and of a block's, of one part and of several,

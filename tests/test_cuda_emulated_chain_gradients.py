@@ -34,9 +34,7 @@ PACKED = {
     "groups": Case(
         in_channels=32, out_channels=48, size=(4, 36), kernel=(4, 4), stride=(2, 1), groups=2
     ),
-    "dilated": Case(
-        in_channels=16, out_channels=8, size=(5, 70), kernel=(3, 3), dilation=(2, 3)
-    ),
+    "dilated": Case(in_channels=16, out_channels=8, size=(5, 70), kernel=(3, 3), dilation=(2, 3)),
 }
 # Those where it is formed first: outputs that no tap reaches, images side by side, classes that
 # share eight channels, one tap.

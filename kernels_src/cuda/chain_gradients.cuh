@@ -27,6 +27,9 @@ inline bool covered_once(const SlidingAxis& axis, int64_t out, int64_t stride, i
   return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
 }
 
+// Of a segment, that the next strip's has, too.
+inline int pixels_beyond(const WeightGradientLayout& layout) { return (layout.taps_w - 1) * layout.step_w; }
+
 // Of the convolution's gradients, whose g is to be formed as it is packed.
 inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
   if (plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper || plan.weight->one_tap.usable) return false;
@@ -36,7 +39,7 @@ inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
   const int64_t go = std::min<int64_t>(plan.weight->goes().images, p.batch);
   return layout.abreast == 1 && go * p.out_channels * p.out_h * p.out_w <= INT32_MAX &&
          p.out_channels / p.groups % 8 == 0 &&
-         layout.planes.segment_pixels - ChainPackConfig::kStepPixels <= ChainPackConfig::kMostTail &&
+         pixels_beyond(layout) <= std::min(layout.segment, int{ChainPackConfig::kMostBeyond}) &&
          covered_once(sliding.h, p.out_h, p.stride_h, p.dilation_h, p.padding_h) &&
          covered_once(sliding.w, p.out_w, p.stride_w, p.dilation_w, p.padding_w);
 }
@@ -64,7 +67,7 @@ class ChainPacker final : public PlanesPacker {
       : call_(call), chain_(chain), weight_(weight), kernels_(chain, inner_of(chain), false, places) {
     const WeightGradientLayout& layout = weight.goes().layout;
     runs_ = static_cast<int>(ceil_div(layout.planes.rows, ChainPackConfig::kRows));
-    rows_ = chain.batch * runs_ * layout.strips * weight.sliding.h.classes * weight.sliding.w.classes;
+    rows_ = chain.batch * runs_ * weight.sliding.h.classes * weight.sliding.w.classes;
     for (int i = 0; i < Args::kSums; ++i) {
       kernels_.args.sum_parts[i] = nullptr;  // summed here, not where g is materialised
       sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
@@ -113,17 +116,15 @@ class ChainPacker final : public PlanesPacker {
     args.chain = kernels_.args;
     std::copy(sums_, sums_ + Args::kSums, args.sums);
     args.runs = runs_, args.first_image = static_cast<int>(first);
-    const WeightGradientLayout& layout = goes.layout;
-    args.tail = std::max(0, layout.planes.segment_pixels - ChainPackConfig::kStepPixels);
-    args.beyond = std::max(0, layout.segment + (layout.taps_w - 1) * layout.step_w - ChainPackConfig::kStepPixels);
+    args.beyond = pixels_beyond(goes.layout);
     const auto kernel = pack_chain_rows_kernel<Args>;
-    const int64_t bytes = (ChainPackConfig::kImages * args.head() + ChainPackConfig::kRows * args.tail) *
-                          int64_t{WeightGradientConfig::kPixelBytes};
+    const PackedOperand& packed = args.planes.packed;
+    const int64_t bytes = ChainPackConfig::kImages * packed.segment_bytes +
+                          int64_t{ChainPackConfig::kRows} * args.beyond * WeightGradientConfig::kPixelBytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, bytes));
-    const int64_t strips =
-        args.planes.packed.sample_segments(args.planes.groups, args.planes.strips) / args.planes.packed.rows;
-    return launch_kernel(kernel, dim3(static_cast<unsigned>(count * strips * runs_)), dim3(ChainPackConfig::kThreads),
-                         bytes, call_.conv.stream, args);
+    const int64_t blocks = int64_t{count} * args.planes.groups * packed.blocks * runs_;
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(ChainPackConfig::kThreads), bytes,
+                         call_.conv.stream, args);
   }
 
   int64_t materialise(const int* guard) const override {

@@ -60,6 +60,9 @@ struct GroupCoefficients {
 template <int kChain, typename StorageType>
 struct ChainInner {
   static constexpr int kSums = Chain<kChain>::kVectors;
+#ifdef TCONV_GRADIENT_CHAINS
+  static constexpr int kSteps = Chain<kChain>::kSteps;
+#endif
   using Acc = typename StorageTraits<StorageType>::Acc;
   const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
 

@@ -31,7 +31,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     2e72b2952d52b71fde87f94aa0a021c6f70fbd64000b7dc264aed366f3b494a9
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 837732705114171a4d402788e750cb8fc069cfc40fa100d54c638525f054a42f
+sha256 of GRADIENT_CUDA_SOURCE: 4feb6cac975ac5b16859f662fc97f7492c2a4aa832f63f0a843583cd8e253bcd
 sha256 of GRADIENT_OPERATOR_SOURCE: 43f8038697fa8abe6f755b6dad7a6cf33bdfd85764415005470d719abb7fcf27
 """
 
@@ -14534,8 +14534,8 @@ int64_t launch_gradients(const GradientCall& call) {
 // ---- kernels_src/cuda/chain_pack_rows.cuh
 // Planes of g for both gradients (weight_gradient_layout.h) where g is the gradient of a chain of element-wise
 // operations, or of GroupNorm behind one: formed from the convolution's output and the gradient behind them, and packed
-// at once, so that g is never in memory; and its sums per channel. A block packs a run of rows of a strip, as in
-// weight_gradient_pack_rows.cuh. Bound by memory.
+// at once, so that g is never in memory; and its sums per channel. A block packs a run of rows, strip by strip: what a
+// strip's segment holds of the next strip is stored with that. Bound by memory, and by its instructions.
 
 // ---- kernels_src/cuda/group_norm_gradient_args.cuh
 // What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
@@ -14749,6 +14749,7 @@ struct Chain;
 template <>
 struct Chain<0> {
   static constexpr int kVectors = 0;
+  static constexpr int kSteps = 1;
   template <typename Storage, typename Acc, typename Operands>
   static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {
     (void)args, (void)channel;
@@ -14936,6 +14937,7 @@ struct GroupCoefficients {
 template <int kChain, typename StorageType>
 struct ChainInner {
   static constexpr int kSums = Chain<kChain>::kVectors;
+  static constexpr int kSteps = Chain<kChain>::kSteps;
   using Acc = typename StorageTraits<StorageType>::Acc;
   const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
 
@@ -15028,10 +15030,14 @@ struct VectorSpan {
 
 struct ChainPackConfig {
   static constexpr int kThreads = PackConfig::kThreads;
-  static constexpr int kMinBlocks = 2;  // of an SM
-  static constexpr int kRows = PackRowsConfig::kRows, kStepPixels = PackRowsConfig::kStepPixels;
-  static constexpr int kImages = 2;     // in turns
-  static constexpr int kMostTail = 32;  // pixels of a segment behind its first kStepPixels
+  // Blocks of an SM, for which the registers of a chain of so many steps and operands suffice. (With few steps the
+  // compiler has more of them under way.)
+  static constexpr int min_blocks(int steps, int operands) {
+    return steps >= 3 && steps <= 4 && operands == 0 ? 3 : steps <= 12 ? 2 : 1;
+  }
+  static constexpr int kRows = 4;         // of a block
+  static constexpr int kImages = 3;       // in turns: one is formed, one lacks its last pixels, one goes to memory
+  static constexpr int kMostBeyond = 32;  // pixels of a segment that the next strip's has, too
 };
 
 template <typename InnerType, typename StorageType>
@@ -15040,17 +15046,13 @@ struct ChainPackArgs {
   using Storage = StorageType;
   using Chain = GroupNormGradientArgs<Inner, Storage>;
   static constexpr int kSums = 1 + Inner::kSums;
+  static constexpr int kMinBlocks = ChainPackConfig::min_blocks(Inner::kSteps, Inner::kSums);
   PackArgs<Storage> planes;  // from: the gradient behind the chain
   const Storage* value;      // the convolution's output, as planes.from
   Chain chain;
-  float* sums[kSums];  // [batch][runs][strips][classes][channels], of g and the chain's; null where not wanted
-  // tail: pixels of a segment behind its first kStepPixels, of which `beyond` are read; the others are zeros.
-  int runs, first_image, tail, beyond;
-
-  TCONV_HD int head() const {
-    return planes.packed.segment_pixels < ChainPackConfig::kStepPixels ? planes.packed.segment_pixels
-                                                                       : ChainPackConfig::kStepPixels;
-  }
+  float* sums[kSums];  // [batch][runs][classes][channels], of g and the chain's; null where not wanted
+  int runs, first_image;
+  int beyond;  // pixels of a segment behind the strip's own; zeros follow
 };
 
 // What g of one channel of a sample is formed with.
@@ -15104,8 +15106,9 @@ struct ChunkOfPixel {
 };
 
 template <typename Args>
-__global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPackConfig::kMinBlocks)
+__global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
     pack_chain_rows_kernel(const __grid_constant__ Args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // what it packs for runs nowhere else
   using Config = ChainPackConfig;
   using Storage = typename Args::Storage;
   constexpr int kSums = Args::kSums;
@@ -15121,7 +15124,7 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPackConfig::kM
     index = quotient;
     return static_cast<int>(digit);
   };
-  const int strip = next_digit(planes.strips), run = next_digit(args.runs), block = next_digit(packed.blocks);
+  const int run = next_digit(args.runs), block = next_digit(packed.blocks);
   const int group = next_digit(planes.groups), sample = static_cast<int>(index);
   const int first_channel = block * WeightGradientConfig::kBlockChannels;
   const auto class_of = [&](int channel) { return planes.classes > 1 ? channel / planes.channels_per_class : 0; };
@@ -15146,26 +15149,26 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPackConfig::kM
   const uint32_t plane =
       static_cast<uint32_t>(sample * planes.from_n + tensor_channel(channel, of_class) * planes.from_c);
   const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
-  const bool last_strip = strip == planes.strips - 1;
   const float scale = kContainers ? planes.scale() : 1.0f;
 
   float sums[8][kSums] = {};
-  // g of the chunk's channel k; what counts is summed here, not where another strip has it, too.
-  const auto form = [&](int k, Storage value, Storage grad, bool there, bool counts) {
+  // g of the chunk's channel k.
+  const auto form = [&](int k, Storage value, Storage grad, bool there) {
     float own[kSums] = {};
     own[0] = of_channel[chunk * 8 + k].template gradient<Storage>(static_cast<float>(value), static_cast<float>(grad),
                                                                   normed, own + 1);
 #pragma unroll
     for (int i = 0; i < kSums; ++i)
-      if (counts) sums[k][i] += own[i];
+      if (there) sums[k][i] += own[i];
     return to_storage<Storage>(there ? own[0] : 0.0f);
   };
-  const auto form_chunk = [&](const Storage(&v)[8], const Storage(&g)[8], bool there, bool counts) {
+  const auto form_chunk = [&](const Storage(&v)[8], const Storage(&g)[8], bool there) {
     ChunkOfPixel<Storage> made;
 #pragma unroll
     for (int k = 0; k < 8; k += 2) {
-      const Storage a = form(k, v[k], g[k], there, counts), b = form(k + 1, v[k + 1], g[k + 1], there, counts);
+      const Storage a = form(k, v[k], g[k], there), b = form(k + 1, v[k + 1], g[k + 1], there);
       made.put(k / 2, a, b, scale);
+      asm volatile("" : "+r"(made.words[k / 2]));  // one after another: all at once would not fit the registers
     }
     return made;
   };
@@ -15177,83 +15180,90 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPackConfig::kM
     for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value[at], g[k] = planes.from[at];
   };
 
-  const int head_bytes = args.head() * WeightGradientConfig::kPixelBytes;
-  unsigned char* const tails = images + Config::kImages * head_bytes;
-  for (int i = threadIdx.x; i < (end_row - first_row) * args.tail * WeightGradientConfig::kPixelBytes / 16;
-       i += Config::kThreads)
-    reinterpret_cast<uint4*>(tails)[i] = make_uint4(0, 0, 0, 0);
-  __syncthreads();
-  for (int first = 0; first < (end_row - first_row) * args.beyond; first += 32) {
-    const int nth = first + lane, row = nth / args.beyond, place = nth - row * args.beyond;
-    const int pixel = Config::kStepPixels + place;
-    const int h = (first_row + row) * planes.stride_h + first_h;
-    const int w = (strip * planes.segment + pixel) * planes.stride_w + first_w;
-    const bool inside = first_row + row < end_row;
-    const bool there = real && inside && h >= 0 && h < planes.size_h && w >= 0 && w < planes.size_w;
-    Storage v[8], g[8];
-    load_chunk(v, g, plane + h * step_h + w, there);
-    const ChunkOfPixel<Storage> made = form_chunk(v, g, there, there && last_strip);
-    if constexpr (kContainers) guard_packed(made.largest, &planes.state->guard, [&] { return made.not_zero(); });
-    if (inside) made.store(tails, row * args.tail + place, pixel, chunk);
-  }
-
-  // A row's first pixels by halves: the next one's values are under way while one is formed.
-  const auto row_is_there = [&](int row) {
+  const int strips = planes.strips, segment = planes.segment, beyond = args.beyond;
+  const int image_bytes = static_cast<int>(packed.segment_bytes), chunks = image_bytes / 16;
+  const int ends = Config::kImages * image_bytes;  // [rows][beyond] pixels, behind the images
+  const auto is_column = [&](int strip, int pixel) {
+    const int w = (strip * segment + pixel) * planes.stride_w + first_w;
+    return real && w >= 0 && w < planes.size_w;
+  };
+  const auto is_row = [&](int row) {
     const int h = row * planes.stride_h + first_h;
     return row < end_row && h >= 0 && h < planes.size_h;
   };
-  bool columns[2], owned[2];
-  uint32_t first_at[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int pixel = lane + 32 * half, w = (strip * planes.segment + pixel) * planes.stride_w + first_w;
-    columns[half] = real && pixel < packed.segment_pixels && w >= 0 && w < planes.size_w;
-    owned[half] = columns[half] && (pixel < planes.segment || last_strip);
-    first_at[half] = plane + first_h * step_h + w;
-  }
-  const uint32_t row_step = planes.stride_h * step_h;
-  Storage v[2][8], g[2][8];
-  const auto load = [&](int row, int half) {
-    load_chunk(v[half], g[half], first_at[half] + row * row_step, columns[half] && row_is_there(row));
+  const uint32_t origin = plane + first_h * step_h + first_w, row_step = planes.stride_h * step_h;
+  const auto place_of = [&](int row, int strip, int pixel) {
+    return origin + row * row_step + (strip * segment + pixel) * planes.stride_w;
   };
-  const int64_t segments =
-      (static_cast<int64_t>((sample * planes.groups + group) * packed.blocks + block) * planes.strips + strip) *
-          packed.rows +
-      first_row;
-  uint4* to = reinterpret_cast<uint4*>(planes.to + segments * packed.segment_bytes);
-  const int head_chunks = head_bytes / 16, tail_chunks = args.tail * WeightGradientConfig::kPixelBytes / 16;
-  load(first_row, 0);
+
+  for (int i = threadIdx.x; i < Config::kImages * chunks; i += Config::kThreads)
+    reinterpret_cast<uint4*>(images)[i] = make_uint4(0, 0, 0, 0);
+  // What the last strip's segments hold behind its own pixels.
+  for (int first = 0; first < (end_row - first_row) * beyond; first += 32) {
+    const int nth = first + lane, of_run = nth / beyond, pixel = segment + nth - of_run * beyond;
+    const int row = first_row + of_run;
+    const bool there = is_row(row) && is_column(strips - 1, pixel);
+    Storage v[8], g[8];
+    load_chunk(v, g, place_of(row, strips - 1, pixel), there);
+    const ChunkOfPixel<Storage> made = form_chunk(v, g, there);
+    if constexpr (kContainers) guard_packed(made.largest, &planes.state->guard, [&] { return made.not_zero(); });
+    if (row < end_row) made.store(images + ends, nth, pixel, chunk);
+  }
+  __syncthreads();
+
+  // A strip's pixels by halves: the next one's values are under way while one is formed.
+  Storage v[2][8], g[2][8];
+  const auto load = [&](int row, int strip, int half) {
+    const int pixel = lane + 32 * half;
+    load_chunk(v[half], g[half], place_of(row, strip, pixel),
+               pixel < segment && is_row(row) && is_column(strip, pixel));
+  };
+  const auto copy = [&](int row, int strip, const unsigned char* image) {
+    const int64_t index =
+        (static_cast<int64_t>((sample * planes.groups + group) * packed.blocks + block) * strips + strip) *
+            packed.rows +
+        row;
+    uint4* const to = reinterpret_cast<uint4*>(planes.to + index * image_bytes);
+    for (int i = threadIdx.x; i < chunks; i += Config::kThreads) to[i] = reinterpret_cast<const uint4*>(image)[i];
+  };
+  load(first_row, 0, 0);
+  int image = 0, before = 0;  // where the strip's lies, and that of the strip before
 #pragma unroll 1
   for (int row = first_row; row < end_row; ++row) {
-    unsigned char* const image = images + (row & 1) * head_bytes;
-    const bool row_there = row_is_there(row);
-    __half2 largest = __floats2half2_rn(0.0f, 0.0f);
-    bool not_zero = false;
+#pragma unroll 1
+    for (int strip = 0; strip < strips; ++strip) {
+      const bool last = strip == strips - 1;
+      __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+      bool not_zero = false;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (half == 0)
-        load(row, 1);
-      else
-        load(row + 1, 0);
-      const ChunkOfPixel<Storage> made =
-          form_chunk(v[half], g[half], row_there && columns[half], row_there && owned[half]);
-      largest = __hmax2_nan(largest, made.largest);
-      not_zero |= made.not_zero();
-      const int pixel = lane + 32 * half;
-      if (pixel < args.head()) made.store(image, pixel, pixel, chunk);
+      for (int half = 0; half < 2; ++half) {
+        const int pixel = lane + 32 * half;
+        if (half == 0)
+          load(row, strip, 1);
+        else
+          load(last ? row + 1 : row, last ? 0 : strip + 1, 0);
+        if (32 * half >= segment) continue;
+        const bool own = pixel < segment;
+        const ChunkOfPixel<Storage> made = form_chunk(v[half], g[half], own && is_row(row) && is_column(strip, pixel));
+        largest = __hmax2_nan(largest, made.largest);
+        not_zero |= made.not_zero();
+        if (own) made.store(images + image, pixel, pixel, chunk);
+        if (strip > 0 && pixel < beyond) made.store(images + before, segment + pixel, segment + pixel, chunk);
+      }
+      if constexpr (kContainers) guard_packed(largest, &planes.state->guard, [&] { return not_zero; });
+      if (last)
+        for (int i = threadIdx.x; i < beyond * 8; i += Config::kThreads)
+          reinterpret_cast<uint4*>(images + image)[segment * 8 + i] =
+              reinterpret_cast<const uint4*>(images + ends)[(row - first_row) * beyond * 8 + i];
+      __syncthreads();
+      if (strip > 0) copy(row, strip - 1, images + before);
+      if (last) copy(row, strip, images + image);
+      before = image;
+      image = image == (Config::kImages - 1) * image_bytes ? 0 : image + image_bytes;
     }
-    if constexpr (kContainers) guard_packed(largest, &planes.state->guard, [&] { return not_zero; });
-    __syncthreads();
-    for (int i = threadIdx.x; i < head_chunks; i += Config::kThreads) to[i] = reinterpret_cast<const uint4*>(image)[i];
-    to += head_chunks;
-    const uint4* const tail = reinterpret_cast<const uint4*>(tails) + (row - first_row) * tail_chunks;
-    for (int i = threadIdx.x; i < tail_chunks; i += Config::kThreads) to[i] = tail[i];
-    to += tail_chunks;
   }
 
-  const int64_t place =
-      ((static_cast<int64_t>(args.first_image + sample) * args.runs + run) * planes.strips + strip) * planes.classes +
-      of_class;
+  const int64_t place = (static_cast<int64_t>(args.first_image + sample) * args.runs + run) * planes.classes + of_class;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     if (args.sums[i] == nullptr) continue;
@@ -15263,6 +15273,7 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, ChainPackConfig::kM
       if (lane == 0 && real) args.sums[i][place * args.chain.channels + tensor_channel(channel, of_class) + k] = sum;
     }
   }
+#endif
 }
 
 }  // namespace cuda
@@ -15833,6 +15844,9 @@ inline bool covered_once(const SlidingAxis& axis, int64_t out, int64_t stride, i
   return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
 }
 
+// Of a segment, that the next strip's has, too.
+inline int pixels_beyond(const WeightGradientLayout& layout) { return (layout.taps_w - 1) * layout.step_w; }
+
 // Of the convolution's gradients, whose g is to be formed as it is packed.
 inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
   if (plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper || plan.weight->one_tap.usable) return false;
@@ -15842,7 +15856,7 @@ inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
   const int64_t go = std::min<int64_t>(plan.weight->goes().images, p.batch);
   return layout.abreast == 1 && go * p.out_channels * p.out_h * p.out_w <= INT32_MAX &&
          p.out_channels / p.groups % 8 == 0 &&
-         layout.planes.segment_pixels - ChainPackConfig::kStepPixels <= ChainPackConfig::kMostTail &&
+         pixels_beyond(layout) <= std::min(layout.segment, int{ChainPackConfig::kMostBeyond}) &&
          covered_once(sliding.h, p.out_h, p.stride_h, p.dilation_h, p.padding_h) &&
          covered_once(sliding.w, p.out_w, p.stride_w, p.dilation_w, p.padding_w);
 }
@@ -15870,7 +15884,7 @@ class ChainPacker final : public PlanesPacker {
       : call_(call), chain_(chain), weight_(weight), kernels_(chain, inner_of(chain), false, places) {
     const WeightGradientLayout& layout = weight.goes().layout;
     runs_ = static_cast<int>(ceil_div(layout.planes.rows, ChainPackConfig::kRows));
-    rows_ = chain.batch * runs_ * layout.strips * weight.sliding.h.classes * weight.sliding.w.classes;
+    rows_ = chain.batch * runs_ * weight.sliding.h.classes * weight.sliding.w.classes;
     for (int i = 0; i < Args::kSums; ++i) {
       kernels_.args.sum_parts[i] = nullptr;  // summed here, not where g is materialised
       sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
@@ -15919,17 +15933,15 @@ class ChainPacker final : public PlanesPacker {
     args.chain = kernels_.args;
     std::copy(sums_, sums_ + Args::kSums, args.sums);
     args.runs = runs_, args.first_image = static_cast<int>(first);
-    const WeightGradientLayout& layout = goes.layout;
-    args.tail = std::max(0, layout.planes.segment_pixels - ChainPackConfig::kStepPixels);
-    args.beyond = std::max(0, layout.segment + (layout.taps_w - 1) * layout.step_w - ChainPackConfig::kStepPixels);
+    args.beyond = pixels_beyond(goes.layout);
     const auto kernel = pack_chain_rows_kernel<Args>;
-    const int64_t bytes = (ChainPackConfig::kImages * args.head() + ChainPackConfig::kRows * args.tail) *
-                          int64_t{WeightGradientConfig::kPixelBytes};
+    const PackedOperand& packed = args.planes.packed;
+    const int64_t bytes = ChainPackConfig::kImages * packed.segment_bytes +
+                          int64_t{ChainPackConfig::kRows} * args.beyond * WeightGradientConfig::kPixelBytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, bytes));
-    const int64_t strips =
-        args.planes.packed.sample_segments(args.planes.groups, args.planes.strips) / args.planes.packed.rows;
-    return launch_kernel(kernel, dim3(static_cast<unsigned>(count * strips * runs_)), dim3(ChainPackConfig::kThreads),
-                         bytes, call_.conv.stream, args);
+    const int64_t blocks = int64_t{count} * args.planes.groups * packed.blocks * runs_;
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(ChainPackConfig::kThreads), bytes,
+                         call_.conv.stream, args);
   }
 
   int64_t materialise(const int* guard) const override {
