@@ -42,7 +42,7 @@ def call(
     needs=ALL,
     eps: float = 1e-5,
 ) -> tuple:
-    """The operator's results: gradients of NAMES, then a tensor of those of the chain's operands."""
+    """The operator's results: gradients of NAMES, then those of the chain's operands."""
     stride, padding, output_padding, dilation, groups = case.parameters
     pairs = (*stride, *padding, *output_padding, *dilation)
     vectors = *given["vectors"], *[None] * (4 - len(given["vectors"]))
