@@ -28,7 +28,7 @@ GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all s
 # Likewise but for the chains.
 NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"
 POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
-# NORM_GRADIENTS with the chains of references, among them all that need most registers.
+# CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
@@ -52,9 +52,7 @@ def cuda_source_of(path: Path) -> str:
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:
-        return gradient_cuda_source(
-            NORM_GRADIENTS.stem.removeprefix("entry_"), chains=_long_chains()
-        )
+        return gradient_cuda_source(chains=_long_chains())
     if path == CHAINED_GRADIENTS:
         return gradient_cuda_source(chains=chains_header(counted=True))
     if path == VOLUME_GRADIENTS:
@@ -67,7 +65,7 @@ def _long_chains() -> str:
     with ambient_kept():
         programs = [read_program(REFERENCES / f"{name}.py") for name in _LONG_CHAINS]
     fused = [fused for program in programs for fused in program.kernels.values()]
-    return gradient_header([one.steps for one in fused])
+    return gradient_header([one.steps for one in fused], counted=True)
 
 
 class BuildsAhead:

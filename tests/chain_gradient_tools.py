@@ -13,6 +13,51 @@ ALL = (True, True, True)
 NAMES = ("x", "weight", "bias", "norm_weight", "norm_bias")
 
 
+# Layers whose gradient is formed as it is packed: of one strip and of several, with pixels that
+# strips share and without, of several classes, blocks and groups.
+PACKED = {
+    "plain": Case(in_channels=40, out_channels=72, size=(6, 40), kernel=(3, 3), padding=(1, 1)),
+    "whole": Case(in_channels=16, out_channels=24, size=(5, 64), kernel=(3, 3)),
+    "strips": Case(batch=1, in_channels=16, out_channels=16, size=(3, 150), kernel=(2, 5)),
+    "rows": Case(in_channels=8, out_channels=8, size=(19, 42), kernel=(3, 1), padding=(1, 0)),
+    "strided": Case(
+        in_channels=24,
+        out_channels=24,
+        size=(7, 42),
+        kernel=(3, 3),
+        stride=(2, 2),
+        padding=(1, 1),
+        output_padding=(1, 1),
+    ),
+    "even": Case(in_channels=64, out_channels=16, size=(4, 40), kernel=(4, 4), stride=(2, 2)),
+    "groups": Case(
+        in_channels=32, out_channels=48, size=(4, 36), kernel=(4, 4), stride=(2, 1), groups=2
+    ),
+    "dilated": Case(in_channels=16, out_channels=8, size=(5, 70), kernel=(3, 3), dilation=(2, 3)),
+}
+# Those where it is formed first: outputs that no tap reaches, images side by side, classes that
+# share eight channels, one tap.
+FORMED_FIRST = {
+    "gaps": Case(
+        in_channels=16,
+        out_channels=8,
+        size=(5, 33),
+        kernel=(2, 2),
+        stride=(3, 3),
+    ),
+    "abreast": Case(
+        batch=9, in_channels=80, out_channels=24, size=(7, 7), kernel=(3, 3), padding=(1, 1)
+    ),
+    "twelve": Case(in_channels=8, out_channels=12, size=(5, 33), kernel=(4, 4), stride=(2, 2)),
+    "1x1": Case(in_channels=40, out_channels=24, size=(5, 64), kernel=(1, 1)),
+}
+ALLOWED = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def num_groups_of(case: Case) -> int:
+    return 4 if case.out_channels % 4 == 0 else 1
+
+
 def tensors_of(case: Case, chain: int, num_groups: int, dtype=torch.float32, device="cpu") -> dict:
     """Of a call of `chain_backward`, by name; no norm_weight where nothing is normalised."""
     x, weight, bias = (t.to(device) for t in case.tensors(dtype))

@@ -2,61 +2,27 @@
 which forms the output's gradient as it packs it: on the CPU, thread by thread.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from tests.chain_gradient_tools import ALL, call, check, tensors_of, truth
+from tests.chain_gradient_tools import (
+    ALL,
+    ALLOWED,
+    FORMED_FIRST,
+    PACKED,
+    call,
+    check,
+    num_groups_of,
+    tensors_of,
+    truth,
+)
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.norm_gradient_tools import CHAINS
-from tests.solution_tools import Case
 from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
-_GELU = 1  # its number in the tests' library
-
-# Layers whose gradient is formed as it is packed: of pairs of pixels and not, with pixels behind
-# the first 64 of a segment and without, of several strips, classes, blocks and groups.
-PACKED = {
-    "plain": Case(in_channels=40, out_channels=72, size=(6, 40), kernel=(3, 3), padding=(1, 1)),
-    "whole": Case(in_channels=16, out_channels=24, size=(5, 64), kernel=(3, 3)),
-    "strips": Case(batch=1, in_channels=16, out_channels=16, size=(3, 150), kernel=(2, 5)),
-    "rows": Case(in_channels=8, out_channels=8, size=(19, 42), kernel=(3, 1), padding=(1, 0)),
-    "strided": Case(
-        in_channels=24,
-        out_channels=24,
-        size=(7, 42),
-        kernel=(3, 3),
-        stride=(2, 2),
-        padding=(1, 1),
-        output_padding=(1, 1),
-    ),
-    "even": Case(in_channels=64, out_channels=16, size=(4, 40), kernel=(4, 4), stride=(2, 2)),
-    "groups": Case(
-        in_channels=32, out_channels=48, size=(4, 36), kernel=(4, 4), stride=(2, 1), groups=2
-    ),
-    "dilated": Case(in_channels=16, out_channels=8, size=(5, 70), kernel=(3, 3), dilation=(2, 3)),
-}
-# Those where it is formed first: outputs that no tap reaches, images side by side, classes that
-# share eight channels, one tap.
-FORMED_FIRST = {
-    "gaps": Case(
-        in_channels=16,
-        out_channels=8,
-        size=(5, 33),
-        kernel=(2, 2),
-        stride=(3, 3),
-    ),
-    "abreast": Case(
-        batch=9, in_channels=80, out_channels=24, size=(7, 7), kernel=(3, 3), padding=(1, 1)
-    ),
-    "twelve": Case(in_channels=8, out_channels=12, size=(5, 33), kernel=(4, 4), stride=(2, 2)),
-    "1x1": Case(in_channels=40, out_channels=24, size=(5, 64), kernel=(1, 1)),
-}
-ALLOWED = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-def num_groups_of(case: Case) -> int:
-    return 4 if case.out_channels % 4 == 0 else 1
 
 
 @pytest.mark.parametrize("normed", [True, False], ids=["norm", "chain"])
@@ -82,3 +48,103 @@ def test_right(emulated_chained_gradients, name, chain, normed):
     of_x, of_weight = (found[needs] for needs in list(found)[1:3])
     for got, other in zip(found[ALL], (of_x[0], of_weight[1], *of_x[2:]), strict=True):
         assert float((got - other).norm()) <= 2e-4 * float(other.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", swept(PACKED, ("even",).__contains__))
+def test_16_bits(emulated_chained_gradients, name, dtype):
+    case, chain = PACKED[name], 3
+    num_groups = num_groups_of(case)
+    given = tensors_of(case, chain, num_groups, dtype)
+    library = emulated_chained_gradients
+    with library.on(seed=4, detect_races=True), forced("hopper"):
+        found = call(library.chain_backward, case, given, chain, num_groups)
+        assert library.races() == []
+    check(found, truth(case, given, chain, num_groups), num_groups, ALLOWED[dtype])
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e9, 1e-36])
+@pytest.mark.parametrize("name", swept(PACKED, ("whole", "strided").__contains__))
+def test_samples_of_other_magnitudes(emulated_chained_gradients, name, factor):
+    """What fp16 containers cannot hold is formed after all, for the strict kernels."""
+    case = PACKED[name]
+    given = tensors_of(case, 1, 0)
+    given["grad"][0] *= factor
+    library = emulated_chained_gradients
+    with library.on(), forced("hopper"):
+        found = call(library.chain_backward, case, given, 1, 0)
+    exact, _ = truth(case, given, 1, 0)
+    for got, wanted in zip(found[0], exact[0], strict=True):
+        assert float((got.double() - wanted).norm()) <= 2e-3 * float(wanted.norm())
+    assert float((found[1].double() - exact[1]).norm()) <= 2e-3 * float(exact[1].norm())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("of", ["grad", "x"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", swept(PACKED, ("even",).__contains__))
+def test_not_finite_where_their_products_are(emulated_chained_gradients, name, dtype, of, value):
+    case = PACKED[name]
+    given, found = tensors_of(case, 1, 0, dtype), []
+    given[of][0, 1, 2, 1] = value
+    for kernel in ("hopper", "plain"):
+        with emulated_chained_gradients.on(), forced(kernel):
+            found.append(call(emulated_chained_gradients.chain_backward, case, given, 1, 0))
+    for got, wanted in zip(found[0][:3], found[1][:3], strict=True):
+        assert torch.equal(got.isnan(), wanted.isnan())
+        assert torch.equal(got.isfinite(), wanted.isfinite())
+
+
+@pytest.mark.parametrize("name", swept(PACKED, ("strips",).__contains__))
+def test_the_same_bits_in_any_order_of_warps(emulated_chained_gradients, name):
+    case, found = PACKED[name], []
+    num_groups = num_groups_of(case)
+    given = tensors_of(case, 3, num_groups)
+    for seed in (1, 2):
+        with emulated_chained_gradients.on(seed=seed), forced("hopper"):
+            args = case, given, 3, num_groups
+            found.append(call(emulated_chained_gradients.chain_backward, *args))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_is_refused_is_named(emulated_chained_gradients):
+    case = PACKED["whole"]
+    given = tensors_of(case, 1, 4)
+    short = {**given, "grad": given["grad"][..., 1:]}
+    wide = {**given, "norm_weight": given["norm_weight"].double()}
+    for args, said in (
+        ((short, 1, 4), r"grad must have the output's shape"),
+        ((given, 1, 5), r"num_groups must divide 24 channels or be 0, got 5"),
+        ((given, 1, 0), r"where nothing is normalised there is no weight"),
+        ((wide, 1, 4), r"norm_weight must have the input's dtype"),
+        ((given, 9, 4), r"kernel"),
+    ):
+        with emulated_chained_gradients.on(), pytest.raises(RuntimeError, match=said):
+            call(emulated_chained_gradients.chain_backward, case, *args)
+
+
+def test_a_step_asks_the_operator(shelf, emulated_chained_gradients, monkeypatch):
+    """The whole backward of a solution, though its tensors are on the CPU; `trunk` has GELU."""
+    solution = shelf["two_heads"].solution
+    kernels = emulated_chained_gradients
+    operators = {name: getattr(kernels.namespace, name) for name in ("backward", "convolve")}
+    monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
+    monkeypatch.setitem(solution, "_gradient_library", lambda: SimpleNamespace(**operators))
+    monkeypatch.setitem(solution, "_chain_kernels", lambda: _with_chain_of_the_tests(kernels))
+    model, new = shelf["two_heads"].pair()
+    x = torch.randn(2, 5, 4, 5, generator=torch.Generator().manual_seed(2))
+    grads = []
+    for of in (model, new):
+        given = x.clone().requires_grad_()
+        with kernels.on():
+            _, heads = of(given)
+            heads["alpha"].square().sum().backward()
+            assert (kernels.launches() > 0) == (of is new)
+        grads.append([given.grad, *[p.grad for p in of.trunk.parameters()]])
+    for got, wanted in zip(grads[1], grads[0], strict=True):
+        assert float((got - wanted).norm()) <= 2e-3 * float(wanted.norm())
+
+
+def _with_chain_of_the_tests(kernels):
+    """The operator, whose last argument is the chain's number: GELU is the tests' first."""
+    return lambda *args: kernels.chain_backward(*args[:-1], 1)

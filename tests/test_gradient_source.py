@@ -19,7 +19,7 @@ def test_every_call_has_the_number_of_its_chain(shelf):
     """Of several calls in one file: the library behind them has each chain once."""
     solution = shelf["vae_decoder"].solution
     assert (solution["_CHAIN_NUMBER_0"], solution["_CHAIN_NUMBER_1"]) == (0, 1)
-    library = solution["_NORM_GRADIENT_CUDA"]
+    library = solution["_GRADIENT_CUDA"]
     assert "kNumChains = 2;" in library and "====" not in library
     for number, call in enumerate(("relu", "sigmoid")):
         chain = library.partition(f"struct Chain<{number}>")[2].partition("\n};")[0]

@@ -1,0 +1,47 @@
+"""Gradients through a convolution and a chain behind it by one operator, on a CUDA GPU: right in
+every dtype, whether formed as they are packed or first, the same bits each time.
+"""
+
+import pytest
+import torch
+
+from tests.builds_ahead import CHAINED_GRADIENTS
+from tests.chain_gradient_tools import (
+    ALL,
+    ALLOWED,
+    FORMED_FIRST,
+    PACKED,
+    call,
+    check,
+    num_groups_of,
+    tensors_of,
+    truth,
+)
+from tests.gpu_tools import gradients_library, settings
+from tests.norm_gradient_tools import CHAINS
+
+pytestmark = pytest.mark.gpu
+CASES = {**PACKED, **FORMED_FIRST}
+
+
+@pytest.fixture(scope="module")
+def chain_backward(shelf):
+    return gradients_library(shelf, CHAINED_GRADIENTS).chain_backward.default
+
+
+@pytest.mark.parametrize("normed", [True, False], ids=["norm", "chain"])
+@pytest.mark.parametrize("chain", range(len(CHAINS)))
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_right(chain_backward, name, dtype, chain, normed):
+    case = CASES[name]
+    num_groups = num_groups_of(case) if normed else 0
+    given = tensors_of(case, chain, num_groups, dtype, "cuda")
+    exact = truth(case, given, chain, num_groups)
+    for allow_tf32 in settings(dtype):
+        for needs in (ALL, (True, False, True), (False, True, True)):
+            args = case, given, chain, num_groups, allow_tf32, needs
+            found = call(chain_backward, *args)
+            check(found, exact, num_groups, ALLOWED[dtype], needs)
+            again = call(chain_backward, *args)
+            assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
