@@ -43,7 +43,7 @@ _NORM_GRADIENTS = """\
 Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CUDA_SOURCE,
 NORM_GRADIENT_OPERATOR_SOURCE)."""
 _CHAIN_GRADIENTS = """\
-Those through element-wise steps and GroupNorm are in it, too."""
+Those through element-wise steps are in it, too."""
 _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
