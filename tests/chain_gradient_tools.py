@@ -1,6 +1,7 @@
 """What the tests of gradients through a convolution and a chain behind it share."""
 
 import math
+import random
 
 import torch
 from torch.nn import functional
@@ -115,7 +116,9 @@ def truth(case: Case, given: dict, chain: int, num_groups: int, eps: float = 1e-
     return found[:5], found[5:]
 
 
-def check(found: tuple, exact: tuple, num_groups: int, allowed: float, needs=ALL) -> None:
+def check(
+    found: tuple, exact: tuple, num_groups: int, allowed: float, needs=ALL, told: str = ""
+) -> None:
     """Every gradient within `allowed` of its size, those that nobody wants empty. The bias's, and
     those of operands that are added, are sums of numbers that cancel behind GroupNorm: of the size
     of the others' sums.
@@ -130,9 +133,41 @@ def check(found: tuple, exact: tuple, num_groups: int, allowed: float, needs=ALL
             continue
         size = max(size, sizes[1]) if name == "bias" else size
         error = float((got.double() - wanted).norm())
-        assert error <= allowed * size, (name, error / size)
+        assert error <= allowed * size, (told, name, error / size)
     assert found[5].shape[0] == len(exact[1])
     for got, wanted in zip(found[5], exact[1], strict=True):
         assert float((got.double() - wanted).norm()) <= allowed * max(
             float(wanted.norm()), sizes[1]
         )
+
+
+def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:
+    """(a layer, of which two in five have the gradient formed as it is packed; the number of the chain
+    behind it; GroupNorm's groups or 0; the dtype), the same for a seed everywhere.
+    """
+    draw = random.Random(f"chain gradients {seed}")
+    groups = draw.choice((1, 1, 1, 2, 3))
+    axes = []
+    for least, most in ((1, 6), (draw.choice((1, 33)), 100)):
+        stride, dilation = draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 1, 1, 2))
+        kernel = draw.randint(draw.choice((1, stride, stride)), 4)
+        size = draw.randint(least, most)
+        reach = dilation * (kernel - 1)
+        padding = draw.randint(0, min(2, ((size - 1) * stride + reach) // 2))
+        more = draw.choice((0, 0, 0, draw.randrange(max(stride, dilation))))
+        axes.append((size, kernel, stride, padding, more, dilation))
+    size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
+    case = Case(
+        batch=draw.choice((1, 1, 2)),
+        in_channels=groups * draw.randint(1, 24),
+        out_channels=groups * draw.choice((8, 16, 24, 40, 72, 7)),
+        size=size,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=output_padding,
+        dilation=dilation,
+        groups=groups,
+    )
+    num_groups = draw.choice((0, 0, 1, case.out_channels))
+    return case, draw.randrange(len(CHAINS)), num_groups, draw.choice(list(ALLOWED))

@@ -15,6 +15,7 @@ from tests.chain_gradient_tools import (
     call,
     check,
     num_groups_of,
+    random_call,
     tensors_of,
     truth,
 )
@@ -157,3 +158,23 @@ def test_a_step_asks_the_operator(shelf, emulated_chained_gradients, monkeypatch
 def _with_chain_of_the_tests(kernels):
     """The operator, whose last argument is the chain's number: GELU is the tests' first."""
     return lambda *args: kernels.chain_backward(*args[:-1], 1)
+
+
+@pytest.mark.parametrize("first", swept(range(0, 60, 10), (0,).__contains__))
+def test_random_layers(emulated_chained_gradients, first):
+    """Of ten layers all are right that the Hopper kernels serve."""
+    library, served = emulated_chained_gradients, 0
+    for seed in range(first, first + 10):
+        case, chain, num_groups, dtype = random_call(seed)
+        given = tensors_of(case, chain, num_groups, dtype)
+        with library.on(seed=seed, detect_races=True), forced("hopper"):
+            try:
+                found = call(library.chain_backward, case, given, chain, num_groups)
+            except RuntimeError as error:
+                assert "cannot run this layer" in str(error)
+                continue
+            assert library.races() == [], seed
+        served += 1
+        exact = truth(case, given, chain, num_groups)
+        check(found, exact, num_groups, ALLOWED[dtype], told=f"seed {seed}: {case}")
+    assert served >= 5
