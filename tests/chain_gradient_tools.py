@@ -142,8 +142,8 @@ def check(
 
 
 def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:
-    """(a layer, of which two in five have the gradient formed as it is packed; the number of the chain
-    behind it; GroupNorm's groups or 0; the dtype), the same for a seed everywhere.
+    """(a layer, two in five of which have the gradient formed as it is packed; the number of the
+    chain behind it; GroupNorm's groups or 0; the dtype), the same for a seed everywhere.
     """
     draw = random.Random(f"chain gradients {seed}")
     groups = draw.choice((1, 1, 1, 2, 3))
