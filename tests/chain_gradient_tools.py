@@ -119,9 +119,9 @@ def truth(case: Case, given: dict, chain: int, num_groups: int, eps: float = 1e-
 def check(
     found: tuple, exact: tuple, num_groups: int, allowed: float, needs=ALL, told: str = ""
 ) -> None:
-    """Every gradient within `allowed` of its size, those that nobody wants empty. The bias's, and
-    those of operands that are added, are sums of numbers that cancel behind GroupNorm: of the size
-    of the others' sums.
+    """Every gradient within `allowed` of its size, those that nobody wants empty. Behind GroupNorm
+    the bias's, and those of operands that are added, are sums of numbers that cancel: there of the
+    size of the weight's.
     """
     asked = (*needs, num_groups > 0, num_groups > 0)
     sizes = [None if t is None else float(t.norm()) for t in exact[0]]
@@ -131,14 +131,13 @@ def check(
         if not is_asked:
             assert got.shape == (0,), name
             continue
-        size = max(size, sizes[1]) if name == "bias" else size
+        size = max(size, sizes[1]) if name == "bias" and num_groups else size
         error = float((got.double() - wanted).norm())
         assert error <= allowed * size, (told, name, error / size)
     assert found[5].shape[0] == len(exact[1])
     for got, wanted in zip(found[5], exact[1], strict=True):
-        assert float((got.double() - wanted).norm()) <= allowed * max(
-            float(wanted.norm()), sizes[1]
-        )
+        size = max(float(wanted.norm()), sizes[1] if num_groups else 0.0)
+        assert float((got.double() - wanted).norm()) <= allowed * size, told
 
 
 def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:

@@ -6,7 +6,7 @@
 
 #include "group_norm_gradient_args.cuh"
 #include "group_norm_moments.cuh"
-#include "weight_gradient_pack_rows.cuh"
+#include "weight_gradient_pack.cuh"
 
 namespace tconv {
 namespace cuda {
