@@ -79,7 +79,7 @@ struct ChunkOfPixel {
     }
   }
 
-  // May a value be subnormal, should all be small?
+  // Must a value be looked at, should all be small?
   __device__ __forceinline__ bool not_zero() const { return any_bits << 1 != 0; }
 
   __device__ __forceinline__ void store(unsigned char* image, int place, int pixel, int chunk) const {
@@ -179,6 +179,24 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
     return origin + row * row_step + (strip * segment + pixel) * planes.stride_w;
   };
 
+  // Is one of these pixels' values subnormal as it is packed? Formed again, since hardly ever asked: where all that a
+  // warp has packed is small, and not zero. Behind steps that clamp, many a warp has but one value.
+  const auto subnormal_at = [&](int row, int strip, int pixel, int pixels) {
+    constexpr float kSmallestNormal = 0x1p-14f;
+    bool found = false;
+#pragma unroll 1
+    for (int i = 0; i < pixels * 8; ++i) {
+      const int of = pixel + 32 * (i / 8), k = i % 8;
+      if (!is_row(row) || !is_column(strip, of)) continue;
+      const uint32_t at = place_of(row, strip, of) + k * step_c;
+      float unused[kSums] = {};
+      const float made = of_channel[chunk * 8 + k].template gradient<Storage>(
+          static_cast<float>(args.value[at]), static_cast<float>(planes.from[at]), normed, unused);
+      found |= made != 0.0f && fabsf(made * scale) < kSmallestNormal;
+    }
+    return found;
+  };
+
   for (int i = threadIdx.x; i < Config::kImages * chunks; i += Config::kThreads)
     reinterpret_cast<uint4*>(images)[i] = make_uint4(0, 0, 0, 0);
   // What the last strip's segments hold behind its own pixels.
@@ -189,7 +207,9 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
     Storage v[8], g[8];
     load_chunk(v, g, place_of(row, strips - 1, pixel), there);
     const ChunkOfPixel<Storage> made = form_chunk(v, g, there);
-    if constexpr (kContainers) guard_packed(made.largest, &planes.state->guard, [&] { return made.not_zero(); });
+    if constexpr (kContainers)
+      guard_packed(made.largest, &planes.state->guard,
+                   [&] { return made.not_zero() && subnormal_at(row, strips - 1, pixel, 1); });
     if (row < end_row) made.store(images + ends, nth, pixel, chunk);
   }
   __syncthreads();
@@ -233,7 +253,8 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
         if (own) made.store(images + image, pixel, pixel, chunk);
         if (strip > 0 && pixel < beyond) made.store(images + before, segment + pixel, segment + pixel, chunk);
       }
-      if constexpr (kContainers) guard_packed(largest, &planes.state->guard, [&] { return not_zero; });
+      if constexpr (kContainers)
+        guard_packed(largest, &planes.state->guard, [&] { return not_zero && subnormal_at(row, strip, lane, 2); });
       if (last)
         for (int i = threadIdx.x; i < beyond * 8; i += Config::kThreads)
           reinterpret_cast<uint4*>(images + image)[segment * 8 + i] =
