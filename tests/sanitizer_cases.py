@@ -10,8 +10,8 @@ volume_only is to run without the filter: behind its convolution stand kernels o
 writes the filter hides.
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
-Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) or volume_only
-(tests/references) after the command restrict it to these.
+Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) or of
+tests/references (volume_only, soft_activations) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
 statistics are computed on the host and copied, because the filter hides what other kernels write,
@@ -34,14 +34,15 @@ from tests.builds_ahead import VOLUME_ONLY
 from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
 
 KERNELS = ("plain", "direct", "portable", "hopper")
-NUMBERS = ("69", "19", "11", VOLUME_ONLY)  # 65 has the kernels of 69
+CHAIN = "soft_activations"  # whose gradient is formed as it is packed
+NUMBERS = ("69", "19", "11", VOLUME_ONLY, CHAIN)  # 65 has the kernels of 69
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One model call: problem number or VOLUME_ONLY, constructor arguments, input shape, and how it
+    """One model call: one of NUMBERS, constructor arguments, input shape, and how it
     is called.
     """
 
@@ -112,6 +113,9 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             # Slices that taps reach, and slices that none does.
             yield Run(VOLUME_ONLY, (16, 1, 2), (2, 16, 3, 5, 9), dtype, "hopper")
         yield Run(VOLUME_ONLY, (16, 1), (8, 16, 9, 40, 40), torch.float32, "hopper")  # row pairs
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            yield Run(CHAIN, (24, 72, 2.0), (2, 24, 7, 42), dtype, "hopper")
+            yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first
         for shape in (
             (3, 64, 10, 28),
             (2, 64, 60, 60),
@@ -146,7 +150,7 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
             finite = bool(model(_on_device(x, run.layout)).cpu().isfinite().all())
             if run.dtype == torch.float32:  # beyond fp16's range: the guard and what stands behind
                 finite &= bool(model(_on_device(x * 1e6, run.layout)).cpu().isfinite().all())
-        if run.problem in ("69", VOLUME_ONLY):
+        if run.problem in ("69", VOLUME_ONLY, CHAIN):
             with environment(TCONV_KERNEL=run.kernel):
                 finite &= _gradients_are_finite(run, model, x)
     finally:
@@ -262,7 +266,7 @@ def main(names: list[str]) -> int:
 
     def load(problem: str) -> dict:
         if problem not in loaded:
-            if problem == VOLUME_ONLY:
+            if problem in (VOLUME_ONLY, CHAIN):
                 text = generated(REFERENCES / f"{problem}.py")
             else:
                 path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))
