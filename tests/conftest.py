@@ -2,6 +2,7 @@
 built once per session.
 """
 
+import argparse
 import os
 import signal
 
@@ -23,6 +24,22 @@ from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
 
 LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--sweep-share",
+        type=_share,
+        default=1,
+        metavar="N",
+        help="of the sweeps that -m selects one in N, the same ones each time",
+    )
+
+
+def _share(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return int(text)
 
 
 def pytest_configure():

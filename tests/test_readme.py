@@ -197,7 +197,8 @@ def test_tests_that_are_named_exist(command):
     words = shlex.split(command)
     files = [word for word in words[3:] if word.endswith(".py")]
     assert all((ROOT / name).is_file() for name in files)
-    assert set(words[3:]) - set(files) <= {"-q", "-m", "gpu", "sweep", "sweep or not sweep"}
+    options = {"-q", "-m", "gpu", "sweep", "sweep or not sweep", "--sweep-share=2"}
+    assert set(words[3:]) - set(files) <= options
 
 
 def test_forced_kernels_are_those_that_the_build_knows():

@@ -35,9 +35,35 @@ def test_parameters_that_are_not_kept_are_sweeps():
     ],
 )
 def test_what_is_left_out(marks, expression, arguments, left_out):
-    item = SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
-    config = SimpleNamespace(option=SimpleNamespace(markexpr=expression), args=arguments)
-    assert is_left_out(item, config) == left_out
+    item = SimpleNamespace(
+        nodeid="tests/test_a.py::test_b",
+        get_closest_marker=lambda name: name if name in marks else None,
+    )
+    assert is_left_out(item, _config(expression, arguments)) == left_out
+
+
+def test_shares_are_about_even_and_leave_out_no_other_test():
+    kept = []
+    for index in range(300):
+        item = SimpleNamespace(nodeid=f"tests/test_a.py::test_b[{index}]")
+        item.get_closest_marker = {"sweep": "sweep"}.get
+        kept.append(not is_left_out(item, _config("sweep", ["tests"], share=3)))
+        item.get_closest_marker = {}.get
+        assert not is_left_out(item, _config("not gpu", ["tests"], share=3))
+    assert 70 < sum(kept) < 130
+
+
+def _config(expression: str, arguments: list, share: int = 1) -> SimpleNamespace:
+    options = {"--sweep-share": share}
+    return SimpleNamespace(
+        option=SimpleNamespace(markexpr=expression), args=arguments, getoption=options.get
+    )
+
+
+def test_a_share_is_a_positive_number():
+    command = [sys.executable, "-m", "pytest", "--co", "--sweep-share", "0", "tests/test_sweeps.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 4 and "--sweep-share: must be 1 or more, got 0" in done.stderr
 
 
 def test_a_line_says_how_many_are_left_out():
