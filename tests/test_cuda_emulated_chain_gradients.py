@@ -183,11 +183,16 @@ def _with_chain_of_the_tests(kernels):
 
 @pytest.mark.parametrize("first", swept(range(0, 30, 10), (0,).__contains__))
 def test_random_layers(emulated_chained_gradients, first):
-    """Of ten layers all are right that the Hopper kernels serve."""
+    """Of ten layers all are right that the Hopper kernels serve; every third with a gradient of few
+    values, as clamps leave them.
+    """
     library, served = emulated_chained_gradients, 0
     for seed in range(first, first + 10):
         case, chain, num_groups, dtype = random_call(seed)
         given = tensors_of(case, chain, num_groups, dtype)
+        if seed % 3 == 0:
+            generator = torch.Generator().manual_seed(seed)
+            given["grad"] *= torch.rand(given["grad"].shape, generator=generator) < 0.01
         with library.on(seed=seed, detect_races=True), forced("hopper"):
             try:
                 found = call(library.chain_backward, case, given, chain, num_groups)
