@@ -10,7 +10,7 @@ volume_only is to run without the filter: behind its convolution stand kernels o
 writes the filter hides.
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
-Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) or of
+Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) and names in
 tests/references (volume_only, soft_activations) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
@@ -42,9 +42,7 @@ _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One model call: one of NUMBERS, constructor arguments, input shape, and how it
-    is called.
-    """
+    """One model call: one of NUMBERS, constructor arguments, input shape, and how it is called."""
 
     problem: str
     arguments: tuple

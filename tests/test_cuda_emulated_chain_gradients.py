@@ -26,8 +26,8 @@ pytestmark = needs_cuda_headers
 
 
 # Chains with GroupNorm behind them and without: what differs between layers does so for each.
-BEHIND = [(1, True), (2, False), (3, True)]
-USUAL = [("whole", *BEHIND[0]), ("strided", *BEHIND[1]), ("gaps", *BEHIND[1])]
+BEHIND = [(0, True), (1, True), (1, False), (2, False), (3, True)]
+USUAL = [("whole", *BEHIND[1]), ("strided", *BEHIND[3]), ("gaps", *BEHIND[3])]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_right(emulated_chained_gradients, given):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", swept(("even", "whole", "groups"), ("even",).__contains__))
+@pytest.mark.parametrize("name", swept(PACKED, ("even",).__contains__))
 def test_16_bits(emulated_chained_gradients, name, dtype):
     case, chain = PACKED[name], 3
     num_groups = num_groups_of(case)
@@ -113,7 +113,7 @@ def test_a_lone_small_value(emulated_chained_gradients, name, size):
 @pytest.mark.parametrize(
     "dtype", swept([torch.float32, torch.float16], (torch.float32,).__contains__), ids=str
 )
-@pytest.mark.parametrize("name", swept(("even", "groups"), ("even",).__contains__))
+@pytest.mark.parametrize("name", swept(("whole", "even", "groups"), ("even",).__contains__))
 def test_not_finite_where_their_products_are(emulated_chained_gradients, name, dtype, of, value):
     case = PACKED[name]
     given, found = tensors_of(case, 1, 0, dtype), []
@@ -181,7 +181,7 @@ def _with_chain_of_the_tests(kernels):
     return lambda *args: kernels.chain_backward(*args[:-1], 1)
 
 
-@pytest.mark.parametrize("first", swept(range(0, 30, 10), (0,).__contains__))
+@pytest.mark.parametrize("first", swept(range(0, 60, 10), (0,).__contains__))
 def test_random_layers(emulated_chained_gradients, first):
     """Of ten layers all are right that the Hopper kernels serve; every third with a gradient of few
     values, as clamps leave them.
