@@ -123,16 +123,18 @@ def pairs_rows(fused: Fused) -> bool:
 
 
 def joins_columns(fused: Fused) -> bool:
-    """Are columns three to eight apart, and the kernel a whole number of strides wide?
+    """Are columns three to eight apart and the kernel a whole number of strides wide, or columns
+    two apart with half a tile's output channels (of a group) at most?
     kernels_src/joined_columns.h is for those.
     """
     given = _given(fused)
     ends = [given[name] for name in ("stride", "dilation")]
     stride, dilation = (end if isinstance(end, int) else list(end)[-1] for end in ends)
-    width = given["weight"].shape[-1]
-    if not all(isinstance(number, int) for number in (stride, dilation, width)):
+    _, channels, *_, width = given["weight"].shape
+    if not all(isinstance(number, int) for number in (stride, dilation, channels, width)):
         return False
-    return 2 < stride <= 8 and dilation == 1 and width % stride == 0
+    fits = width % stride == 0 if 2 < stride <= 8 else stride == 2 and channels <= 32
+    return fits and dilation == 1
 
 
 def interleaves(fused: Fused) -> bool:

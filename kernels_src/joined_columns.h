@@ -1,11 +1,14 @@
-// The columns of a stride as channels, for layers whose columns lie over two apart: a store would reach every third
-// column or fewer. What lies at one input column, `stride` outputs next to each other, is the channels of one column of
-// another transposed convolution, of stride one in columns,
-//   out'[co * kSlots + r][q] = out[co, q * stride + r - crop],   w'[ci][co * kSlots + r][t] = w[ci, co, t * stride + r]
-// with padding / stride for its padding and padding % stride for crop. The kernel is a whole number of strides wide, so
-// that all columns have the same number of taps. Slots beyond the stride are weights of zero, and not stored. All of
-// it, and every block between #ifdef TCONV_JOINS_COLUMNS and #endif, is only in solutions whose reference has such a
-// layer (generator/calls.py), which have the interleaved kernel, too.
+// The columns of a stride as channels: of layers whose columns lie over two apart, where a store would reach every
+// third column or fewer, and of those of two apart with half a tile's output channels at most. What lies at one input
+// column, `stride` outputs next to each other, is the channels of one column of another transposed convolution, of
+// stride one in columns, with (padding + lead) / stride for its padding:
+//   out'[co * kSlots + r][q] = out[co, q * stride + r - crop], where crop is (padding + lead) % stride,
+//   w'[ci][co * kSlots + r][t] = w[ci, co, t * stride + r - lead]
+// Slots beyond the stride are weights of zero, and not stored. Where the kernel is no whole number of strides wide,
+// some columns have fewer taps than others, and weights of zero in their place. That is done for two columns alone (of
+// more the zeros take longer than the stores), and in fp32 alone, where infinity raises the guard: in 16 bits nothing
+// would say where it meets such a zero. All of it, and every block between #ifdef TCONV_JOINS_COLUMNS and #endif, is
+// only in solutions whose reference has such a layer (generator/calls.py).
 #pragma once
 
 #include "layer.h"
@@ -13,24 +16,33 @@
 namespace tconv {
 
 struct JoinedColumns {
-  int slots;  // of an output channel: 4 or 8; 0: columns are not joined
-  int stride, crop;
+  int slots;  // of an output channel: 2, 4 or 8; 0: columns are not joined
+  int stride, crop, lead;
   int width;  // of them are stored at once: 4, 2 or 1, all of which exist or none does
 
-  TCONV_HD int slot_bits() const { return slots == 8 ? 3 : slots == 4 ? 2 : 0; }
+  TCONV_HD int slot_bits() const { return slots == 8 ? 3 : slots == 4 ? 2 : slots == 2 ? 1 : 0; }
 };
 
 constexpr int kMostJoinedColumns = 8;
+constexpr int kMostPairedChannels = 32;  // half a tile's
 
-inline bool joins_columns(const ConvTransposeLayer& p) {
-  return p.stride_w > 2 && p.stride_w <= kMostJoinedColumns && p.kernel_w > 0 && p.kernel_w % p.stride_w == 0 &&
-         p.dilation_w == 1 && p.out_w > 0;
+// Of a call in fp32, or in 16 bits.
+inline bool joins_columns(const ConvTransposeLayer& p, bool fp32) {
+  if (p.stride_w < 2 || p.stride_w > kMostJoinedColumns || p.dilation_w != 1 || p.kernel_w < 1 || p.out_w < 1)
+    return false;
+  const bool whole = p.kernel_w % p.stride_w == 0;
+  return p.stride_w > 2 ? whole : p.out_channels / p.groups <= kMostPairedChannels && (whole || fp32);
 }
 
 inline JoinedColumns joined_columns(const ConvTransposeLayer& p) {
-  const int stride = static_cast<int>(p.stride_w), crop = static_cast<int>(p.padding_w % stride);
+  const int stride = static_cast<int>(p.stride_w);
+  // Nothing is cropped, and columns lie aligned, where that takes no more taps.
+  const int past = static_cast<int>(p.padding_w % stride), lead = past == 0 ? 0 : stride - past;
+  const bool free = p.kernel_w % stride != 0 && p.kernel_w % stride + lead <= stride;
+  const int crop = free ? 0 : past;
   const int64_t places = p.out_w | stride | crop;
-  return {stride > 4 ? 8 : 4, stride, crop, places % 4 == 0 ? 4 : places % 2 == 0 ? 2 : 1};
+  const int slots = stride > 4 ? 8 : stride > 2 ? 4 : 2;
+  return {slots, stride, crop, free ? lead : 0, places % 4 == 0 ? 4 : places % 2 == 0 ? 2 : 1};
 }
 
 // The layer of joined columns; `p` itself where they are not joined.
@@ -39,8 +51,8 @@ inline ConvTransposeLayer layer_of(const ConvTransposeLayer& p, const JoinedColu
   if (joined.slots == 0) return layer;
   layer.out_channels = p.out_channels * joined.slots;
   layer.stride_w = 1;
-  layer.kernel_w = p.kernel_w / joined.stride;
-  layer.padding_w = p.padding_w / joined.stride;
+  layer.kernel_w = (p.kernel_w + joined.lead + joined.stride - 1) / joined.stride;
+  layer.padding_w = (p.padding_w + joined.lead) / joined.stride;
   layer.out_w = (p.out_w - 1 + joined.crop) / joined.stride + 1;
   return layer;
 }

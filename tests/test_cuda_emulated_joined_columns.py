@@ -1,5 +1,5 @@
 """Columns of a stride as channels on the CPU, thread by thread: random layers whose columns lie
-three to eight apart, of two and three dimensions, right and without races.
+two to eight apart, of two and three dimensions, right and without races.
 """
 
 import dataclasses
@@ -21,9 +21,11 @@ JOINED = (
 )
 
 
-def image(rng: random.Random) -> Case:
-    stride = rng.choice([1, 1, 2, 3]), rng.randint(3, 8)
-    kernel = rng.randint(1, 4), stride[1] * rng.randint(1, 3)
+def image(rng: random.Random, whole: bool) -> Case:
+    """`whole`: with a kernel of whole strides."""
+    stride = rng.choice([1, 1, 2, 3]), rng.choice([2, 2, rng.randint(3, 8)])
+    missing = 0 if whole or stride[1] > 2 else rng.choice([0, 1])
+    kernel = rng.randint(1, 4), stride[1] * rng.randint(1, 3) - missing
     groups = rng.choice([1, 1, 2])
     return Case(
         batch=rng.randint(1, 3),
@@ -41,8 +43,10 @@ def image(rng: random.Random) -> Case:
 
 
 def of_volume(rng: random.Random) -> Layer:
-    stride = rng.choice([1, 2]), rng.choice([1, 2]), rng.randint(3, 8)
+    stride = rng.choice([1, 2]), rng.choice([1, 2]), rng.choice([2, 2, rng.randint(3, 8)])
     kernel = rng.randint(1, 3), rng.randint(1, 3), stride[2] * rng.randint(1, 2)
+    if stride[2] == 2:
+        kernel = *kernel[:2], kernel[2] - rng.choice([0, 1])
     return Layer(
         seed=rng.randrange(1000),
         batch=rng.randint(1, 2),
@@ -73,10 +77,10 @@ def emulate(emulated, case: Case, operands, kernel="hopper", seed=0):
 def test_random_images(emulated_volumes, start):
     computed = 0
     for seed in range(start, start + 40):
-        case = image(random.Random(seed))
+        dtype = (torch.float32, torch.float32, *LOW)[seed % 4]
+        case = image(random.Random(seed), whole=dtype != torch.float32)
         if min(case.output_size) < 1:
             continue
-        dtype = (torch.float32, torch.float32, *LOW)[seed % 4]
         operands = case.tensors(dtype, seed=seed)
         try:
             y, _ = emulate(emulated_volumes, case, operands, seed=seed)
@@ -119,16 +123,19 @@ VOCODER = Case(in_channels=64, out_channels=40, kernel=(1, 16), stride=(1, 8), p
 
 
 def test_chosen_by_the_rule(emulated_volumes):
-    """By itself; not where the kernel is no whole number of strides wide, or taps lie apart."""
-    case = dataclasses.replace(VOCODER, batch=2, size=(1, 90))
-    operands = case.tensors()
-    y, launches = emulate(emulated_volumes, case, operands, "auto")
-    assert launches == JOINED
-    assert_within(
-        y, case.reference(*operands), conv_bound(case, *operands, torch.float32, tf32=True)
-    )
+    """By itself; not where the kernel is no whole number of strides wide, or taps lie apart. Of two
+    columns some may have fewer taps.
+    """
+    whole = dataclasses.replace(VOCODER, batch=2, size=(1, 90))
+    for case in (whole, dataclasses.replace(whole, kernel=(1, 3), stride=(1, 2), out_channels=32)):
+        operands = case.tensors()
+        y, launches = emulate(emulated_volumes, case, operands, "auto")
+        assert launches == JOINED
+        assert_within(
+            y, case.reference(*operands), conv_bound(case, *operands, torch.float32, tf32=True)
+        )
     for other in ({"kernel": (1, 15)}, {"dilation": (1, 3)}):
-        other = dataclasses.replace(case, **other)
+        other = dataclasses.replace(whole, **other)
         assert emulate(emulated_volumes, other, other.tensors(), "auto")[1] > JOINED
 
 
@@ -147,6 +154,24 @@ def test_infinity_meets_no_absent_tap(emulated_volumes, operand, dtype):
     assert torch.equal(y.isfinite(), other.isfinite()) and not bool(y.isfinite().all())
     if operand == "x":
         assert torch.equal(y.isfinite(), case.reference(x, weight, bias).isfinite())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("operand", ["x", "weight"])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_no_number_meets_a_weight_that_is_absent(emulated_volumes, kernel, operand, value):
+    """Columns with fewer taps than others have weights of zero, which the strict kernel has not."""
+    case = Case(in_channels=32, out_channels=5, kernel=(2, kernel), stride=(1, 2))
+    case = dataclasses.replace(case, batch=2, size=(3, 30), padding=(0, 1))
+    x, weight, bias = case.tensors()
+    (x if operand == "x" else weight)[0, 3, 1, 2] = value
+    y, launches = emulate(emulated_volumes, case, (x, weight, bias))
+    assert launches == JOINED
+    found = y.isfinite()
+    strict, _ = emulate(emulated_volumes, case, (x, weight, bias), "portable")
+    assert torch.equal(found, strict.isfinite()) and not bool(found.all()) and bool(found.any())
+    if operand == "x":
+        assert torch.equal(found, case.reference(x, weight, bias).isfinite())
 
 
 def test_values_of_any_size_are_answered(emulated_volumes):

@@ -162,7 +162,7 @@ inline const char* hopper_is_slower(const ConvTransposeLayer& p) {
   if (in < 4) return reason::kFewInputChannels;
   if (in < 16 && out < 16) return reason::kFewChannels;
 #ifdef TCONV_JOINS_COLUMNS
-  if (joins_columns(p)) return stores_take_longest(p);
+  if (joins_columns(p, true)) return joined_is_slower(p);
 #endif
   return p.stride_w > 2 ? reason::kColumnsApart : nullptr;
 }

@@ -29,11 +29,12 @@ __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& arg
                                                   const Phase& phase, const LineExtent<stacks(N)>& extent,
                                                   uint32_t buffer, int lane, int first_position, int columns,
                                                   int first_channel) {
-  constexpr int kShift = kWidth == 4 ? 2 : kWidth == 2 ? 1 : 0;
-  constexpr int kRounds = kStoreChannels * kStoreColumns / (32 * kWidth), kAtOnce = kRounds < 4 ? kRounds : 4;
+  constexpr int kShift = kWidth == 4 ? 2 : kWidth == 2 ? 1 : 0, kAtOnce = 2;
   const Plan& plan = args.plan;
   const JoinedColumns& joined = plan.joined;
   const int bits = joined.slot_bits(), channels = plan.out_channels_per_group >> bits;
+  const int rounds = (kStoreColumns << bits) / (32 * kWidth),
+            channels_here = min(kStoreChannels >> bits, channels - first_channel);
   const int out_column = at.strip * plan.tile_w * joined.stride - joined.crop;
 #ifdef TCONV_WALKS_DEPTH
   const int64_t plane = args.out_stride_c;
@@ -42,28 +43,40 @@ __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& arg
 #endif
   Storage* const tile_out = args.out + (static_cast<int64_t>(at.group) * channels + first_channel) * plane +
                             static_cast<int64_t>(phase.out_first_h) * args.out_w;
-#pragma unroll kAtOnce
-  for (int round = 0; round < kRounds; ++round) {
-    const int place = round * 32 + lane;  // digits: columns side by side, input columns, channels
-    const int slot = (place << kShift) & (joined.slots - 1), rest = place >> (bits - kShift);
-    const int column = rest % kStoreColumns, channel = rest / kStoreColumns;
-    int image, row, col;
-    const int exists = extent.pair_at(first_position + column, &image, &row, &col);
-    float values[kWidth];
-    const uint32_t read_at = buffer + (((channel << bits) + slot) * kStorePitch + column) * 4;
+#pragma unroll 1
+  for (int first = 0; first < rounds; first += kAtOnce) {  // an even number
+    Storage* to[kAtOnce];
+    uint32_t read_at[kAtOnce];
+    bool wanted[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(values[i]) : "r"(read_at + i * kStorePitch * 4));
-    const int out_col = col * joined.stride + slot + out_column;
-    Storage* to = tile_out + channel * plane + static_cast<int64_t>(row) * args.stride_h * args.out_w + out_col;
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int place = (first + k) * 32 + lane;  // digits: columns side by side, input columns
+      const int slot = (place << kShift) & (joined.slots - 1), column = place >> (bits - kShift);
+      int image, row, col;
+      const int exists = extent.pair_at(first_position + column, &image, &row, &col);
+      read_at[k] = buffer + (slot * kStorePitch + column) * 4;
+      const int out_col = col * joined.stride + slot + out_column;
+      to[k] = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + out_col;
 #ifdef TCONV_WALKS_DEPTH
-    to += args.out_offset(at.sample + image);
+      to[k] += args.out_offset(at.sample + image);
 #else
-    to += static_cast<int64_t>(at.sample + image) * (plan.num_groups * channels) * plane;
+      to[k] += static_cast<int64_t>(at.sample + image) * (plan.num_groups * channels) * plane;
 #endif
-    const bool wanted = exists != 0 && column < columns && first_channel + channel < channels && slot < joined.stride &&
-                        out_col >= 0 && out_col < args.out_w;
-    if (wanted) store_columns<kWidth>(to, values);
+      wanted[k] = exists != 0 && column < columns && slot < joined.stride && out_col >= 0 && out_col < args.out_w;
+    }
+#pragma unroll 1
+    for (int channel = 0; channel < channels_here; ++channel) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        float values[kWidth];
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          asm volatile("ld.shared.f32 %0, [%1];" : "=f"(values[i]) : "r"(read_at[k] + i * kStorePitch * 4));
+        if (wanted[k]) store_columns<kWidth>(to[k], values);
+        read_at[k] += joined.slots * kStorePitch * 4;
+        to[k] += plane;
+      }
+    }
   }
 }
 

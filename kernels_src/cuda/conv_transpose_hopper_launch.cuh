@@ -9,6 +9,9 @@
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
 #include "overlapped_launch.cuh"
+#ifdef TCONV_JOINS_COLUMNS
+#include "joined_columns_rule.h"
+#endif
 #ifdef TCONV_PAIRS_ROWS
 #include "row_pairs_weights.cuh"
 #endif
@@ -42,7 +45,7 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   }
 #endif
 #ifdef TCONV_JOINS_COLUMNS
-  if (outputs == Outputs::kAlone && joins_columns(call.layer)) {
+  if (outputs == Outputs::kAlone && joins_columns(call.layer, call.dtype == kFloat32)) {
     const JoinedColumns joined = joined_columns(call.layer);
     Plan plan = make_plan(layer_of(call.layer, joined), outputs, call.dtype != kFloat32,
                           static_cast<int>(device.smem_per_block), device.sm_count, true);

@@ -124,12 +124,18 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
     const int kernel_row = phase.kernel_first_h + (phase.taps_h - 1 - tap / phase.taps_w) * plan.kernel_step_h;
 #ifdef TCONV_JOINS_COLUMNS
     const int kernel_col =
-        (phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w) * step + slot;
+        (phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w) * step + slot -
+        plan.joined.lead;
+    const bool in_kernel = kernel_col >= 0 && kernel_col < args.kernel_w;
 #else
     const int kernel_col = phase.kernel_first_w + (phase.taps_w - 1 - tap % phase.taps_w) * plan.kernel_step_w;
 #endif
     uint32_t packed[4] = {0, 0, 0, 0};
+#ifdef TCONV_JOINS_COLUMNS
+    if (real && in_kernel) {
+#else
     if (real) {
+#endif
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int ic = ic_block * kBlockIC + chunk * 8 + 2 * k;
