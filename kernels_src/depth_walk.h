@@ -4,13 +4,16 @@
 //   and its weight                                                    w[c, co, kernel_first - t * kernel_step, :, :]
 // Gradients: grad's slices are where out's are, and the weight's gradient is that of three dimensions, of which a call
 // writes its taps.
-// Slices outside x are zeros. Strides are in elements. All of it, and every block between #ifdef TCONV_WALKS_DEPTH and
+// Slices outside x are zeros. Strides are in elements. A call may be of several residues, each of as many slices and
+// taps: the first, and those behind it. All of it, and every block between #ifdef TCONV_WALKS_DEPTH and
 // #endif, is only in solutions with a transposed convolution of three dimensions (generator/sources.py).
 #pragma once
 
 #include <cstdint>
 
 namespace tconv {
+
+constexpr int kMostResidues = 4;  // of a call
 
 struct DepthWalk {
   int64_t slices;       // images of a volume; 0: a call of two dimensions
@@ -20,10 +23,16 @@ struct DepthWalk {
   int64_t kernel_depth, kernel_first, kernel_step;
   int64_t x_stride_n, x_stride_d;
   int64_t out_stride_n, out_stride_c, out_stride_d;  // from the residue's first slice on; of gradients, grad's
+  int64_t more_residues;                             // beside the first: 0, 1 or 3
+  int64_t more_first[kMostResidues - 1], more_kernel_first[kMostResidues - 1];  // theirs, in place of the first one's
 
   bool walks() const { return slices > 0; }
   int64_t tap_count() const { return taps > 1 ? taps : 1; }  // in a group's channels
-  int64_t key() const { return walks() ? taps + 1 : 0; }     // what plans depend on beside the call's layer
+  int residues() const { return static_cast<int>(more_residues) + 1; }
+  int64_t first_of(int residue) const { return residue == 0 ? first : more_first[residue - 1]; }
+  int64_t kernel_first_of(int residue) const { return residue == 0 ? kernel_first : more_kernel_first[residue - 1]; }
+  // What plans depend on beside the call's layer.
+  int64_t key() const { return walks() ? (taps + 1) * kMostResidues + more_residues : 0; }
 };
 
 // The layer's third axis, of a call for the gradient of x, which takes whole volumes.

@@ -118,6 +118,27 @@ inline ConvCall residue_call(const DepthInputs& in, ConvTransposeLayer p, int64_
   return call;
 }
 
+// The calls of several residues as one, where it can be: or no call at all. Few output channels have forms of their own
+// (row_pairs.h, joined_columns.h), which know of no residues.
+template <typename Call>
+std::vector<Call> together(const std::vector<Call>& calls) {
+  constexpr int64_t kFewChannels = 32;
+  const ConvCall& first = calls[0].conv;
+  const size_t residues = calls.size();
+  if ((residues != 2 && residues != kMostResidues) || first.depth.taps == 0 || first.layer.stride_w > 2 ||
+      first.layer.out_channels / first.layer.groups <= kFewChannels)
+    return {};
+  std::vector<Call> made = {calls[0]};
+  DepthWalk& walk = made[0].conv.depth;
+  walk.more_residues = static_cast<int64_t>(residues) - 1;
+  for (size_t i = 1; i < residues; ++i) {
+    const DepthWalk& other = calls[i].conv.depth;
+    if (other.slices != walk.slices || other.taps != walk.taps) return {};
+    walk.more_first[i - 1] = other.first, walk.more_kernel_first[i - 1] = other.kernel_first;
+  }
+  return made;
+}
+
 // Does the library serve all of these calls? It says so without a workspace, from pointers that are there.
 template <typename Call>
 bool all_served(const std::vector<Call>& calls, const Device& device) {
@@ -152,15 +173,19 @@ Tensor convolve_volumes(DepthInputs& in) {
     calls.push_back(Call{residue_call(in, image, depth, residue)});
     calls.back().conv.x = calls.back().conv.out = pointer_of(in.x);  // is there, no more is asked
   }
-  if (!all_served(calls, device)) return declined();
+  const std::vector<Call> as_one = together(calls);
+  if (!as_one.empty() && all_served(as_one, device))
+    calls = as_one;
+  else if (!all_served(calls, device))
+    return declined();
   const int64_t sizes[] = {in.x.size(0) * image.out_channels, depth, image.out_h, image.out_w};
   const Tensor out = allocate(sizes, 4, dtype, device);
   const int64_t slice_bytes = image.out_h * image.out_w * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
-  for (int64_t residue = 0; residue < residues; ++residue) {
-    Call& call = calls[static_cast<size_t>(residue)];
+  for (size_t residue = 0; residue < calls.size(); ++residue) {
+    Call& call = calls[residue];
     call.conv.x = pointer_of(in.x), call.conv.weight = pointer_of(in.weight), call.conv.bias = pointer_of(in.bias);
     for (int i = 0; i < kMaxChannelVectors; ++i) call.conv.channel_vectors[i] = pointer_of(in.vectors[i]);
-    call.conv.out = static_cast<char*>(pointer_of(out)) + residue * slice_bytes;
+    call.conv.out = static_cast<char*>(pointer_of(out)) + static_cast<int64_t>(residue) * slice_bytes;
     launch(call, device);
   }
   return out;

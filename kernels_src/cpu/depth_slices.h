@@ -7,9 +7,9 @@
 namespace tconv {
 namespace cpu {
 
-// Kernels read a walk in fp32 by tiles, where some tap reads something.
+// Kernels read a walk in fp32 by tiles, where some tap reads something, and of one residue at a time.
 inline bool walk_is_served(const ConvCall& call) {
-  return call.dtype == kFloat32 && call.kernel_choice != kPlain && call.depth.taps > 0;
+  return call.dtype == kFloat32 && call.kernel_choice != kPlain && call.depth.taps > 0 && call.depth.residues() == 1;
 }
 
 // One channel of a group, as images have them: which of x's, through which tap.

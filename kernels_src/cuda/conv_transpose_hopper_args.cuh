@@ -79,13 +79,23 @@ struct HopperArgs {
 #ifdef TCONV_WALKS_DEPTH
   // Images that are slices of volumes (depth_walk.h); a call of two dimensions has volumes of one slice.
   FastDivisor by_slices, by_tap_channels;
-  int in_depth, first_slice, tap_slices;
-  int64_t x_stride_d, out_stride_n, out_stride_c, out_stride_d;
+  int in_depth, tap_slices, first_slices[kMostResidues];  // by residue
+  int64_t x_stride_d, out_stride_n, out_stride_c, out_stride_d, out_stride_residue;
 
   // Elements from the outputs of image 0 to those of `image`.
   __device__ __forceinline__ int64_t out_offset(int image) const {
     const int volume = static_cast<int>(by_slices.quotient(image));
     return volume * out_stride_n + (image - volume * static_cast<int>(by_slices.divisor)) * out_stride_d;
+  }
+
+  // Elements from x to what a group reads of a volume.
+  __device__ __forceinline__ int64_t volume_offset(int volume, int group) const {
+    return volume * x_stride_n + (group >> plan.split_bits) * static_cast<int>(by_tap_channels.divisor) * x_stride_c;
+  }
+
+  // The outputs of a group's channel in image 0.
+  __device__ __forceinline__ Storage* channel_out(int group, int residue, int channel) const {
+    return out + residue * out_stride_residue + (group * plan.out_channels_per_group + channel) * out_stride_c;
   }
 #endif
 };
@@ -97,6 +107,9 @@ struct TileCursor {
   int chunk;  // its first tile's place among those of its strip, and the strip
   int first_tile, tile, tile_end;
   int strip, group, sample;  // the line's first
+#ifdef TCONV_WALKS_DEPTH
+  int residue;  // and group is one of the others'
+#endif
 
   __device__ __forceinline__ TileCursor(const Plan& plan) { enter_range(plan, blockIdx.x); }
   __device__ __forceinline__ TileCursor(const Plan& plan, int of_chunk) { enter(plan, of_chunk); }
@@ -120,9 +133,17 @@ struct TileCursor {
     first_tile = tile = next_digit(plan.line_tiles);
     tile_end = min(tile + left_of_range, plan.num_tiles);
     group = next_digit(plan.num_groups);
+#ifdef TCONV_WALKS_DEPTH
+    residue = group & (1 << plan.residue_bits) - 1;
+    group >>= plan.residue_bits;
+#endif
     sample = rest * plan.line_samples;
   }
 
+#ifdef TCONV_WALKS_DEPTH
+  // By which weights are counted.
+  __device__ __forceinline__ int part(const Plan& plan) const { return (group << plan.residue_bits) + residue; }
+#endif
   __device__ __forceinline__ bool done(const Plan& plan) const { return chunk >= plan.total_tiles; }
   __device__ __forceinline__ bool last_of_chunk() const { return tile + 1 == tile_end; }
 

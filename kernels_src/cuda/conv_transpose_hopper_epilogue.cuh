@@ -266,7 +266,7 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const int first_channel = channel0 + warp * 16;
 #endif
 #ifdef TCONV_WALKS_DEPTH
-  Storage* tile_out = args.out + (at.group * plan.out_channels_per_group + first_channel) * plane +
+  Storage* tile_out = args.channel_out(at.group, at.residue, first_channel) +
                       static_cast<int64_t>(phase.out_first_h) * args.out_w +
                       static_cast<int64_t>(at.strip) * plan.tile_w * args.stride_w + phase.out_first_w;
 #else

@@ -9,6 +9,9 @@
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
 #include "overlapped_launch.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "depth_plan.h"
+#endif
 #ifdef TCONV_JOINS_COLUMNS
 #include "joined_columns_rule.h"
 #endif
@@ -53,6 +56,11 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
     if (plan.usable) return plan;
   }
 #endif
+#ifdef TCONV_WALKS_DEPTH
+  if (outputs == Outputs::kAlone && call.depth.walks())
+    return plan_residues(call.layer, call.depth.residues(), call.dtype != kFloat32,
+                         static_cast<int>(device.smem_per_block), device.sm_count);
+#endif
   return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
                    device.sm_count);
 }
@@ -94,12 +102,14 @@ void describe_depth(HopperArgs<Storage>& args, const ConvCall& call) {
   args.by_slices = FastDivisor::make(static_cast<uint32_t>(walks ? call.depth.slices : 1));
   args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(p.in_channels / p.groups / taps));
   args.in_depth = walks ? static_cast<int>(call.depth.in_depth) : 1;
-  args.first_slice = static_cast<int>(call.depth.first), args.tap_slices = static_cast<int>(call.depth.step);
+  args.tap_slices = static_cast<int>(call.depth.step);
+  for (int i = 0; i < call.depth.residues(); ++i) args.first_slices[i] = static_cast<int>(call.depth.first_of(i));
   args.x_stride_n = walks ? call.depth.x_stride_n : p.x_stride_n;
   args.x_stride_d = call.depth.x_stride_d;
   args.out_stride_n = walks ? call.depth.out_stride_n : p.out_channels * plane;
   args.out_stride_c = walks ? call.depth.out_stride_c : plane;
   args.out_stride_d = call.depth.out_stride_d;
+  args.out_stride_residue = plane;
 }
 
 #endif

@@ -106,9 +106,9 @@ struct BatchSource {
              column < args.in_w;
 #ifdef TCONV_WALKS_DEPTH
     const int of_all = walk.at.sample + image, volume = static_cast<int>(args.by_slices.quotient(of_all));
-    slice = of_all - volume * static_cast<int>(args.by_slices.divisor) + args.first_slice;
+    slice = of_all - volume * static_cast<int>(args.by_slices.divisor) + args.first_slices[walk.at.residue];
     channel = ic_block * kBlockIC + lane_chunk(lane) * 8;
-    from += volume * args.x_stride_n + walk.at.group * static_cast<int>(args.by_tap_channels.divisor) * args.x_stride_c;
+    from += args.volume_offset(volume, walk.at.group);
 #else
     if (plan.num_ic_blocks > 1) from += ic_block * (kBlockIC * args.x_stride_c);
 #endif
@@ -379,7 +379,11 @@ __device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args,
   RingCursor stage;
   for (TileCursor at(plan); !at.done(plan); at.next(plan)) {
     const int count = plan.num_sweeps * plan.sweep_tiles;
+#ifdef TCONV_WALKS_DEPTH
+    const char* from = tiles + static_cast<int64_t>(at.part(plan)) * count * step;
+#else
     const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
+#endif
     for (int i = 0; i < count; ++i, from += step) {
       const int slot = first_stage + stage.slot;
       mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);

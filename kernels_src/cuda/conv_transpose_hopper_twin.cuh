@@ -37,7 +37,7 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
 #ifdef TCONV_WALKS_DEPTH
   const int64_t plane = args.out_stride_c;
-  Storage* tile_out = args.out + (at.group * plan.out_channels_per_group + first_channel) * plane +
+  Storage* tile_out = args.channel_out(at.group, at.residue, first_channel) +
                       static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
 #else
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;

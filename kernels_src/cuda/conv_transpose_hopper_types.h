@@ -122,6 +122,11 @@ struct Plan {
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
+#ifdef TCONV_WALKS_DEPTH
+  // Groups of the plan: of the layer's, the parts that its output channels are cut into, and of those the residues in
+  // depth (powers of two of either).
+  int split_bits, residue_bits;
+#endif
 #ifdef TCONV_PAIRS_ROWS
   RowPairs pairs;  // of a plan of pairs
 #endif

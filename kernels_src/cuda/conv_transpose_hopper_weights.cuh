@@ -35,7 +35,7 @@ struct WeightsArgs {
   GuardState* guard;
 #ifdef TCONV_WALKS_DEPTH  // a call of two dimensions has one tap in depth
   FastDivisor by_tap_channels;
-  int kernel_depth, kernel_first, kernel_step;
+  int kernel_depth, kernel_step, kernel_firsts[kMostResidues];  // by residue
 #endif
 };
 #ifdef TCONV_WALKS_DEPTH
@@ -47,7 +47,8 @@ void describe_depth(WeightsArgs<Storage>& args, const ConvCall& call) {
   const int64_t taps = walks ? call.depth.taps : 1;
   args.by_tap_channels = FastDivisor::make(static_cast<uint32_t>(args.plan.in_channels_per_group / taps));
   args.kernel_depth = walks ? static_cast<int>(call.depth.kernel_depth) : 1;
-  args.kernel_first = static_cast<int>(call.depth.kernel_first);
+  for (int i = 0; i < call.depth.residues(); ++i)
+    args.kernel_firsts[i] = static_cast<int>(call.depth.kernel_first_of(i));
   args.kernel_step = static_cast<int>(call.depth.kernel_step);
 }
 #endif
@@ -78,7 +79,10 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   // Weights of a pair of channels lie side by side, those of all depth taps.
   const int tap_channels = static_cast<int>(args.by_tap_channels.divisor);
   const int64_t run = args.kernel_depth * taps;
-  const Storage* source = args.weight + (static_cast<int64_t>(group) * tap_channels * num_oc + channel) * run;
+  const int residue = group & (1 << plan.residue_bits) - 1, part = group >> plan.residue_bits;
+  const int first_oc = (part & (1 << plan.split_bits) - 1) * num_oc, all_oc = num_oc << plan.split_bits;
+  const Storage* source =
+      args.weight + (static_cast<int64_t>(part >> plan.split_bits) * tap_channels * all_oc + first_oc + channel) * run;
 #else
   const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
 #endif
@@ -94,7 +98,7 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   if constexpr (sizeof(Storage) == 4) {
 #ifdef TCONV_WALKS_DEPTH
     const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(
-        source, real ? tap_channels : 0, run, num_oc * run, args.guard, InputScale(args.guard).value);
+        source, real ? tap_channels : 0, run, all_oc * run, args.guard, InputScale(args.guard).value);
 #else
     const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps,
                                                                          args.guard, InputScale(args.guard).value);
@@ -104,7 +108,11 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
     if (threadIdx.x == 0 && !(found.inverse >= 0x1p-126f && found.inverse <= 0x1p127f)) args.guard->out_of_range = 1;
 #endif
     scale = found.scale;
+#ifdef TCONV_WALKS_DEPTH
+    if (threadIdx.x == 0) args.inv_scale[part * padded + channel] = found.inverse;  // the same of all residues
+#else
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = found.inverse;
+#endif
   } else {
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
   }
@@ -143,11 +151,11 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
 #ifdef TCONV_WALKS_DEPTH
         const int depth_tap = static_cast<int>(args.by_tap_channels.quotient(ic));
         const int64_t ic_of_tap = ic - depth_tap * tap_channels,
-                      kernel_slice = args.kernel_first - depth_tap * args.kernel_step;
+                      kernel_slice = args.kernel_firsts[residue] - depth_tap * args.kernel_step;
         const Storage* at =
-            source + ic_of_tap * num_oc * run + kernel_slice * taps + kernel_row * args.kernel_w + kernel_col;
+            source + ic_of_tap * all_oc * run + kernel_slice * taps + kernel_row * args.kernel_w + kernel_col;
         if (ic < num_ic) a = at[0];
-        if (ic + 1 < num_ic) b = at[num_oc * run];
+        if (ic + 1 < num_ic) b = at[all_oc * run];
 #else
         const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
         if (ic < num_ic) a = at[0];

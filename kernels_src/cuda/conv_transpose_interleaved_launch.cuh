@@ -32,7 +32,7 @@ inline int64_t interleaved_channels(const ConvCall& call) {
 inline bool interleaves(const ConvCall& call) {
   const ConvTransposeLayer& p = call.layer;
 #ifdef TCONV_WALKS_DEPTH
-  if (call.depth.walks()) return true;
+  if (call.depth.walks()) return call.depth.residues() == 1;
 #endif
   return p.stride_w > 2 && p.out_channels / p.groups > 4;
 }

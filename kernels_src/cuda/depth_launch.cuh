@@ -31,12 +31,14 @@ struct DepthPlainArgs {
   EpilogueArgs<Storage> epilogue;
   const int* guard;  // null: always; else only where it is raised
   int64_t tap_channels, oc_per_group, blocks_per_plane, num_blocks;
-  FastDivisor64 by_blocks_per_plane, by_out_channels, by_oc_per_group, by_slices, by_out_w, by_stride_h, by_stride_w;
+  int64_t firsts[kMostResidues], kernel_firsts[kMostResidues];  // by residue
+  FastDivisor64 by_blocks_per_plane, by_out_channels, by_oc_per_group, by_slices, by_residues, by_out_w, by_stride_h,
+      by_stride_w;
 };
 
 template <typename Storage>
-__device__ __forceinline__ float depth_plain_sum(const DepthPlainArgs<Storage>& args, int64_t volume, int64_t slice,
-                                                 int64_t oc, int64_t oh, int64_t ow) {
+__device__ __forceinline__ float depth_plain_sum(const DepthPlainArgs<Storage>& args, int residue, int64_t volume,
+                                                 int64_t slice, int64_t oc, int64_t oh, int64_t ow) {
   const ConvTransposeLayer& p = args.layer;
   const int64_t oc_per_group = args.oc_per_group, group = args.by_oc_per_group.quotient(oc);
   const int64_t plane = p.kernel_h * p.kernel_w, run = args.depth.kernel_depth * plane;
@@ -45,7 +47,7 @@ __device__ __forceinline__ float depth_plain_sum(const DepthPlainArgs<Storage>& 
       args.weight + (group * args.tap_channels * oc_per_group + (oc - group * oc_per_group)) * run;
   float sum = 0.0f;
   for (int64_t t = 0; t < args.depth.taps; ++t) {
-    const int64_t read = slice + args.depth.first + t * args.depth.step;
+    const int64_t read = slice + args.firsts[residue] + t * args.depth.step;
     if (read < 0 || read >= args.depth.in_depth) continue;
     for (int64_t kh = 0; kh < p.kernel_h; ++kh) {
       const int64_t ih = tap_source(oh + p.padding_h - kh * p.dilation_h, p.in_h, p.stride_h, args.by_stride_h);
@@ -55,7 +57,7 @@ __device__ __forceinline__ float depth_plain_sum(const DepthPlainArgs<Storage>& 
         if (iw < 0) continue;
         const Storage* pixel = x + read * args.depth.x_stride_d + ih * p.x_stride_h + iw * p.x_stride_w;
         const Storage* tap =
-            weight + (args.depth.kernel_first - t * args.depth.kernel_step) * plane + kh * p.kernel_w + kw;
+            weight + (args.kernel_firsts[residue] - t * args.depth.kernel_step) * plane + kh * p.kernel_w + kw;
         for (int64_t c = 0; c < args.tap_channels; ++c, pixel += p.x_stride_c, tap += oc_per_group * run)
           sum = fmaf(static_cast<float>(*pixel), static_cast<float>(*tap), sum);
       }
@@ -72,13 +74,15 @@ __global__ void __launch_bounds__(DepthPlainConfig::kPixels, DepthPlainConfig::k
   for (int64_t block = blockIdx.x; block < args.num_blocks; block += gridDim.x) {
     const int64_t plane = args.by_blocks_per_plane.quotient(block), part = block - plane * args.blocks_per_plane;
     const int64_t image = args.by_out_channels.quotient(plane), oc = plane - image * p.out_channels;
-    const int64_t volume = args.by_slices.quotient(image), slice = image - volume * args.depth.slices;
+    const int64_t of_residue = args.by_residues.quotient(image);
+    const int residue = static_cast<int>(image - of_residue * (args.depth.more_residues + 1));
+    const int64_t volume = args.by_slices.quotient(of_residue), slice = of_residue - volume * args.depth.slices;
     const int64_t pixel = part * DepthPlainConfig::kPixels + threadIdx.x;
     if (pixel >= p.out_h * p.out_w) continue;
     const int64_t oh = args.by_out_w.quotient(pixel), ow = pixel - oh * p.out_w;
-    const float sum = depth_plain_sum(args, volume, slice, oc, oh, ow);
-    Storage* const to =
-        args.out + volume * args.depth.out_stride_n + oc * args.depth.out_stride_c + slice * args.depth.out_stride_d;
+    const float sum = depth_plain_sum(args, residue, volume, slice, oc, oh, ow);
+    Storage* const to = args.out + volume * args.depth.out_stride_n + oc * args.depth.out_stride_c +
+                        slice * args.depth.out_stride_d + residue * p.out_h * p.out_w;
     to[pixel] = to_storage<Storage>(apply_epilogue<float, Storage>(sum, args.epilogue, oc));
   }
 }
@@ -98,7 +102,12 @@ int64_t launch_depth_plain_typed(const ConvCall& call, void* out, const int* gua
   args.guard = guard;
   args.tap_channels = call.depth.taps > 0 ? p.in_channels / p.groups / call.depth.taps : 0;
   args.blocks_per_plane = (p.out_h * p.out_w + DepthPlainConfig::kPixels - 1) / DepthPlainConfig::kPixels;
-  args.num_blocks = args.blocks_per_plane * p.batch * p.out_channels;
+  args.num_blocks = args.blocks_per_plane * p.batch * p.out_channels * call.depth.residues();
+  for (int i = 0; i < call.depth.residues(); ++i) {
+    args.firsts[i] = call.depth.first_of(i);
+    args.kernel_firsts[i] = call.depth.kernel_first_of(i);
+  }
+  args.by_residues = FastDivisor64::make(call.depth.residues());
   args.by_blocks_per_plane = FastDivisor64::make(args.blocks_per_plane);
   args.by_out_channels = FastDivisor64::make(p.out_channels);
   args.oc_per_group = p.out_channels / p.groups;
