@@ -22,27 +22,55 @@ __device__ __forceinline__ void store_columns(Storage* to, const float (&columns
   __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&vector));
 }
 
+// Where the outputs of a block's columns go, those of columns lane and lane + 32: others ask the lane that has them.
+struct JoinedPlaces {
+  static constexpr int kEach = kStoreColumns / 32, kNowhere = -kMostJoinedColumns;
+  int64_t offsets[kEach];  // of slot 0 in channel 0, in elements
+  int columns[kEach];      // of the output, slot 0's; kNowhere or less where there is none
+
+  template <int N, typename Storage>
+  __device__ __forceinline__ JoinedPlaces(const HopperArgs<Storage>& args, const TileCursor& at, const Phase& phase,
+                                          const LineExtent<stacks(N)>& extent, int lane, int first_position,
+                                          int num_columns, std::integral_constant<int, N>) {
+    const Plan& plan = args.plan;
+    const JoinedColumns& joined = plan.joined;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int column = lane + 32 * i;
+      int image, row, col;
+      const bool exists = extent.pair_at(first_position + column, &image, &row, &col) != 0 && column < num_columns;
+      columns[i] = exists ? (at.strip * plan.tile_w + col) * joined.stride - joined.crop : kNowhere;
+#ifdef TCONV_WALKS_DEPTH
+      offsets[i] = args.out_offset(at.sample + image);
+#else
+      offsets[i] = static_cast<int64_t>(at.sample + image) *
+                   (plan.num_groups * (plan.out_channels_per_group >> joined.slot_bits())) * args.out_h * args.out_w;
+#endif
+      offsets[i] += (static_cast<int64_t>(row) * args.stride_h + phase.out_first_h) * args.out_w + columns[i];
+    }
+  }
+
+  // Every lane's of its own column of a round, all of which are in the same half of the block.
+  __device__ __forceinline__ void find(int column, int64_t* offset, int* out_column) const {
+    const bool second = kEach == 2 && column >= 32;
+    *offset = __shfl_sync(0xFFFFFFFFu, second ? offsets[kEach - 1] : offsets[0], column % 32);
+    *out_column = __shfl_sync(0xFFFFFFFFu, second ? columns[kEach - 1] : columns[0], column % 32);
+  }
+};
+
 // What a warp has in its buffer, kStoreChannels rows of a block's columns, to memory. A lane takes kWidth slots of one
-// column at once, its neighbours what lies next to them.
-template <int N, int kWidth, typename Storage>
-__device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& args, const TileCursor& at,
-                                                  const Phase& phase, const LineExtent<stacks(N)>& extent,
-                                                  uint32_t buffer, int lane, int first_position, int columns,
-                                                  int first_channel) {
+// column at once, its neighbours what lies next to them. to: the first channel in image 0.
+template <int kWidth, typename Storage>
+__device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& args, const JoinedPlaces& places,
+                                                  uint32_t buffer, int lane, int channels, Storage* to_channel) {
   constexpr int kShift = kWidth == 4 ? 2 : kWidth == 2 ? 1 : 0, kAtOnce = 2;
-  const Plan& plan = args.plan;
-  const JoinedColumns& joined = plan.joined;
-  const int bits = joined.slot_bits(), channels = plan.out_channels_per_group >> bits;
-  const int rounds = (kStoreColumns << bits) / (32 * kWidth),
-            channels_here = min(kStoreChannels >> bits, channels - first_channel);
-  const int out_column = at.strip * plan.tile_w * joined.stride - joined.crop;
+  const JoinedColumns& joined = args.plan.joined;
+  const int bits = joined.slot_bits(), rounds = (kStoreColumns << bits) / (32 * kWidth);
 #ifdef TCONV_WALKS_DEPTH
   const int64_t plane = args.out_stride_c;
 #else
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
 #endif
-  Storage* const tile_out = args.out + (static_cast<int64_t>(at.group) * channels + first_channel) * plane +
-                            static_cast<int64_t>(phase.out_first_h) * args.out_w;
 #pragma unroll 1
   for (int first = 0; first < rounds; first += kAtOnce) {  // an even number
     Storage* to[kAtOnce];
@@ -52,20 +80,16 @@ __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& arg
     for (int k = 0; k < kAtOnce; ++k) {
       const int place = (first + k) * 32 + lane;  // digits: columns side by side, input columns
       const int slot = (place << kShift) & (joined.slots - 1), column = place >> (bits - kShift);
-      int image, row, col;
-      const int exists = extent.pair_at(first_position + column, &image, &row, &col);
+      int64_t offset;
+      int out_column;
+      places.find(column, &offset, &out_column);
+      out_column += slot;
       read_at[k] = buffer + (slot * kStorePitch + column) * 4;
-      const int out_col = col * joined.stride + slot + out_column;
-      to[k] = tile_out + static_cast<int64_t>(row) * args.stride_h * args.out_w + out_col;
-#ifdef TCONV_WALKS_DEPTH
-      to[k] += args.out_offset(at.sample + image);
-#else
-      to[k] += static_cast<int64_t>(at.sample + image) * (plan.num_groups * channels) * plane;
-#endif
-      wanted[k] = exists != 0 && column < columns && slot < joined.stride && out_col >= 0 && out_col < args.out_w;
+      to[k] = to_channel + offset + slot;
+      wanted[k] = slot < joined.stride && out_column >= 0 && out_column < args.out_w;
     }
 #pragma unroll 1
-    for (int channel = 0; channel < channels_here; ++channel) {
+    for (int channel = 0; channel < channels; ++channel) {
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         float values[kWidth];
@@ -106,6 +130,10 @@ __device__ __forceinline__ void finish_joined_segment(const HopperArgs<Storage>&
   for (int block = 0; block < kBlocks; ++block) {
     const int columns = min(kStoreColumns, N - block * kStoreColumns);
     finish_fragments<N>(args, channels, at.group, acc, block * kFragments, min((block + 1) * kFragments, N / 8));
+    int lane = thread % 32;
+    asm volatile("" : "+r"(lane));  // not earlier: what follows from it would not fit the registers
+    const JoinedPlaces places(args, at, phase, extent, lane, first_position + block * kStoreColumns, columns,
+                              std::integral_constant<int, N>{});
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       __syncwarp();
@@ -115,13 +143,17 @@ __device__ __forceinline__ void finish_joined_segment(const HopperArgs<Storage>&
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-      int lane = thread;
-      asm volatile("" : "+r"(lane));  // not earlier: what follows from it would not fit the registers
-      const int bits = plan.joined.slot_bits();
-      const int first_channel = (channel0 + lane / 32 % 4 * 16 + half * kStoreChannels) >> bits;  // of the group
+      const int bits = plan.joined.slot_bits(), group_channels = plan.out_channels_per_group >> bits;
+      const int first_channel = (channel0 + thread / 32 % 4 * 16 + half * kStoreChannels) >> bits;  // of the group
+#ifdef TCONV_WALKS_DEPTH
+      Storage* const to = args.channel_out(0, 0, at.group * group_channels + first_channel);
+#else
+      Storage* const to =
+          args.out + static_cast<int64_t>(at.group * group_channels + first_channel) * args.out_h * args.out_w;
+#endif
+      const int channels_here = min(kStoreChannels >> bits, group_channels - first_channel);
       const auto store = [&](auto width) {
-        store_joined_rows<N, decltype(width)::value>(args, at, phase, extent, buffer, lane % 32,
-                                                     first_position + block * kStoreColumns, columns, first_channel);
+        store_joined_rows<decltype(width)::value>(args, places, buffer, lane, channels_here, to);
       };
       if (store_width == 4)
         store(std::integral_constant<int, 4>{});

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "conv_transpose_hopper_twin_odd.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -60,6 +63,20 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
     finish_fragments<N>(args, channels, at.group, even, j0, j1);
     finish_fragments<N>(args, channels, at.group, odd, j0, j1);
+#ifdef TCONV_WALKS_DEPTH
+    if (!paired) {
+      const int position = at.tile * plan.tile_pixels + segment * plan.segment_pixels + block * kPixels;
+      const auto store = [&](auto pixels) {
+        store_odd_twins<decltype(pixels)::value, decltype(pixels)::value / 8, N>(
+            args, at, extent, odd_cols, buffer, write_at, j0, position, tile_out, channels_left, even, odd);
+      };
+      if (pixels == kPixels)
+        store(std::integral_constant<int, kPixels>{});
+      else
+        store(std::integral_constant<int, kLastPixels>{});
+      continue;
+    }
+#endif
     // A reading lane takes both columns of a pixel in one channel.
     const uint32_t read_at = buffer + (lane_channel * kStorePitch + 2 * lane_pixel) * 4;
     int image, row, col;
