@@ -88,8 +88,7 @@ __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& arg
       to[k] = to_channel + offset + slot;
       wanted[k] = slot < joined.stride && out_column >= 0 && out_column < args.out_w;
     }
-#pragma unroll 1
-    for (int channel = 0; channel < channels; ++channel) {
+    const auto store_channel = [&] {
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         float values[kWidth];
@@ -100,7 +99,14 @@ __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& arg
         read_at[k] += joined.slots * kStorePitch * 4;
         to[k] += plane;
       }
+    };
+    int channel = 0;
+#pragma unroll 1
+    for (; channel + 2 <= channels; channel += 2) {
+      store_channel();
+      store_channel();
     }
+    if (channel < channels) store_channel();
   }
 }
 
