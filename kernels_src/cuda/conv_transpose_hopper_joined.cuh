@@ -19,7 +19,11 @@ __device__ __forceinline__ void store_columns(Storage* to, const float (&columns
   using Word = std::conditional_t<
       sizeof(vector) == 16, uint4,
       std::conditional_t<sizeof(vector) == 8, uint2, std::conditional_t<sizeof(vector) == 4, unsigned, short>>>;
-  __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&vector));
+  const Word word = *reinterpret_cast<const Word*>(&vector);
+  if constexpr (kWidth == 1)
+    *reinterpret_cast<Word*>(to) = word;  // of a sector that another store may complete
+  else
+    __stcs(reinterpret_cast<Word*>(to), word);
 }
 
 // Where the outputs of a block's columns go, those of columns lane and lane + 32: others ask the lane that has them.
@@ -63,7 +67,7 @@ struct JoinedPlaces {
 template <int kWidth, typename Storage>
 __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& args, const JoinedPlaces& places,
                                                   uint32_t buffer, int lane, int channels, Storage* to_channel) {
-  constexpr int kShift = kWidth == 4 ? 2 : kWidth == 2 ? 1 : 0, kAtOnce = 2;
+  constexpr int kShift = kWidth == 4 ? 2 : kWidth == 2 ? 1 : 0, kAtOnce = kWidth == 1 ? 4 : 2;
   const JoinedColumns& joined = args.plan.joined;
   const int bits = joined.slot_bits(), rounds = (kStoreColumns << bits) / (32 * kWidth);
 #ifdef TCONV_WALKS_DEPTH
@@ -72,7 +76,7 @@ __device__ __forceinline__ void store_joined_rows(const HopperArgs<Storage>& arg
   const int64_t plane = static_cast<int64_t>(args.out_h) * args.out_w;
 #endif
 #pragma unroll 1
-  for (int first = 0; first < rounds; first += kAtOnce) {  // an even number
+  for (int first = 0; first < rounds; first += kAtOnce) {  // a whole number of turns
     Storage* to[kAtOnce];
     uint32_t read_at[kAtOnce];
     bool wanted[kAtOnce];

@@ -10,22 +10,6 @@ namespace hopper {
 
 constexpr int kMostSplitBits = 2;
 
-// Where every block has one tile, the ring has room for no other, and the weights have what that leaves.
-inline void deepen_weights(Plan& plan, int smem_limit, int num_sms) {
-  if (plan.resident_weights || plan.range_tiles > 1 || plan.num_ranges() > num_sms) return;
-  const int others = plan.smem_bytes - plan.ring_bytes - plan.weight_stages * kTapBytes;
-  constexpr int kBatches = kUnitPixels / kBatchPixels;
-  plan.ring_units = plan.window_units;
-  while (plan.ring_units * kBatches * plan.ring_ic_blocks < plan.producer_warps)
-    ++plan.ring_units;  // as plan_tiles has it
-  plan.ring_block_pixels = plan.ring_units * kUnitPixels + plan.mirror_pixels;
-  plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;
-  const int fitting = (smem_limit - others - plan.ring_bytes) / kTapBytes;
-  plan.ring_stages = (fitting < kMaxWeightStages ? fitting : kMaxWeightStages) / plan.blocks_per_sweep;
-  plan.weight_stages = plan.ring_stages * plan.blocks_per_sweep;
-  plan.smem_bytes = others + plan.ring_bytes + plan.weight_stages * kTapBytes;
-}
-
 // Of a layer with so many residues, a power of two.
 inline Plan plan_parts(const ConvTransposeLayer& p, int residues, bool sixteen_bit, int smem_limit, int num_sms) {
   Plan best{};
@@ -40,9 +24,8 @@ inline Plan plan_parts(const ConvTransposeLayer& p, int residues, bool sixteen_b
     while (1 << plan.residue_bits < residues) ++plan.residue_bits;
     if (bits > 0 && (!plan.usable || plan.cost >= best.cost)) continue;
     best = plan;
-    if (!best.usable) return best;
+    if (!best.usable) break;
   }
-  deepen_weights(best, smem_limit, num_sms);
   return best;
 }
 
