@@ -108,3 +108,30 @@ def volume(seed: int) -> Layer:
         bias=rng.random() < 0.7,
         layout=rng.choice(("contiguous", "contiguous", "channels_last")),
     )
+
+
+def alike_residues(seed: int) -> Layer:
+    """Of three dimensions, with as many taps and mostly as many slices for each residue in depth,
+    and output channels for more than half a tile.
+    """
+    rng = random.Random(seed)
+    stride = rng.choice([2, 2, 4]), rng.choice([1, 2]), rng.choice([1, 2])
+    groups = rng.choice([1, 1, 2])
+    kernel = stride[0] * rng.choice([1, 1, 2]), rng.randint(1, 3), rng.randint(1, 3)
+    padding = tuple(rng.randrange(size) for size in kernel)
+    more = rng.choice([2 * padding[0] % stride[0]] * 3 + [rng.randrange(stride[0])])
+    return Layer(
+        seed=rng.randrange(1000),
+        batch=rng.choice([None, 1, 2]),
+        channels=groups * 8 * rng.randint(1, 3),
+        out_channels=groups * rng.choice([33, 64, 100, 128, 256]),
+        size=(rng.randint(1, 3), rng.randint(1, 5), rng.choice([3, 4, 9])),
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=(more, *(rng.randrange(step) for step in stride[1:])),
+        dilation=(1, 1, 1),
+        groups=groups,
+        bias=rng.random() < 0.5,
+        layout=rng.choice(["contiguous", "channels_last"]),
+    )

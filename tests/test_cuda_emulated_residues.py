@@ -3,14 +3,13 @@ the processors: on the CPU, thread by thread, right and without races.
 """
 
 import dataclasses
-import random
 
 import pytest
 import torch
 
 from tests.emulated_tools import forced, forced_volume_launches, needs_cuda_headers
 from tests.gpu_tools import LOW
-from tests.random_dimensions import Layer
+from tests.random_dimensions import Layer, alike_residues
 from tests.solution_tools import assert_within
 from tests.sweeps import swept
 from tests.test_cuda_emulated_volumes import STEPS, in_place
@@ -19,37 +18,11 @@ pytestmark = needs_cuda_headers
 ONE_CALL = 3  # launches: weights, the convolution, and what waits for the guard
 
 
-def layer(rng: random.Random) -> Layer:
-    """Of as many taps and mostly as many slices for each residue, and enough output channels for a
-    tile of their own.
-    """
-    stride = rng.choice([2, 2, 4]), rng.choice([1, 2]), rng.choice([1, 2])
-    groups = rng.choice([1, 1, 2])
-    kernel = stride[0] * rng.choice([1, 1, 2]), rng.randint(1, 3), rng.randint(1, 3)
-    padding = tuple(rng.randrange(size) for size in kernel)
-    more = rng.choice([2 * padding[0] % stride[0]] * 3 + [rng.randrange(stride[0])])
-    return Layer(
-        seed=rng.randrange(1000),
-        batch=rng.choice([None, 1, 2]),
-        channels=groups * 8 * rng.randint(1, 3),
-        out_channels=groups * rng.choice([33, 64, 100, 128, 256]),
-        size=(rng.randint(1, 3), rng.randint(1, 5), rng.choice([3, 4, 9])),
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=(more, *(rng.randrange(step) for step in stride[1:])),
-        dilation=(1, 1, 1),
-        groups=groups,
-        bias=rng.random() < 0.5,
-        layout=rng.choice(["contiguous", "channels_last"]),
-    )
-
-
 @pytest.mark.parametrize("start", swept(range(0, 120, 20), (0,)))
 def test_random_layers(emulated_volumes, start):
     launches = []
     for seed in range(start, start + 20):
-        case = layer(random.Random(seed))
+        case = alike_residues(seed)
         launches.append(forced_volume_launches(emulated_volumes, case, in_place, seed))
     assert launches.count(ONE_CALL) >= 5
 

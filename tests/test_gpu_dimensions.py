@@ -7,7 +7,7 @@ import torch
 
 from generator.runtime.dimensions import _in_one_dimension
 from tests.gpu_tools import tf32
-from tests.random_dimensions import layer, volume
+from tests.random_dimensions import alike_residues, layer, volume
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +41,12 @@ def lifted(solution, count, *arguments):
     return solution["_in_three_dimensions"](solution["_operator"], "", chain, *arguments)
 
 
-KINDS = {"1d": (1, layer), "3d": (3, layer), "volumes": (3, lambda count, seed: volume(seed))}
+KINDS = {
+    "1d": (1, layer),
+    "3d": (3, layer),
+    "volumes": (3, lambda count, seed: volume(seed)),
+    "residues": (3, lambda count, seed: alike_residues(seed)),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
