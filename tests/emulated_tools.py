@@ -17,13 +17,17 @@ def forced(kernel: str):
     return environment(TCONV_KERNEL=kernel)
 
 
-def forced_volume_launches(emulated, case, compute, seed: int) -> int | None:
-    """Of the Hopper kernel, forced, over a random fp32 layer of three dimensions, whose output is
-    compared and whose races are none; None without an output. `compute` makes the output, or none.
+def forced_volume_launches(
+    emulated, case, compute, seed: int, dtype=torch.float32, size: float = 1.0
+) -> int | None:
+    """Of the Hopper kernel, forced, over a random layer of three dimensions, whose output is
+    compared and whose races are none; None without an output. `compute` makes the output, or none;
+    `size`: of the input's values.
     """
-    step = 2.0**-11  # 11 significant bits of an operand
+    step = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11  # significant bits of an operand
     emulated.solution["_VOLUME_DEVICES"] = ("cpu",)
-    operands = case.operands(torch.float32)
+    x, *rest = case.operands(dtype)
+    operands = [x * size, *rest]
     exact = [None if t is None else t.detach().double() for t in operands]
     try:
         wanted = case.reference(*exact)

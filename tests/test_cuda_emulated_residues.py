@@ -5,14 +5,12 @@ the processors: on the CPU, thread by thread, right and without races.
 import dataclasses
 
 import pytest
-import torch
 
-from tests.emulated_tools import forced, forced_volume_launches, needs_cuda_headers
+from tests.emulated_tools import forced_volume_launches, needs_cuda_headers
 from tests.gpu_tools import LOW
 from tests.random_dimensions import Layer, alike_residues
-from tests.solution_tools import assert_within
 from tests.sweeps import swept
-from tests.test_cuda_emulated_volumes import STEPS, in_place
+from tests.test_cuda_emulated_volumes import in_place
 
 pytestmark = needs_cuda_headers
 ONE_CALL = 3  # launches: weights, the convolution, and what waits for the guard
@@ -44,21 +42,6 @@ UP = Layer(
 )
 
 
-def launches_of(emulated, case: Layer, dtype=torch.float32, size=1.0) -> int:
-    emulated.solution["_VOLUME_DEVICES"] = ("cpu",)
-    x, *rest = [t if t is None else t.detach().to(dtype) for t in case.operands()]
-    operands = [x * size, *rest]
-    with emulated.on(detect_races=True), forced("hopper"):
-        out = in_place(emulated, operands, case)
-        launches = emulated.launches()
-        assert emulated.races() == []
-    exact = [None if t is None else t.double() for t in operands]
-    most = case.reference(*[None if t is None else t.abs() for t in exact])
-    bound = 2.1 * STEPS[dtype] * most + 1e-30
-    assert_within(out, case.reference(*exact), bound)
-    return launches
-
-
 @pytest.mark.parametrize(
     ("change", "calls"),
     [
@@ -73,22 +56,25 @@ def launches_of(emulated, case: Layer, dtype=torch.float32, size=1.0) -> int:
     ids=str,
 )
 def test_one_call_where_residues_are_alike(emulated_volumes, change, calls):
-    assert launches_of(emulated_volumes, dataclasses.replace(UP, **change)) == calls * ONE_CALL
+    assert (
+        forced_volume_launches(emulated_volumes, dataclasses.replace(UP, **change), in_place, 0)
+        == calls * ONE_CALL
+    )
 
 
 def test_one_call_each_where_tiles_are_many(emulated_volumes):
     """Processors enough for one residue alone."""
     case = dataclasses.replace(UP, batch=100, channels=8, size=(4, 3, 3), out_channels=64)
-    assert launches_of(emulated_volumes, case) == 2 * ONE_CALL
+    assert forced_volume_launches(emulated_volumes, case, in_place, 0) == 2 * ONE_CALL
 
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_sixteen_bits(emulated_volumes, dtype):
     """Which nothing waits behind."""
-    assert launches_of(emulated_volumes, UP, dtype) == ONE_CALL - 1
+    assert forced_volume_launches(emulated_volumes, UP, in_place, 0, dtype) == ONE_CALL - 1
 
 
 def test_values_of_any_size(emulated_volumes):
     """Beyond containers: the kernel behind computes every residue again."""
     case = dataclasses.replace(UP, kernel=(4, 2, 2), padding=(1, 0, 0), size=(2, 3, 4))
-    assert launches_of(emulated_volumes, case, size=1e6) == ONE_CALL
+    assert forced_volume_launches(emulated_volumes, case, in_place, 0, size=1e6) == ONE_CALL

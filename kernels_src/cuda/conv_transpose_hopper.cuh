@@ -106,8 +106,8 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
     const int origin = (at.tile - at.first_tile) * plan.tile_pixels;  // of the tile, from the chunk's first pixel
 #ifdef TCONV_WALKS_DEPTH
     // Where there are residues the part is worked out anew: a residue of `at` would take a register while multiplying.
-    const int of_weights = resident && plan.residue_bits > 0 ? TileCursor(plan, at.chunk).part(plan) : at.group;
-    if (resident) stage.slot = first_stage + of_weights * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
+    const int weights_part = resident && plan.residue_bits > 0 ? TileCursor(plan, at.chunk).part(plan) : at.group;
+    if (resident) stage.slot = first_stage + weights_part * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
 #else
     if (resident) stage.slot = first_stage + at.group * plan.num_sweeps * plan.sweep_tiles * plan.blocks_per_sweep;
 #endif

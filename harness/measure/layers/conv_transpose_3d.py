@@ -1,6 +1,6 @@
 """A transposed convolution with every argument, whose solution shapes of three dimensions are
-measured with. Its default layer asks for every kernel that a file may have: groups, and few output
-channels of stride one in rows.
+measured with. Its default layer asks for what a file may have for groups, and for few output
+channels of stride one in rows; it has no joined columns, for which strides would have to differ.
 """
 
 import torch
