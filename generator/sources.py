@@ -206,7 +206,7 @@ def gradient_cuda_source(
     identity's; beside "gradients" those of chains and GroupNorm are in it, too.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
-    packed = entry == "gradients" and not volumes
+    packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
     return resolve(path, replacements, (), volumes, packed, chained=chained)

@@ -4,6 +4,7 @@ for random layers, layouts and magnitudes, without races; what is declined.
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ from tests.sweeps import swept
 pytestmark = needs_cuda_headers
 LAYERS = 24
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# The gradient of x is the forward's kernel, which portable ones do not stand in for here.
-KERNELS = [("weight", "hopper"), ("weight", "portable"), ("input", "hopper")]
+# The gradient of x is the forward's kernel, which portable ones do not stand in for here; "both":
+# of x and weight, from one packing of grad.
+KERNELS = [("weight", "hopper"), ("weight", "portable"), ("input", "hopper"), ("both", "hopper")]
 GRID = list(itertools.product(KERNELS, DTYPES, range(0, 4 * LAYERS, LAYERS)))
 of_each = pytest.mark.parametrize("kind", KERNELS, ids="-".join)
 LAYOUTS = {
@@ -46,12 +48,22 @@ def operands(case: Layer, dtype) -> tuple:
     return (x, weight, grad) if x.dim() == 5 else (x.unsqueeze(0), weight, grad.unsqueeze(0))
 
 
-def found_in(library, of: str, case: Layer, x, weight, grad, tf32=True):
-    """The gradient of "weight" or "input", or None where the operator declines."""
+def found_in(library, of: str, case: Layer, x, weight, grad, tf32=True) -> dict | None:
+    """The gradients of "weight", "input" or both, or None where the operator declines."""
     numbers = [number for axis in case.parameters[:-1] for number in axis]
-    run = getattr(library.namespace, f"depth_{of}_gradient").default
-    out = run(grad, x, weight, None, *numbers, case.groups, tf32)
-    return out.view((weight if of == "weight" else x).shape) if out.numel() else None
+    name = "depth_gradients" if of == "both" else f"depth_{of}_gradient"
+    out = getattr(library.namespace, name).default(
+        grad, x, weight, None, *numbers, case.groups, tf32
+    )
+    made = dict(zip(parts(of), out if of == "both" else [out], strict=True))
+    if any(tensor.numel() == 0 for tensor in made.values()):
+        assert all(tensor.numel() == 0 for tensor in made.values())
+        return None
+    return {part: t.view((weight if part == "weight" else x).shape) for part, t in made.items()}
+
+
+def parts(of: str) -> tuple[str, ...]:
+    return ("input", "weight") if of == "both" else (of,)
 
 
 def exact(of: str, case: Layer, x, weight, grad) -> torch.Tensor:
@@ -81,19 +93,38 @@ def exact(of: str, case: Layer, x, weight, grad) -> torch.Tensor:
 
 def check(library, of: str, case: Layer, x, weight, grad) -> bool:
     """Is it served? Then within its bound."""
-    found = found_in(library, of, case, x, weight, grad)
-    if found is None:
+    made = found_in(library, of, case, x, weight, grad)
+    if made is None:
         return False
-    products = x.shape[0] * x[0, 0].numel() if of == "weight" else weight[0].numel()
-    bound = bound_factor(products, x.dtype, x.dtype, tf32=x.dtype == torch.float32)
-    most = exact(of, case, x.abs(), weight.abs(), grad.abs())
-    assert found.dtype == x.dtype
-    try:
-        wanted = exact(of, case, x, weight, grad)
-        assert_within(found, wanted, bound * most + torch.finfo(x.dtype).tiny)
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from error
+    for part, found in made.items():
+        products = x.shape[0] * x[0, 0].numel() if part == "weight" else weight[0].numel()
+        bound = bound_factor(products, x.dtype, x.dtype, tf32=x.dtype == torch.float32)
+        most = exact(part, case, x.abs(), weight.abs(), grad.abs())
+        assert found.dtype == x.dtype
+        try:
+            wanted = exact(part, case, x, weight, grad)
+            assert_within(found, wanted, bound * most + torch.finfo(x.dtype).tiny)
+        except AssertionError as error:
+            raise AssertionError(f"{part} of {case}: {error}") from error
     return True
+
+
+def for_both(case: Layer, dtype) -> Layer:
+    """With so many output channels that both gradients read the same planes: at least 32 in a
+    depth tap, which are filled up to blocks of 64; in 16 bits with as many taps in each class.
+    Some with input channels for whole blocks of each tap.
+    """
+    kernel, classes = list(case.kernel), 1
+    for axis, (stride, dilation) in enumerate(zip(case.stride, case.dilation, strict=True)):
+        of_axis = stride // math.gcd(stride, dilation)
+        if dtype != torch.float32:
+            kernel[axis] = max(1, kernel[axis] // of_axis) * of_axis
+        classes *= min(kernel[axis], of_axis)
+    out_channels = case.groups * 8 * (math.ceil(4 / classes) + case.seed % 3)
+    channels = case.channels if case.seed % 3 else case.groups * (48 + case.seed % 2 * 16)
+    return dataclasses.replace(
+        case, kernel=tuple(kernel), channels=channels, out_channels=out_channels
+    )
 
 
 def of_kind(**changes) -> Layer:
@@ -137,6 +168,8 @@ def test_random_layers(emulated_volume_gradients, kind, dtype, start):
         case = volume(seed)
         if of == "input" and seed % 3:  # whole eights, which others have with some strides alone
             case = dataclasses.replace(case, out_channels=case.groups * 8 * (1 + seed % 5))
+        if of == "both" and seed % 4:
+            case = for_both(case, dtype)
         made = operands(case, dtype)
         if made is None or made[2].numel() == 0:
             continue
@@ -146,7 +179,7 @@ def test_random_layers(emulated_volume_gradients, kind, dtype, start):
         with emulated_volume_gradients.on(seed=seed, detect_races=races), forced(kernel):
             served += check(emulated_volume_gradients, of, case, x, weight, grad)
             assert emulated_volume_gradients.races() == [], case
-    assert served > LAYERS / 4
+    assert served > LAYERS / 6
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -154,7 +187,7 @@ def test_random_layers(emulated_volume_gradients, kind, dtype, start):
 def test_layouts_of_the_incoming_gradient(emulated_volume_gradients, kind, layout):
     of, kernel = kind
     for dtype, width in ((torch.float32, 9), (torch.float16, 8)):
-        case = of_kind(out_channels=16, size=(3, 4, width))
+        case = for_both(of_kind(out_channels=16, size=(3, 4, width)), dtype)
         x, weight, grad = operands(case, dtype)
         with emulated_volume_gradients.on(), forced(kernel):
             assert check(emulated_volume_gradients, of, case, x, weight, LAYOUTS[layout](grad))
@@ -165,7 +198,7 @@ def test_layouts_of_the_incoming_gradient(emulated_volume_gradients, kind, layou
 def test_magnitudes(emulated_volume_gradients, kind, name):
     """No larger error than rounding operands to TF32 makes, where containers hold them or not."""
     of, kernel = kind
-    case = of_kind(out_channels=16, groups=2)
+    case = for_both(of_kind(groups=2), torch.float32)
     x, weight, grad = operands(case, torch.float32)
     grad = DISTRIBUTIONS[name](grad)
     with emulated_volume_gradients.on(), forced(kernel):
@@ -173,23 +206,24 @@ def test_magnitudes(emulated_volume_gradients, kind, name):
 
 
 def larger_behind_the_first_slice(x):
-    return torch.cat([x[:, :, :1], x[:, :, 1:] * 1e3], 2)
+    return torch.cat([x[:, :, :1], x[:, :, 1:] * 100], 2)
 
 
 @pytest.mark.parametrize("change", [larger_behind_the_first_slice, lambda t: t * 1e-9])
-@pytest.mark.parametrize("of", ["weight", "input"])
+@pytest.mark.parametrize("of", ["weight", "input", "both"])
 def test_no_matter_for_the_guard(emulated_volume_gradients, of, change):
     """Scales follow from all slices: the strict kernels, which err by a thousandth as much, stay
     idle.
     """
-    case = of_kind(out_channels=16)
+    case = for_both(of_kind(), torch.float32)
     x, weight, grad = operands(case, torch.float32)
     x, grad = (change(x), grad) if of == "weight" else (x, change(grad))
     with emulated_volume_gradients.on(), forced("hopper"):
         assert check(emulated_volume_gradients, of, case, x, weight, grad)
-        found = found_in(emulated_volume_gradients, of, case, x, weight, grad)
-    wanted = exact(of, case, x, weight, grad)
-    assert float((found - wanted).norm() / wanted.norm()) > 1e-5
+        made = found_in(emulated_volume_gradients, of, case, x, weight, grad)
+    for part, found in made.items():
+        wanted = exact(part, case, x, weight, grad)
+        assert float((found - wanted).norm() / wanted.norm()) > 1e-5
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -204,15 +238,19 @@ def test_non_finite_values_stay_where_their_products_are(
     of, kernel = kind
     for changes in ({}, {"stride": (1, 1, 1), "output_padding": (0, 0, 0), "groups": 2}):
         case = of_kind(out_channels=16, **changes)
-        for of_x in (True, False) if of == "weight" else (False,):
+        if of == "both":
+            case = for_both(case, dtype)
+        for of_x in (False,) if of == "input" else (True, False):
             x, weight, grad = operands(case, dtype)
             (x if of_x else grad)[0, 2, 0, 1, -1] = value
             with emulated_volume_gradients.on(), forced(kernel):
-                found = found_in(emulated_volume_gradients, of, case, x, weight, grad)
-            wanted = exact(of, case, x, weight, grad)
-            assert not bool(wanted.isfinite().all()) and bool(wanted.isfinite().any())
-            assert torch.equal(found.isnan(), wanted.isnan())
-            assert torch.equal(found.isfinite(), wanted.isfinite())
+                made = found_in(emulated_volume_gradients, of, case, x, weight, grad)
+            for part, found in made.items():
+                wanted = exact(part, case, x, weight, grad)
+                assert of_x and part == "input" or not bool(wanted.isfinite().all())
+                assert bool(wanted.isfinite().any())
+                assert torch.equal(found.isnan(), wanted.isnan())
+                assert torch.equal(found.isfinite(), wanted.isfinite())
 
 
 @pytest.mark.parametrize("kernel", ["hopper", "portable"])
@@ -220,7 +258,7 @@ def test_taps_that_read_no_slice_have_zeros(emulated_volume_gradients, kernel):
     case = of_kind(size=(1, 4, 8), stride=(1, 1, 1), output_padding=(0, 0, 0))
     x, weight, grad = operands(case, torch.float32)
     with emulated_volume_gradients.on(), forced(kernel):
-        found = found_in(emulated_volume_gradients, "weight", case, x, weight, grad)
+        found = found_in(emulated_volume_gradients, "weight", case, x, weight, grad)["weight"]
     assert found[:, :, 1].count_nonzero() > 0
     assert found[:, :, ::2].count_nonzero() == 0
 
@@ -237,7 +275,7 @@ def test_taps_that_read_no_slice_have_zeros(emulated_volume_gradients, kernel):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("of", ["weight", "input"])
+@pytest.mark.parametrize("of", ["weight", "input", "both"])
 def test_declined(emulated_volume_gradients, of, change):
     """The way by slices serves it, or says what is wrong."""
     case = of_kind(channels=change.get("channels", 16), out_channels=16)

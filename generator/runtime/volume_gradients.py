@@ -66,14 +66,13 @@ def _gradients_of_volumes(ctx, grad) -> list:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)
     grad = plane.contiguous().view(grad.shape)
     operands = grad, x, weight, axes, groups
-    grad_x = _in_place("depth_input_gradient", *operands) if needs[0] else None
-    grad_weight = _in_place("depth_weight_gradient", *operands) if needs[1] else None
-    missing = needs[0] and grad_x is None, needs[1] and grad_weight is None
+    in_place = _in_place(*operands, needs[:2])
+    missing = [need and made is None for need, made in zip(needs[:2], in_place, strict=True)]
     by_slices = _gradients_by_slices(*operands, missing)
     if needs[2] and sums is None:
         sums = grad.sum((0, 2, 3, 4))
-    pairs = zip((grad_x, grad_weight), by_slices, strict=True)
-    found = [by_slice if in_place is None else in_place for in_place, by_slice in pairs]
+    pairs = zip(in_place, by_slices, strict=True)
+    found = [by_slice if made is None else made for made, by_slice in pairs]
     return [*found, sums, *vector_grads]
 
 
@@ -105,20 +104,37 @@ def _library_volumes(x, weight, bias, axes, groups: int) -> torch.Tensor | None:
 def _count_gradient_flops(
     grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs
 ) -> int:
-    return _count_volume_flops(x_shape, weight_shape, out_shape=out_shape)
+    both = (
+        isinstance(out_shape, tuple) and len(out_shape) == 2 and not isinstance(out_shape[0], int)
+    )
+    of_one = _count_volume_flops(
+        x_shape, weight_shape, out_shape=out_shape[0] if both else out_shape
+    )
+    return 2 * of_one if both else of_one
 
 
-def _in_place(name: str, grad, x, weight, axes, groups: int) -> torch.Tensor | None:
-    """The gradient by an operator of kernels_src/binding/operator_depth_gradients.h; None where it
-    declines.
+def _in_place(grad, x, weight, axes, groups: int, needs) -> list:
+    """Gradients of x and weight by the operators of
+    kernels_src/binding/operator_depth_gradients.h; None where not in `needs`, or declined.
     """
-    kernels = _declining_operator(_gradient_library(), name, _count_gradient_flops)
-    numbers = [number for axis in axes for number in axis]
-    with _ALLOCATION:
-        found = kernels(grad, x, weight, None, *numbers, groups, _tf32_allowed())
-    if found.numel() == 0:
-        return None
-    return found.view(x.shape if name == "depth_input_gradient" else weight.shape)
+    library, numbers = _gradient_library(), [number for axis in axes for number in axis]
+
+    def call(name: str, results: int = 1):
+        kernels = _declining_operator(library, name, _count_gradient_flops, results)
+        with _ALLOCATION:
+            return kernels(grad, x, weight, None, *numbers, groups, _tf32_allowed())
+
+    found = [None, None]
+    if needs[0] and needs[1]:
+        found = list(call("depth_gradients", 2))
+    if needs[0] and (found[0] is None or found[0].numel() == 0):
+        found[0] = call("depth_input_gradient")
+    if needs[1] and (found[1] is None or found[1].numel() == 0):
+        found[1] = call("depth_weight_gradient")
+    return [
+        None if made is None or made.numel() == 0 else made.view(tensor.shape)
+        for made, tensor in zip(found, (x, weight), strict=True)
+    ]
 
 
 def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:

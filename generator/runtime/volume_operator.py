@@ -23,15 +23,18 @@ def _volume_operator(namespace, call: str = ""):
     return _declining_operator(namespace, f"run_depth{call}", _count_volume_flops)
 
 
-def _declining_operator(namespace, name: str, count_flops):
-    """An operator whose empty result says that it declines, as it does to fake tensors."""
+def _declining_operator(namespace, name: str, count_flops, results: int = 1):
+    """An operator whose empty results say that it declines, as it does to fake tensors."""
     kernels = getattr(namespace, name)
     if f"_tconv_{name}" not in vars(namespace):
         registry = torch.library.Library(namespace.name, "FRAGMENT")
         qualified = f"{namespace.name}::{name}"
-        torch.library.register_fake(
-            qualified, lambda first, *_: first.new_empty((0,)), lib=registry
-        )
+
+        def fake(first, *_):
+            made = [first.new_empty((0,)) for _ in range(results)]
+            return tuple(made) if results > 1 else made[0]
+
+        torch.library.register_fake(qualified, fake, lib=registry)
         _register_flop_formula([kernels])(count_flops)
         setattr(namespace, f"_tconv_{name}", registry)  # keeps it alive
     return kernels.default

@@ -5,6 +5,7 @@
 
 #include <climits>
 
+#include "../depth_residue.h"
 #include "conv_inputs.h"
 
 namespace tconv {
@@ -96,16 +97,8 @@ struct DepthInputs {
 
 // Output slices `residue`, residue + stride, ... of every volume.
 inline ConvCall residue_call(const DepthInputs& in, ConvTransposeLayer p, int64_t depth, int64_t residue) {
-  const AxisPhase phase = make_axis_phase(depth, in.weight.size(2), in.g.stride, in.g.padding, in.g.dilation, residue);
-  DepthWalk walk{};
-  walk.slices = phase.out_count, walk.taps = phase.tap_count;
-  walk.in_depth = in.x.size(2), walk.kernel_depth = in.weight.size(2);
-  walk.first = phase.offset_first - (phase.tap_count - 1) * phase.offset_step, walk.step = phase.offset_step;
-  walk.kernel_first = phase.tap_first + (phase.tap_count - 1) * phase.tap_step, walk.kernel_step = phase.tap_step;
-  // Taps that no slice reads through.
-  while (walk.taps > 0 && walk.first + walk.slices <= 0)
-    --walk.taps, walk.first += walk.step, walk.kernel_first -= walk.kernel_step;
-  while (walk.taps > 0 && walk.first + (walk.taps - 1) * walk.step >= walk.in_depth) --walk.taps;
+  DepthWalk walk =
+      residue_walk({in.x.size(2), depth, in.weight.size(2), in.g.stride, in.g.padding, in.g.dilation, 0}, residue);
   const auto strides = in.x.strides();
   walk.x_stride_n = strides[0], walk.x_stride_d = strides[2];
   const int64_t plane = p.out_h * p.out_w;

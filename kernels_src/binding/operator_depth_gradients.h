@@ -33,6 +33,8 @@ struct DepthGradientInputs {
     call.grad_stride_n = strides[0], call.grad_stride_c = strides[1];
     call.grad_stride_h = strides[3], call.grad_stride_w = strides[4];
     call.grad_columns = grad.sizes()[4];
+    call.conv.x = pointer_of(of.x);
+    call.conv.depth.x_stride_n = of.x.strides()[0], call.conv.depth.x_stride_d = of.x.strides()[2];
     call.depth = {of.x.size(2), of.out_depth(), of.weight.size(2), of.g.stride,
                   of.g.padding, of.g.dilation,  strides[2]};
     return call;
@@ -87,43 +89,65 @@ inline Tensor weight_gradient_of_volumes(const DepthGradientInputs& in) {
   return found;
 }
 
-// The gradient of x as [batch * in_channels, depth, height, width].
-inline Tensor input_gradient_of_volumes(const DepthGradientInputs& in) {
-  if (!in.fits() || in.of.x.size(0) > INT_MAX / 4 / in.of.x.size(2)) return declined(in);
+// The gradient of x as [batch * in_channels, depth, height, width], and, where `both`, the weight's as above.
+inline std::vector<Tensor> gradients_of_volumes(const DepthGradientInputs& in, bool both) {
+  const std::vector<Tensor> nothing(both ? 2 : 1, declined(in));
+  if (!in.fits() || in.of.x.size(0) > INT_MAX / 4 / in.of.x.size(2)) return nothing;
   const Device device = device_of(in.of.x);
+  const int32_t dtype = torch_dtype_of(in.of.x);
   std::vector<GradientCall> calls = {in.volumes()};
-  calls[0].grad_x = pointer_of(in.of.x);  // is there, no more is asked
-  if (!all_served(calls, device)) return declined(in);
-  const auto x = in.of.x.sizes();
+  GradientCall& call = calls[0];
+  call.grad_x = pointer_of(in.of.x);  // is there, no more is asked
+  if (both) call.grad_weight = call.grad_x;
+  if (!all_served(calls, device)) return nothing;
+  const auto x = in.of.x.sizes(), kernel = in.of.weight.sizes();
   const int64_t sizes[] = {x[0] * x[1], x[2], x[3], x[4]};
-  const Tensor weight = dense(in.of.weight), found = allocate(sizes, 4, torch_dtype_of(in.of.x), device);
-  calls[0].conv.weight = pointer_of(weight);
-  calls[0].grad_x = pointer_of(found);
-  launch(calls[0], device);
+  const int64_t weight_sizes[] = {kernel[0] * kernel[1], kernel[2], kernel[3], kernel[4]};
+  const Tensor weight = dense(in.of.weight);
+  std::vector<Tensor> found = {allocate(sizes, 4, dtype, device)};
+  call.conv.weight = pointer_of(weight);
+  call.grad_x = pointer_of(found[0]);
+  if (both) {
+    found.push_back(allocate(weight_sizes, 4, dtype, device));
+    call.grad_weight = pointer_of(found[1]);
+  }
+  launch(call, device);
   return found;
 }
 
-template <Tensor (*gradient)(const DepthGradientInputs&)>
-void run_depth_gradient(StableIValue* values, uint64_t, uint64_t) {
+inline void run_depth_weight_gradient(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   const DepthGradientInputs inputs(stack);
-  stack.give(gradient(inputs));
+  stack.give(weight_gradient_of_volumes(inputs));
+}
+
+inline void run_depth_input_gradient(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  const DepthGradientInputs inputs(stack);
+  stack.give(gradients_of_volumes(inputs, false)[0]);
+}
+
+inline void run_depth_gradients(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  const DepthGradientInputs inputs(stack);
+  const std::vector<Tensor> found = gradients_of_volumes(inputs, true);
+  stack.give(found[0], found[1]);
 }
 
 }  // namespace binding
 }  // namespace tconv
 
-#define TCONV_IMPLEMENT_DEPTH_GRADIENTS(DEVICE)                                                    \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, DEVICE, library) {                                           \
-    library.impl("depth_weight_gradient",                                                          \
-                 &tconv::binding::run_depth_gradient<tconv::binding::weight_gradient_of_volumes>); \
-    library.impl("depth_input_gradient",                                                           \
-                 &tconv::binding::run_depth_gradient<tconv::binding::input_gradient_of_volumes>);  \
+#define TCONV_IMPLEMENT_DEPTH_GRADIENTS(DEVICE)                                        \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, DEVICE, library) {                               \
+    library.impl("depth_weight_gradient", &tconv::binding::run_depth_weight_gradient); \
+    library.impl("depth_input_gradient", &tconv::binding::run_depth_input_gradient);   \
+    library.impl("depth_gradients", &tconv::binding::run_depth_gradients);             \
   }
-#define TCONV_REGISTER_DEPTH_GRADIENTS                                                   \
-  TCONV_DEPTH_LIBRARY(TCONV_NAMESPACE, library) {                                        \
-    library.def("depth_weight_gradient(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> Tensor"); \
-    library.def("depth_input_gradient(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> Tensor");  \
-  }                                                                                      \
-  TCONV_IMPLEMENT_DEPTH_GRADIENTS(CPU)                                                   \
+#define TCONV_REGISTER_DEPTH_GRADIENTS                                                       \
+  TCONV_DEPTH_LIBRARY(TCONV_NAMESPACE, library) {                                            \
+    library.def("depth_weight_gradient(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> Tensor");     \
+    library.def("depth_input_gradient(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> Tensor");      \
+    library.def("depth_gradients(Tensor grad, " TCONV_DEPTH_SCHEMA ") -> (Tensor, Tensor)"); \
+  }                                                                                          \
+  TCONV_IMPLEMENT_DEPTH_GRADIENTS(CPU)                                                       \
   TCONV_IMPLEMENT_DEPTH_GRADIENTS(CUDA)

@@ -49,6 +49,10 @@ struct PackedInput {
   FastDivisor by_abreast;         // images side by side, `pitch` pixels apart
   int columns, rows;              // of an image
   int strips, blocks, pitch, segment_pixels;
+#ifdef TCONV_WALKS_DEPTH
+  FastDivisor by_blocks;  // a depth tap is so many blocks, of another slice
+  int slices, groups;     // of a volume
+#endif
 };
 
 #endif

@@ -54,11 +54,24 @@ __device__ __forceinline__ PackedQuad find_quad(const BatchWalk<Storage>& walk, 
   const bool inside = image < args.batch && row >= 0 && row < packed.rows && column > -kVectorPixels;
   const int begin = max(-column, 0), end = inside ? min(packed.columns - column, kVectorPixels) : 0;
   if (begin >= end) return {0, 0};
+#ifdef TCONV_WALKS_DEPTH
+  const int volume = static_cast<int>(args.by_slices.quotient(image));
+  const int tap = static_cast<int>(packed.by_blocks.quotient(ic_block)), group = walk.at.group >> plan.split_bits;
+  ic_block -= tap * packed.blocks;
+  const int sample = image + volume * (packed.slices - static_cast<int>(args.by_slices.divisor)) +
+                     args.first_slices[0] + tap * args.tap_slices;
+  const int of_row = column;
+#else
   const int sample = static_cast<int>(packed.by_abreast.quotient(image));
   const int of_row = (image - sample * static_cast<int>(packed.by_abreast.divisor)) * packed.pitch + column;
+#endif
   const int strip = min(static_cast<int>(packed.by_segment.quotient(max(of_row, 0))), packed.strips - 1);
   const int pixel = of_row - strip * static_cast<int>(packed.by_segment.divisor);
+#ifdef TCONV_WALKS_DEPTH
+  const uint32_t block = (sample * packed.groups + group) * packed.blocks + ic_block;
+#else
   const uint32_t block = (sample * plan.num_groups + walk.at.group) * packed.blocks + ic_block;
+#endif
   const uint32_t segment = (block * packed.strips + strip) * packed.rows + row;
   constexpr int kChunks = kPixelBytes / 16;
   return {(segment * packed.segment_pixels + pixel) * kChunks,

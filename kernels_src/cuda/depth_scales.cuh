@@ -35,8 +35,8 @@ inline SampledTensor sampled_grad(const GradientCall& call) {
   const DepthWalk& depth = call.conv.depth;
   const int64_t stride_h = call.grad_stride_h, stride_w = call.grad_stride_w;
   if (call.depth.in > 0)  // whole volumes
-    return sampled_volumes(sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
-                                          call.grad_stride_c, stride_h, stride_w),
+    return sampled_volumes(sampled_tensor(call.grad, depth.walks() ? p.batch / depth.slices : p.batch, p.out_channels,
+                                          p.out_h, p.out_w, call.grad_stride_n, call.grad_stride_c, stride_h, stride_w),
                            call.depth.out, call.depth.grad_stride);
   if (!depth.walks())
     return sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n, call.grad_stride_c,

@@ -29,7 +29,15 @@ struct GradientsPlan {
     const ConvTransposeLayer& p = call.conv.layer;
     const auto raise = [this](int64_t bytes) { total_bytes = bytes > total_bytes ? bytes : total_bytes; };
     if (call.grad_x != nullptr && p.batch > 0) input.emplace(call);
+#ifdef TCONV_WALKS_DEPTH
+    const bool volumes = of_volumes(call);
+    if (volumes)
+      weight.emplace(over_planes(call), device);
+    else if (call.grad_weight != nullptr)
+      weight.emplace(call, device);
+#else
     if (call.grad_weight != nullptr) weight.emplace(call, device);
+#endif
     if (call.grad_bias != nullptr) {
       bias.emplace(call, device.sm_count);
       raise(bias->num_parts * p.out_channels * (call.conv.dtype == kFloat64 ? 8 : 4));
@@ -40,13 +48,31 @@ struct GradientsPlan {
     if (input && weight) packed.emplace(call, *input, *weight);
     if (packed && packed->usable) {
       raise(packed->total_bytes);
+#ifdef TCONV_WALKS_DEPTH
+      if (volumes) add_residues(call, device);
+#endif
       return;
     }
     packed.reset();
 #endif
+#ifdef TCONV_WALKS_DEPTH
+    if (volumes) status = kUnsupportedKernel;  // each by itself then
+#endif
     if (input) raise(input->total_bytes);
     if (weight) raise(weight->total_bytes);
   }
+#ifdef TCONV_WALKS_DEPTH
+
+ private:
+  // The kernels behind the packed ones, whose place in the workspace they have.
+  void add_residues(const GradientCall& call, const DeviceLimits& device) {
+    const int64_t bytes = residues_workspace_bytes(call, device);
+    if (bytes < 0)
+      status = kUnsupportedKernel;
+    else
+      total_bytes = std::max(total_bytes, packed->packed_at + bytes);
+  }
+#endif
 };
 
 inline int64_t gradients_workspace_bytes(const GradientCall& call) {

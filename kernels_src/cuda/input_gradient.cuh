@@ -72,8 +72,14 @@ struct InputGradientPlan {
       return;
     }
     weights_at = 256;
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t channels = p.groups * packed_tap_channels(sliding) * sliding.d.taps;
+    walk_at =
+        weights_at + round_up(channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
+#else
     walk_at = weights_at +
               round_up(to.in_channels * (to.out_channels / to.groups) * to.kernel_h * to.kernel_w * element, 256);
+#endif
     planes_at = round_up(walk_at + kernel.workspace_bytes, 256);
     total_bytes = planes_at + planes_bytes;
   }

@@ -39,6 +39,14 @@ inline void walk_volumes(ConvCall& walk, const GradientCall& call, const Sliding
   to.batch *= depth.slices, to.in_channels *= depth.taps;
 }
 
+// Channels of a group's depth tap where pixels are packed (volume_gradients.cuh): with more taps than one, whole
+// blocks.
+inline int64_t packed_tap_channels(const SlidingLayer& sliding) {
+  constexpr int64_t kBlock = 64;
+  const int64_t channels = sliding.channels_per_group;
+  return sliding.d.taps == 1 ? channels : (channels + kBlock - 1) / kBlock * kBlock;
+}
+
 // The kernels load 8 channels of a tap together.
 inline bool serves_volumes(const GradientCall& call, const SlidingLayer& sliding) {
   return call.depth.in == 0 || (sliding.channels_per_group % 8 == 0 && sliding.d.plane_size < INT32_MAX / 4);

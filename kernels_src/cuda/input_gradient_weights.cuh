@@ -5,6 +5,10 @@
 //   end
 #pragma once
 
+#ifdef TCONV_WALKS_DEPTH
+#include <algorithm>
+
+#endif
 #include "../gradient_call.h"
 #include "check.h"
 #include "fast_divisor.h"
@@ -27,8 +31,8 @@ struct SwappedWeightsArgs {
   FastDivisor64 by_taps_h, by_taps_w, by_channels, by_ic, by_oc, by_classes_w;
 #ifdef TCONV_WALKS_DEPTH
   SlidingAxis d;
-  int64_t kernel_d;
-  FastDivisor64 by_taps_d, by_classes_d;
+  int64_t kernel_d, channels_per_group;
+  FastDivisor64 by_taps_d, by_padded;  // channels of a group, with those that have zeros behind the others
 #endif
 };
 
@@ -47,8 +51,9 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
     const int64_t tap_h = args.h.taps - 1 - next_digit(args.by_taps_h);
 #ifdef TCONV_WALKS_DEPTH
     const int64_t tap_d = args.d.taps - 1 - next_digit(args.by_taps_d);
-    const int64_t ic = next_digit(args.by_ic), channel = next_digit(args.by_channels);
-    const int64_t kd = next_digit(args.by_classes_d) + tap_d * args.d.kernel_step, group = rest;
+    const int64_t ic = next_digit(args.by_ic), of_group = next_digit(args.by_padded), group = rest;
+    const int64_t class_d = args.by_channels.quotient(of_group), kd = class_d + tap_d * args.d.kernel_step;
+    const int64_t channel = of_group - class_d * static_cast<int64_t>(args.by_channels.divisor);
 #else
     const int64_t ic = next_digit(args.by_ic), channel = next_digit(args.by_channels), group = rest;
 #endif
@@ -57,9 +62,10 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
     const int64_t kh = rest + tap_h * args.h.kernel_step, kw = class_w + tap_w * args.w.kernel_step;
     const int64_t pair = (group * args.ic_per_group + ic) * args.oc_per_group + oc;
 #ifdef TCONV_WALKS_DEPTH
-    args.swapped[i] = kd < args.kernel_d && kh < args.kernel_h && kw < args.kernel_w
-                          ? args.weight[((pair * args.kernel_d + kd) * args.kernel_h + kh) * args.kernel_w + kw]
-                          : static_cast<Storage>(0.0f);
+    args.swapped[i] =
+        of_group < args.channels_per_group && kd < args.kernel_d && kh < args.kernel_h && kw < args.kernel_w
+            ? args.weight[((pair * args.kernel_d + kd) * args.kernel_h + kh) * args.kernel_w + kw]
+            : static_cast<Storage>(0.0f);
 #else
     args.swapped[i] = kh < args.kernel_h && kw < args.kernel_w
                           ? args.weight[(pair * args.kernel_h + kh) * args.kernel_w + kw]
@@ -68,8 +74,14 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
   }
 }
 
+#ifdef TCONV_WALKS_DEPTH
+// `padded`: channels of a group, if more than those of all planes.
+template <typename Storage>
+int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped, int64_t padded = 0) {
+#else
 template <typename Storage>
 int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped) {
+#endif
   const ConvTransposeLayer& p = call.conv.layer;
   SwappedWeightsArgs<Storage> args;
   args.weight = static_cast<const Storage*>(call.conv.weight);
@@ -82,9 +94,11 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 #ifdef TCONV_WALKS_DEPTH
   args.d = sliding.d;
   args.kernel_d = call.depth.in == 0 ? 1 : call.depth.kernel;
-  args.count *= sliding.d.taps;
+  args.channels_per_group = sliding.channels_per_group;
+  padded = std::max(padded, sliding.channels_per_group);
+  args.count = args.count / sliding.channels_per_group * padded * sliding.d.taps;
   args.by_taps_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.taps));
-  args.by_classes_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.classes));
+  args.by_padded = FastDivisor64::make(static_cast<uint64_t>(padded));
   channels /= sliding.d.classes;  // those of a class in depth
 #endif
   args.by_taps_h = FastDivisor64::make(static_cast<uint64_t>(sliding.h.taps));

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "input_gradient.cuh"
+#ifdef TCONV_WALKS_DEPTH
+#include "volume_gradients.cuh"
+#endif
 #include "weight_gradient.cuh"
 
 namespace tconv {
@@ -17,11 +20,18 @@ struct PackedGradientsPlan {
     const bool fp32 = call.conv.dtype == kFloat32;
     if (input.plain || input.status != kOk || weight.status != kOk || weight.kernel != kHopper) return;
     const PackedGoes& goes = weight.goes();
+#ifdef TCONV_WALKS_DEPTH
+    if (of_volumes(call) && !packs_volumes(call, input.sliding)) return;
+#endif
     // In 16 bits nothing says where infinity meets an absent tap. Measured: two blocks of g's channels are read as fast
     // as what is packed of them.
     if (!fp32 && (input.sliding.absent_taps || (!input.sliding.strided && goes.layout.planes.blocks > 1))) return;
     if (goes.planes_bytes >> 4 > INT32_MAX) return;  // places of chunks are 32-bit numbers
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t batch = call.conv.layer.batch * input.sliding.d.plane_size;  // images
+#else
     const int64_t batch = call.conv.layer.batch;
+#endif
     int64_t walk_bytes = 0;
     for (const int64_t count : {std::min<int64_t>(goes.images, batch), batch % goes.images}) {
       if (count == 0) continue;
@@ -42,11 +52,24 @@ struct PackedGradientsPlan {
   static ConvCall packed_walk(const GradientCall& call, const InputGradientPlan& input, int64_t count) {
     ConvCall walk = input.walk;
     ConvTransposeLayer& to = walk.layer;
+#ifdef TCONV_WALKS_DEPTH
+    const bool volumes = call.depth.in > 0;
+    const int64_t slices = input.sliding.d.plane_size;
+    to.batch = volumes ? count / slices * call.depth.in : count;
+    if (volumes) to.in_channels = to.groups * packed_tap_channels(input.sliding) * input.sliding.d.taps;
+#else
     to.batch = count;
+#endif
     to.padding_h = (to.kernel_h - 1) * to.dilation_h, to.padding_w = (to.kernel_w - 1) * to.dilation_w;
     to.in_h = input.sliding.h.plane_size, to.in_w = input.pitch;
     to.x_stride_w = 1, to.x_stride_h = to.in_w, to.x_stride_c = to.in_h * to.in_w;
     to.x_stride_n = to.in_channels * to.x_stride_c;
+#ifdef TCONV_WALKS_DEPTH
+    if (volumes) {
+      walk.depth.in_depth = slices, walk.depth.first = 0;
+      walk.depth.x_stride_d = to.x_stride_c, walk.depth.x_stride_n = to.x_stride_n;
+    }
+#endif
     walk.stream = call.conv.stream;
     return walk;
   }
@@ -62,6 +85,10 @@ inline hopper::PackedInput packed_planes(const PackedGoes& goes, const SlidingLa
   packed.strips = layout.strips, packed.blocks = layout.planes.blocks;
   packed.pitch = layout.abreast > 1 ? layout.pitch : 0;
   packed.segment_pixels = layout.planes.segment_pixels;
+#ifdef TCONV_WALKS_DEPTH
+  packed.by_blocks = FastDivisor::make(static_cast<uint32_t>(layout.planes.blocks));
+  packed.slices = static_cast<int>(sliding.d.plane_size), packed.groups = layout.groups;
+#endif
   return packed;
 }
 
@@ -74,18 +101,39 @@ int64_t launch_packed_gradients(const GradientCall& call, const InputGradientPla
   void* const packed_workspace = base + plan.packed_at;
   const PackedGoes& goes = weight.goes();
   GuardState* const guard = sizeof(Storage) == 4 ? &goes.state(packed_workspace)->guard : nullptr;
+#ifdef TCONV_WALKS_DEPTH
+  TCONV_RETURN_IF_ERROR(
+      launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace), packed_tap_channels(input.sliding)));
+#else
   TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace)));
+#endif
   const hopper::PackedInput packed = packed_planes(goes, input.sliding, packed_workspace);
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t depth = call.depth.in > 0 ? call.depth.in : 1;
+  const int64_t volume = call.conv.layer.in_channels * depth * call.conv.layer.in_h * call.conv.layer.in_w;
+#else
   const int64_t image = call.conv.layer.in_channels * call.conv.layer.in_h * call.conv.layer.in_w;
+#endif
   const auto after_go = [&](int64_t first, int count) {
     ConvCall walk = PackedGradientsPlan::packed_walk(call, input, count);
     walk.x = packed.segments, walk.weight = input.weights(workspace);
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t before = first / input.sliding.d.plane_size * volume;
+    const ConvOutputs outputs = {static_cast<Storage*>(call.grad_x) + before, nullptr};
+#else
     const ConvOutputs outputs = {static_cast<Storage*>(call.grad_x) + first * image, nullptr};
+#endif
     return hopper::launch_typed<Outputs::kAlone, Storage>(choose_kernel<Outputs::kAlone>(walk).hopper, walk, outputs,
                                                           nullptr, input.of_walk(workspace), device.sm_count, &packed,
                                                           guard);
   };
+#ifdef TCONV_WALKS_DEPTH
+  TCONV_RETURN_IF_ERROR(of_volumes(call)
+                            ? launch_volume_weight_gradient<Storage>(call, weight, packed_workspace, device, after_go)
+                            : launch_weight_gradient<Storage>(call, weight, packed_workspace, after_go));
+#else
   TCONV_RETURN_IF_ERROR(launch_weight_gradient<Storage>(call, weight, packed_workspace, after_go));
+#endif
   if (guard == nullptr) return kOk;
   // What containers cannot hold, by the strict kernel.
   ConvCall walk = input.walk;
@@ -98,6 +146,14 @@ int64_t launch_packed_gradients(const GradientCall& call, const InputGradientPla
     TCONV_RETURN_IF_ERROR(launch_gradient_planes<Storage>(call, input.sliding, input.pitch, base + plan.planes_at,
                                                           repair_if, &guard->out_of_range));
   }
+#ifdef TCONV_WALKS_DEPTH
+  if (walk.depth.walks()) {
+    if (packed_tap_channels(input.sliding) != input.sliding.channels_per_group)
+      TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace)));
+    TCONV_RETURN_IF_ERROR(launch_depth_plain(walk, call.grad_x, &guard->out_of_range));
+    return repair_input_gradient<Storage>(call, repair_if);
+  }
+#endif
   TCONV_RETURN_IF_ERROR(launch_fallback(choose_kernel<Outputs::kAlone>(walk), walk, {call.grad_x, nullptr},
                                         input.of_walk(workspace), guard));
   return repair_input_gradient<Storage>(call, repair_if);

@@ -4,7 +4,9 @@
 #include "conv_transpose_dispatch.cuh"
 #include "weight_gradient_hopper_launch.cuh"
 #ifdef TCONV_READS_PACKED
+#ifndef TCONV_WALKS_DEPTH
 #include "weight_gradient_one_tap_launch.cuh"
+#endif
 #endif
 #include "weight_gradient_plain.cuh"
 #include "weight_gradient_portable_launch.cuh"
@@ -20,7 +22,9 @@ struct WeightGradientPlan {
   WeightGradientPlainPlan plain;
   pixels::HopperGradientPlan hopper;
 #ifdef TCONV_READS_PACKED
+#ifndef TCONV_WALKS_DEPTH
   pixels::OneTapPlan one_tap;  // in place of the Hopper kernel
+#endif
 #endif
   PortableGradientPlan portable;
   PortableGradientPlan strict;  // of fp32, by itself or behind a kernel whose containers may not hold the operands
@@ -29,7 +33,11 @@ struct WeightGradientPlan {
   WeightGradientPlan(const GradientCall& call, const DeviceLimits& device)
       : status(kOk),
         kernel(kPlain),
+#ifdef TCONV_WALKS_DEPTH
+        sliding(call.conv.layer, call.depth),
+#else
         sliding(call.conv.layer),
+#endif
         plain(call.conv.layer, device.sm_count),
         hopper{},
         portable{},
@@ -41,8 +49,10 @@ struct WeightGradientPlan {
     if (call.conv.depth.walks() && kernel == kPlain) status = kUnsupportedKernel;  // its sums lie side by side
 #endif
 #ifdef TCONV_READS_PACKED
+#ifndef TCONV_WALKS_DEPTH
     if (kernel == kHopper) one_tap = pixels::OneTapPlan(call, sliding, hopper.goes, device);
     hopper.total_bytes = std::max(hopper.total_bytes, one_tap.total_bytes);
+#endif
 #endif
     total_bytes = kernel == kPlain ? plain.num_parts * plain.count * (call.conv.dtype == kFloat64 ? 8 : 4)
                                    : std::max({hopper.total_bytes, portable.total_bytes, strict.total_bytes});
@@ -67,7 +77,11 @@ struct WeightGradientPlan {
         (static_cast<double>(layout.x.blocks) * layout.planes.blocks * WeightGradientConfig::kTileValues);
     if (useful < kMinUsefulFraction && choice != kPortable && choice != kHopper) return;
     const bool fp32 = call.conv.dtype == kFloat32, tf32 = fp32 && call.conv.math == kMathTF32;
+#ifdef TCONV_WALKS_DEPTH
+    if (fp32 && call.depth.in == 0) {  // or volume_gradients.cuh has it
+#else
     if (fp32) {
+#endif
       strict = portable_gradient_plan(p, sliding, 3, device, tf32);  // behind another kernel in place
       if (!strict.usable) return;
     }
@@ -96,10 +110,12 @@ template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_16_bit(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
                                       GradientState* state, const AfterGo& after_go) {
 #ifdef TCONV_READS_PACKED
+#ifndef TCONV_WALKS_DEPTH
   if constexpr (sizeof(Storage) == 4)
     if (plan.one_tap.serves(call))
       return pixels::launch_weight_gradient_one_tap(call, plan.sliding, plan.goes(), plan.one_tap, workspace, state,
                                                     !std::is_same_v<AfterGo, NothingElse>, after_go);
+#endif
 #endif
   if (plan.kernel == kHopper)
     return pixels::launch_weight_gradient_hopper<kBFloat16, Storage>(call, plan.sliding, plan.hopper, workspace, state,

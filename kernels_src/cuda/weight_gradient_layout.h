@@ -60,7 +60,21 @@ struct WeightGradientLayout {
   PackedOperand x, planes;
 
   TCONV_HD int taps() const { return taps_h * taps_w; }
+#ifdef TCONV_WALKS_DEPTH
+  // Of a volume's images. x lies there once where its depth taps, x_taps of them, are whole blocks: a tap is another
+  // image, so many before, and those beyond x are zeros. Else x_taps is 1, and taps are channels.
+  int slices, x_taps, tap_slices;
+
+  TCONV_HD int x_blocks() const { return x.blocks * x_taps; }
+  TCONV_HD int pairs() const { return groups * x_blocks() * planes.blocks; }  // of channel blocks
+
+  TCONV_HD int x_image(int image, int tap) const {
+    const int first = image / slices * slices, slice = image - first - tap * tap_slices;
+    return first + (slice < 0 ? slice + slices : slice);
+  }
+#else
   TCONV_HD int pairs() const { return groups * x.blocks * planes.blocks; }  // of channel blocks
+#endif
   TCONV_HD int64_t samples(int64_t images) const { return (images + abreast - 1) / abreast; }
 };
 
@@ -108,7 +122,16 @@ inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, 
     packed.segment_bytes = int64_t{packed.segment_pixels} * Config::kPixelBytes * pieces;
     return packed;
   };
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t channels = p.in_channels / p.groups, of_tap = channels / sliding.d.taps;
+  layout.slices = static_cast<int>(sliding.d.plane_size), layout.tap_slices = static_cast<int>(sliding.d.step);
+  const bool whole =
+      ceil_div(of_tap, Config::kBlockChannels) * sliding.d.taps == ceil_div(channels, Config::kBlockChannels);
+  layout.x_taps = whole ? static_cast<int>(sliding.d.taps) : 1;
+  layout.x = operand(channels / layout.x_taps, p.in_h, layout.segment);
+#else
   layout.x = operand(p.in_channels / p.groups, p.in_h, layout.segment);
+#endif
   layout.planes =
       operand(sliding.channels_per_group, sliding.h.plane_size, layout.segment + (sliding.w.taps - 1) * sliding.w.step);
   return layout;

@@ -50,6 +50,7 @@ struct PackArgs {
 #ifdef TCONV_WALKS_DEPTH
   VolumeImages images;  // for from_n
   int first_image;      // that is packed
+  int class_channels;   // of a class in depth; `classes` and channels are within one
 #endif
 
   __device__ __forceinline__ float scale() const {
@@ -123,18 +124,28 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
   const int first_channel = block * WeightGradientConfig::kBlockChannels + chunk * 8;
 
 #ifdef TCONV_WALKS_DEPTH
-  // Planes have one tap, of all channels.
-  const ImageSlice slice(args.images, args.first_image + sample, args.classes > 1 ? 0 : first_channel);
+  // Planes have one tap, of all channels; a chunk is of one class in depth.
+  const int class_d = args.planes ? first_channel / args.class_channels : 0;
+  const ImageSlice slice(args.images, args.first_image + sample, args.planes ? 0 : first_channel, class_d);
 #endif
   const Storage* sources[8];
   int first_column[8];  // of the tensor; beyond it where the channel or the row is not there
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     const int channel = first_channel + k;
+#ifdef TCONV_WALKS_DEPTH
+    int place = channel - class_d * args.class_channels, class_h = 0, class_w = 0;
+#else
     int place = channel, class_h = 0, class_w = 0;
+#endif
     if (args.classes > 1) {
+#ifdef TCONV_WALKS_DEPTH
+      const int both = place / args.channels_per_class;
+      place -= both * args.channels_per_class;
+#else
       const int both = channel / args.channels_per_class;
       place = channel - both * args.channels_per_class;
+#endif
       class_h = both / args.classes_w;
       class_w = both - class_h * args.classes_w;
     }

@@ -148,15 +148,25 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
 #ifndef TCONV_WALKS_DEPTH
   const int channels = packed.channels_per_group - channel;  // of the chunk's 8; all, some or none
 #endif
+#ifdef TCONV_WALKS_DEPTH
+  const int class_d = args.planes ? channel / args.class_channels : 0;
+  int place = channel - class_d * args.class_channels, class_h = 0, class_w = 0;
+#else
   int place = channel, class_h = 0, class_w = 0;
+#endif
   if (args.classes > 1) {
+#ifdef TCONV_WALKS_DEPTH
+    const int both = place / args.channels_per_class;
+    place -= both * args.channels_per_class;
+#else
     const int both = channel / args.channels_per_class;
     place = channel - both * args.channels_per_class;
+#endif
     class_h = both / args.classes_w;
     class_w = both - class_h * args.classes_w;
   }
 #ifdef TCONV_WALKS_DEPTH
-  const ImageSlice slice(args.images, args.first_image + sample, place);
+  const ImageSlice slice(args.images, args.first_image + sample, place, class_d);
   const int channels = slice.there ? packed.channels_per_group - channel : 0;  // of the chunk's 8
   const Storage* const source =
       args.from + slice.offset + static_cast<int64_t>(group * args.channels_per_class + place) * args.from_c;

@@ -44,6 +44,11 @@ struct PackedGoes {
     const int64_t most = std::max<int64_t>(1, allowed / (of_x + of_planes));
     const int64_t all = layout.samples(p.batch), goes = std::max<int64_t>(1, ceil_div(all, most));
     samples = static_cast<int>(std::max<int64_t>(1, ceil_div(all, goes)));
+#ifdef TCONV_WALKS_DEPTH
+    // Whole volumes, of planes in depth.
+    const int64_t slices = sliding.d.plane_size;
+    samples = static_cast<int>(std::max<int64_t>(1, samples / slices) * slices);
+#endif
     images = samples * layout.abreast;
     x_bytes = round_up(samples * of_x, 256), planes_bytes = round_up(samples * of_planes, 256);
     total_bytes = 256 + x_bytes + planes_bytes;
@@ -154,6 +159,8 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
   args.first_image = static_cast<int>(first);
   args.from = static_cast<const Storage*>(planes ? call.grad : call.conv.x);
   args.channels_per_class = static_cast<int>(args.images.by_tap_channels.divisor);
+  args.class_channels = args.classes * args.channels_per_class;
+  if (planes) args.from_n |= call.depth.grad_stride;  // packs_pairs asks whether both are even
 #endif
   args.num_segments =
       static_cast<unsigned>(layout.samples(count) * args.packed.sample_segments(args.groups, args.strips));
@@ -261,6 +268,7 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
   args.oc_per_group = static_cast<int>(p.out_channels / p.groups);
 #ifdef TCONV_WALKS_DEPTH
   args.weight = WeightPlaces(call.conv);
+  args.classes_h = static_cast<int>(sliding.h.classes);
 #endif
   args.state = state;
   args.only_if = only_if;

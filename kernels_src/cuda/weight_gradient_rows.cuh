@@ -34,19 +34,35 @@ struct RowCursor {
 // Segments of a pair of channel blocks.
 struct SegmentPlace {
   int group, x_block, planes_block;
+#ifdef TCONV_WALKS_DEPTH
+  int tap;  // of x
+#endif
 
   __device__ __forceinline__ SegmentPlace(const WeightGradientLayout& layout, int pair) {
     const int blocks = pair / layout.planes.blocks;
     planes_block = pair - blocks * layout.planes.blocks;
+#ifdef TCONV_WALKS_DEPTH
+    group = blocks / layout.x_blocks();
+    const int of_group = blocks - group * layout.x_blocks();
+    tap = of_group / layout.x.blocks;
+    x_block = of_group - tap * layout.x.blocks;
+#else
     group = blocks / layout.x.blocks;
     x_block = blocks - group * layout.x.blocks;
+#endif
   }
 
   __device__ __forceinline__ int64_t x(const WeightGradientLayout& layout, const RowCursor& at) const {
+#ifdef TCONV_WALKS_DEPTH
+    const int64_t sample = layout.x_image(at.sample, tap);
+    return (((sample * layout.groups + group) * layout.x.blocks + x_block) * layout.strips + at.strip) * layout.x.rows +
+           at.row;
+#else
     return (((static_cast<int64_t>(at.sample) * layout.groups + group) * layout.x.blocks + x_block) * layout.strips +
             at.strip) *
                layout.x.rows +
            at.row;
+#endif
   }
   // Of the plane row that tap row 0 reads.
   __device__ __forceinline__ int64_t planes(const WeightGradientLayout& layout, const RowCursor& at) const {

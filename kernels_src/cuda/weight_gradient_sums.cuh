@@ -38,6 +38,7 @@ struct WeightGradientSumsArgs {
   int kernel_h, kernel_w, kernel_step_h, kernel_step_w, classes_w, ic_per_group, oc_per_group;
 #ifdef TCONV_WALKS_DEPTH
   WeightPlaces weight;
+  int classes_h;
 #endif
   const GradientState* state;  // null: no scales
   const int* only_if;
@@ -55,15 +56,36 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
   const int row = block / 4 * 16 + block % 4 * 2 + nth % 2 + nth / 2 * 8;
   const int column = threadIdx.x % WeightGradientConfig::kBlockChannels;
   const int tap = tile % layout.taps(), pair = tile / layout.taps();
+#ifdef TCONV_WALKS_DEPTH
+  const int planes_block = pair % layout.planes.blocks, of_group = pair / layout.planes.blocks % layout.x_blocks();
+  const int group = pair / layout.planes.blocks / layout.x_blocks();
+  const int depth_tap = of_group / layout.x.blocks, x_block = of_group - depth_tap * layout.x.blocks;
+#else
   const int planes_block = pair % layout.planes.blocks, x_block = pair / layout.planes.blocks % layout.x.blocks;
   const int group = pair / layout.planes.blocks / layout.x.blocks;
+#endif
   __shared__ TapParts at;  // takes as long to work out as a few loads
   if (threadIdx.x == 0) at = args.places(pair, tap);
   __syncthreads();
+#ifdef TCONV_WALKS_DEPTH
+  const int of_tap = x_block * WeightGradientConfig::kBlockChannels + row;
+  const int ic = depth_tap * layout.x.channels_per_group + of_tap;
+  const int channel = planes_block * WeightGradientConfig::kBlockChannels + column;
+  if (of_tap >= layout.x.channels_per_group || channel >= layout.planes.channels_per_group) return;
+#else
   const int ic = x_block * WeightGradientConfig::kBlockChannels + row;
   const int channel = planes_block * WeightGradientConfig::kBlockChannels + column;
   if (ic >= args.ic_per_group || channel >= layout.planes.channels_per_group) return;
+#endif
+#ifdef TCONV_WALKS_DEPTH
+  PlaneChannel to(channel, args.classes_w, args.oc_per_group);
+  const int64_t class_d = to.class_h / args.classes_h;
+  to.class_h -= class_d * args.classes_h;
+  const int64_t place = args.weight.of_pair(group * args.ic_per_group + ic, to.oc, class_d);
+  if (place < 0) return;
+#else
   const PlaneChannel to(channel, args.classes_w, args.oc_per_group);
+#endif
   const int kh = static_cast<int>(to.class_h) + tap / layout.taps_w * args.kernel_step_h;
   const int kw = static_cast<int>(to.class_w) + tap % layout.taps_w * args.kernel_step_w;
   if (kh >= args.kernel_h || kw >= args.kernel_w) return;
@@ -87,8 +109,7 @@ __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
   if (args.state != nullptr) sum = ldexp(sum, -args.state->x_exponent() - args.state->grad_exponent());
   const float v = static_cast<float>(sum);
 #ifdef TCONV_WALKS_DEPTH
-  args.grad_weight[args.weight.of_pair(group * args.ic_per_group + ic, to.oc) + kh * args.kernel_w + kw] =
-      to_storage<Storage>(v);
+  args.grad_weight[place + kh * args.kernel_w + kw] = to_storage<Storage>(v);
 #else
   const int64_t pair_of_channels = static_cast<int64_t>(group * args.ic_per_group + ic) * args.oc_per_group + to.oc;
   args.grad_weight[(pair_of_channels * args.kernel_h + kh) * args.kernel_w + kw] = to_storage<Storage>(v);
