@@ -25,6 +25,9 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
+# Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
+_IN_PARTS = "TCONV_IN_PARTS"
+_LEFT_OUT = ("TCONV_WITHOUT_FP32", "TCONV_WITHOUT_FP16", "TCONV_WITHOUT_BF16")
 
 
 def resolve(
@@ -38,6 +41,7 @@ def resolve(
     joined: bool = False,
     branched: bool = False,
     chained: bool = False,
+    in_parts: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -45,7 +49,8 @@ def resolve(
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
     of rows; `joined`: with joined columns; `branched`: for chains with steps of branches;
-    `chained`: gradients through chains. Raises Refusal where a file is missing.
+    `chained`: gradients through chains; `in_parts`: one that compiles in parts, by dtype. Raises
+    Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -56,7 +61,10 @@ def resolve(
         _JOINED: joined,
         _BRANCHED: branched,
         _CHAINED: chained,
+        _IN_PARTS: in_parts,
     }
+    if not in_parts:
+        conditions |= dict.fromkeys(_LEFT_OUT, False)
     seen: set[Path] = set(given)
 
     def expand(path: Path, included_from: Path | None) -> list[str]:
@@ -125,7 +133,7 @@ def cuda_source(
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined)
-    return _resolved(paths, replacements, (), volumes, forms, branched)
+    return _resolved(paths, replacements, (), volumes, forms, branched, in_parts=True)
 
 
 def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
@@ -159,9 +167,11 @@ def _resolved(
     volumes: bool,
     forms: tuple[bool, bool, bool] = (False, False, False),
     branched: bool = False,
+    in_parts: bool = False,
 ) -> str:
     if len(paths) == 1:
-        return resolve(paths[0], replacements, given, volumes, False, *forms, branched)
+        shape = (*forms, branched)
+        return resolve(paths[0], replacements, given, volumes, False, *shape, in_parts=in_parts)
     # Headers first: each is there once, whichever of the entries is built.
     without = dict.fromkeys((_PACKED, _INTERLEAVED, _PAIRED, _JOINED), False)
     conditions = {_VOLUMES: volumes} | without
@@ -177,7 +187,7 @@ def _resolved(
         lines += _only(kind, segments[-1][0])
     together = paths[0].with_name("several" + paths[0].suffix)
     replacements = replacements | {together.name: "\n".join(lines)}
-    return resolve(together, replacements, given, volumes, branched=branched)
+    return resolve(together, replacements, given, volumes, branched=branched, in_parts=in_parts)
 
 
 def _segments(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:

@@ -5,6 +5,7 @@ it.
 import fcntl as _fcntl
 import hashlib as _hashlib
 import os as _os
+import re as _re
 import shlex as _shlex
 import shutil as _shutil
 import tempfile as _tempfile
@@ -42,6 +43,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
+# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
+# functions that the operator calls; it hands calls over to those of the others.
+_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
+_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
 
 
 def _short_digest(*parts: str) -> str:
@@ -85,9 +90,48 @@ def _is_whole(library: str) -> bool:
         return file.read() == _file_digest(library)
 
 
-def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
+def _parts(cuda_source: str) -> dict[str, str]:
+    """The source of each part of a CUDA source, by name."""
+    # Of several operators each has names of its own already: _repeated of several_calls.py.
+    names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
+    made = {}
+    for part, left_out in _PARTS.items():
+        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
+        if part != "fp32":
+            lines += [f"#define {name} {name}_{part}" for name in names]
+        made[part] = "\n".join([*lines, cuda_source])
+    return made
+
+
+def _build(
+    name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options
+):
+    """The library's path; `cuda_source` may be empty."""
+    if not (in_parts and cuda_source):
+        return _cpp_extension.load_inline(
+            name=name,
+            cpp_sources=list(cpp_sources),
+            cuda_sources=[cuda_source] if cuda_source else None,
+            build_directory=scratch,
+            no_implicit_headers=True,
+            **options,
+        )
+    # load_inline takes one file of CUDA, so files are written here.
+    texts = {"main.cpp": "\n".join(cpp_sources)}
+    texts |= {f"{part}.cu": text for part, text in _parts(cuda_source).items()}
+    for file_name, text in texts.items():
+        with open(_os.path.join(scratch, file_name), "w") as file:
+            file.write(text)
+    paths = [_os.path.join(scratch, file_name) for file_name in texts]
+    return _cpp_extension.load(name=name, sources=paths, build_directory=scratch, **options)
+
+
+def _load_library(
+    namespace: str, cpp_sources: tuple, cuda_source: str, in_parts: bool = False
+) -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators in torch.ops.<namespace>; its name says the sources.
+    `in_parts`: the CUDA source compiles in parts, side by side as far as MAX_JOBS lets them.
 
     Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
@@ -114,17 +158,17 @@ def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
             return
         # Built, and loaded, under a name of its own, then renamed when it is whole.
         with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
-            built = _cpp_extension.load_inline(
-                name=name,
-                cpp_sources=list(cpp_sources),
-                cuda_sources=[cuda_source] if with_cuda else None,
+            built = _build(
+                name,
+                scratch,
+                cpp_sources,
+                cuda_source if with_cuda else "",
+                in_parts,
                 extra_cflags=cpu_flags,
                 extra_cuda_cflags=list(_CUDA_FLAGS),
                 extra_ldflags=list(_LINK_FLAGS),
-                build_directory=scratch,
                 with_cuda=with_cuda,
                 is_python_module=False,
-                no_implicit_headers=True,
             )
             digest = _os.path.join(scratch, "digest")
             with open(digest, "w") as file:

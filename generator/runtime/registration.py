@@ -60,7 +60,7 @@ def _register(
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_loaded" not in vars(namespace):
-        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE, in_parts=True)
         namespace._tconv_loaded = True
     run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
     if f"_tconv_registry{call}" not in vars(namespace):

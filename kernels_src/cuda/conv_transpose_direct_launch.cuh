@@ -11,6 +11,9 @@
 #endif
 #include "conv_transpose_portable_plan.h"
 #include "device_limits.h"
+#ifdef TCONV_IN_PARTS
+#include "dtype_parts.h"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -112,6 +115,9 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
                             : with_phases(std::integral_constant<int, 4>());
 }
+#ifdef TCONV_IN_PARTS
+TCONV_LEFT_OUT_STORAGE(launch_direct, const DirectPlan&, const ConvCall&, void*, Moments*)
+#endif
 
 }  // namespace cuda
 }  // namespace tconv

@@ -254,9 +254,15 @@ template <Outputs kOutputs>
 int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
                const void* pool_weight = nullptr) {
   switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
     default: return kUnsupportedDType;
   }
 }

@@ -9,6 +9,9 @@
 #include "../epilogue.h"
 #include "../moments.h"
 #include "check.h"
+#ifdef TCONV_IN_PARTS
+#include "dtype_parts.h"
+#endif
 #include "fast_divisor.h"
 #include "mma_sync.cuh"
 #include "storage.cuh"
@@ -151,6 +154,9 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
   return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
                        call.stream, args);
 }
+#ifdef TCONV_IN_PARTS
+TCONV_LEFT_OUT_STORAGE(launch_plain, const ConvCall&, void*, Moments*)
+#endif
 
 }  // namespace cuda
 }  // namespace tconv

@@ -58,10 +58,14 @@ inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(
       hopper::launch<hopper::Outputs::kPooled>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
+#ifdef TCONV_WITHOUT_FP32
+  return kOk;  // 16-bit inputs need no other kernel
+#else
   if (call.dtype != kFloat32) return kOk;
   return launch_pooled_fallback(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight),
                                 outputs.partials, plan.num_partials,
                                 &hopper::HopperWorkspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);
+#endif
 }
 
 }  // namespace cuda

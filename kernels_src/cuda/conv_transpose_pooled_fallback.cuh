@@ -135,6 +135,7 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
   return Moments{count, mean, over_all([mean](float v) { return (v - mean) * (v - mean); })};
 }
 
+#ifndef TCONV_WITHOUT_FP32
 __global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1)
     conv_transpose_pooled_fallback_kernel(const __grid_constant__ PooledFallbackArgs args) {
   using Config = PooledFallbackConfig;
@@ -241,6 +242,7 @@ inline int64_t launch_pooled_fallback(const ConvCall& call, float* out, const fl
   return launch_overlapped(conv_transpose_pooled_fallback_kernel, dim3(static_cast<unsigned>(blocks)),
                            dim3(PooledFallbackConfig::kThreads), 0, call.stream, args);
 }
+#endif
 
 }  // namespace cuda
 }  // namespace tconv

@@ -4,6 +4,9 @@
 #include "check.h"
 #include "conv_transpose_portable.cuh"
 #include "device_limits.h"
+#ifdef TCONV_IN_PARTS
+#include "dtype_parts.h"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -165,6 +168,16 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
   return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
                            dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
+#ifdef TCONV_IN_PARTS
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kTF32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kStrictFP32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP16(launch_portable<PortableConfig<Numeric::kFP16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_BF16(launch_portable<PortableConfig<Numeric::kBF16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+#endif
 
 }  // namespace cuda
 }  // namespace tconv

@@ -72,9 +72,15 @@ int64_t launch_depth_fill_typed(const ConvCall& call, void* out) {
 
 inline int64_t launch_depth_fill(const ConvCall& call, void* out) {
   switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return launch_depth_fill_typed<float>(call, out);
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return launch_depth_fill_typed<__half>(call, out);
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return launch_depth_fill_typed<__nv_bfloat16>(call, out);
+#endif
     default: return kUnsupportedDType;
   }
 }

@@ -125,9 +125,15 @@ int64_t launch_depth_plain_typed(const ConvCall& call, void* out, const int* gua
 inline int64_t launch_depth_plain(const ConvCall& call, void* out, const int* guard) {
   if (call.depth.taps == 0) return launch_depth_fill(call, out);
   switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return launch_depth_plain_typed<float>(call, out, guard);
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return launch_depth_plain_typed<__half>(call, out, guard);
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return launch_depth_plain_typed<__nv_bfloat16>(call, out, guard);
+#endif
     default: return kUnsupportedDType;
   }
 }

@@ -1,6 +1,7 @@
 // Exported functions of pattern 1: transposed convolution with an element-wise epilogue.
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
+#include "dtype_parts.h"
 
 namespace tconv {
 namespace cuda {
@@ -9,10 +10,12 @@ constexpr auto kOutputs = Outputs::kAlone;
 }  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
   const tconv::ConvCall& conv = call->conv;
   if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
     return tconv::kWorkspaceTooSmall;

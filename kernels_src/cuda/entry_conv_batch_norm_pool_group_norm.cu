@@ -10,6 +10,7 @@
 #include "batch_norm_plan.cuh"
 #include "conv_transpose_pooled.cuh"
 #include "pool_batch_norm_activation.cuh"
+#include "dtype_parts.h"
 
 namespace tconv {
 namespace cuda {
@@ -131,12 +132,14 @@ struct ConvBatchNormPoolGroupNorm {
 
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvBatchNormPoolGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
     return tconv::cuda::ConvBatchNormPoolGroupNorm<decltype(storage)>(*call).layout.bytes();
   });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvBatchNormPoolGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
     return tconv::cuda::ConvBatchNormPoolGroupNorm<decltype(storage)>(*call).run(*call);
   });

@@ -9,6 +9,7 @@
 
 #include "conv_group_norm_held_launch.cuh"
 #include "conv_group_norm_passes.cuh"
+#include "dtype_parts.h"
 
 namespace tconv {
 namespace cuda {
@@ -89,11 +90,13 @@ int64_t run(const ConvGroupNormCall& call) {
 
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::norm::dispatch_dtype(
       call->conv.dtype, [&](auto storage) { return tconv::cuda::workspace_bytes<decltype(storage)>(*call); });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype,
                                            [&](auto storage) { return tconv::cuda::run<decltype(storage)>(*call); });
 }

@@ -89,10 +89,16 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <typename F>
 int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return f(__half{});
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return f(__nv_bfloat16{});
+#endif
     default: return kUnsupportedDType;
   }
 }

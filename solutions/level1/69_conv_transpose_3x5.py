@@ -26,10 +26,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     879160b37901ba5346021eda88df07145b4ca0d5e0ab5c260aef2ee8816b399e
+sha256 of CUDA_SOURCE:     beaefaec50f0060fe1ff07be35dcef924d35fe57d7d60853e7c57723df6c36d4
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 6f84c829366568922a77e3028426d8f3a8fe7bb5e379eee16977566044e3cd4a
+sha256 of GRADIENT_CUDA_SOURCE: 3aed005ad28551999a0fdffe4078faf4f3cfa50c27eacc117f2f2aaa224d6199
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -1480,6 +1480,57 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/dtype_parts.h
+// The CUDA source of a forward compiles as three parts side by side, in about half the time: fp32 and fp64; fp16; bf16.
+// TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and TCONV_WITHOUT_BF16 say what a part leaves out; without them one
+// translation unit has everything. Names that parts would share end in _fp16 and _bf16 in theirs
+// (generator/runtime/build.py).
+
+
+// TCONV_LEFT_OUT_FP32(launch<float>, const Call&) and the like stand behind a function template that launches kernels:
+// where its type is left out, so are its kernels.
+#define TCONV_LEFT_OUT(FUNCTION, ...)    \
+  template <>                            \
+  inline int64_t FUNCTION(__VA_ARGS__) { \
+    return kUnsupportedDType;            \
+  }
+#ifdef TCONV_WITHOUT_FP32
+#define TCONV_LEFT_OUT_FP32 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP32(...)
+#endif
+#ifdef TCONV_WITHOUT_FP16
+#define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP16(...)
+#endif
+#ifdef TCONV_WITHOUT_BF16
+#define TCONV_LEFT_OUT_BF16 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_BF16(...)
+#endif
+// Likewise for a template of a storage type.
+#define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
+  TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
+
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
+#define TCONV_PASTED(NAME, PART) NAME##PART
+#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
+#define TCONV_HAND_OVER(NAME, CALL)                                                 \
+  if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
+  if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
+#else
+#define TCONV_HAND_OVER(NAME, CALL)
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -1575,6 +1626,7 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
                             : with_phases(std::integral_constant<int, 4>());
 }
+TCONV_LEFT_OUT_STORAGE(launch_direct, const DirectPlan&, const ConvCall&, void*, Moments*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -2745,6 +2797,14 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
   return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
                            dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kTF32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kStrictFP32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP16(launch_portable<PortableConfig<Numeric::kFP16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_BF16(launch_portable<PortableConfig<Numeric::kBF16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -2895,6 +2955,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
   return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
                        call.stream, args);
 }
+TCONV_LEFT_OUT_STORAGE(launch_plain, const ConvCall&, void*, Moments*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -3410,10 +3471,16 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <typename F>
 int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return f(__half{});
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return f(__nv_bfloat16{});
+#endif
     default: return kUnsupportedDType;
   }
 }
@@ -5121,9 +5188,15 @@ template <Outputs kOutputs>
 int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
                const void* pool_weight = nullptr) {
   switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
     default: return kUnsupportedDType;
   }
 }
@@ -5555,10 +5628,12 @@ constexpr auto kOutputs = Outputs::kAlone;
 }  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
   const tconv::ConvCall& conv = call->conv;
   if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
     return tconv::kWorkspaceTooSmall;
@@ -7984,10 +8059,11 @@ struct GradientCall {
 
 // ==== lines 468 to 523 of CUDA_SOURCE
 // ==== lines 682 to 770 of CUDA_SOURCE
-// ==== lines 1541 to 1592 of CUDA_SOURCE
+// ==== lines 1593 to 1644 of CUDA_SOURCE
 // ==== lines 782 to 913 of CUDA_SOURCE
-// ==== lines 2709 to 2847 of CUDA_SOURCE
-// ==== lines 1392 to 1429 of CUDA_SOURCE
+// ==== lines 2769 to 2904 of CUDA_SOURCE
+
+// ==== lines 1390 to 1429 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -8159,9 +8235,12 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 910 to 1392 of CUDA_SOURCE
 
-// ==== lines 1430 to 1541 of CUDA_SOURCE
-// ==== lines 1592 to 2697 of CUDA_SOURCE
-// ==== lines 2847 to 3152 of CUDA_SOURCE
+// ==== lines 1481 to 1575 of CUDA_SOURCE
+
+// ==== lines 1577 to 1593 of CUDA_SOURCE
+// ==== lines 1644 to 2746 of CUDA_SOURCE
+
+// ==== lines 2906 to 3213 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -8171,14 +8250,19 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 3152 to 3173 of CUDA_SOURCE
+// ==== lines 3213 to 3234 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 3173 to 3850 of CUDA_SOURCE
+// ==== lines 3234 to 3420 of CUDA_SOURCE
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+// ==== lines 3430 to 3917 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3850 to 4176 of CUDA_SOURCE
+// ==== lines 3917 to 4243 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8267,10 +8351,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4170 to 4597 of CUDA_SOURCE
+// ==== lines 4237 to 4664 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4597 to 5014 of CUDA_SOURCE
+// ==== lines 4664 to 5081 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -8279,9 +8363,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5020 to 5040 of CUDA_SOURCE
+// ==== lines 5087 to 5107 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5040 to 5496 of CUDA_SOURCE
+// ==== lines 5107 to 5137 of CUDA_SOURCE
+    case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+// ==== lines 5146 to 5569 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12757,7 +12845,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '61221ac8bcfaf748bc85a38e63e3a6fe7f9653660e87e63167235a18c84ec9a4'
+_DIGEST = '35d802135a54ea27f7cb9f49d4a2cfd90301d7098452d58765aa5438787e4838'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -13067,6 +13155,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
+# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
+# functions that the operator calls; it hands calls over to those of the others.
+_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
+_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
 
 
 def _short_digest(*parts: str) -> str:
@@ -13110,9 +13202,46 @@ def _is_whole(library: str) -> bool:
         return file.read() == _file_digest(library)
 
 
-def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
+def _parts(cuda_source: str) -> dict[str, str]:
+    """The source of each part of a CUDA source, by name."""
+    # Of several operators each has names of its own already: _repeated of several_calls.py.
+    names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
+    made = {}
+    for part, left_out in _PARTS.items():
+        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
+        if part != "fp32":
+            lines += [f"#define {name} {name}_{part}" for name in names]
+        made[part] = "\n".join([*lines, cuda_source])
+    return made
+
+
+def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+    """The library's path; `cuda_source` may be empty."""
+    if not (in_parts and cuda_source):
+        return _cpp_extension.load_inline(
+            name=name,
+            cpp_sources=list(cpp_sources),
+            cuda_sources=[cuda_source] if cuda_source else None,
+            build_directory=scratch,
+            no_implicit_headers=True,
+            **options,
+        )
+    # load_inline takes one file of CUDA, so files are written here.
+    texts = {"main.cpp": "\n".join(cpp_sources)}
+    texts |= {f"{part}.cu": text for part, text in _parts(cuda_source).items()}
+    for file_name, text in texts.items():
+        with open(_os.path.join(scratch, file_name), "w") as file:
+            file.write(text)
+    paths = [_os.path.join(scratch, file_name) for file_name in texts]
+    return _cpp_extension.load(name=name, sources=paths, build_directory=scratch, **options)
+
+
+def _load_library(
+    namespace: str, cpp_sources: tuple, cuda_source: str, in_parts: bool = False
+) -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators in torch.ops.<namespace>; its name says the sources.
+    `in_parts`: the CUDA source compiles in parts, side by side as far as MAX_JOBS lets them.
 
     Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
@@ -13139,17 +13268,17 @@ def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
             return
         # Built, and loaded, under a name of its own, then renamed when it is whole.
         with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
-            built = _cpp_extension.load_inline(
-                name=name,
-                cpp_sources=list(cpp_sources),
-                cuda_sources=[cuda_source] if with_cuda else None,
+            built = _build(
+                name,
+                scratch,
+                cpp_sources,
+                cuda_source if with_cuda else "",
+                in_parts,
                 extra_cflags=cpu_flags,
                 extra_cuda_cflags=list(_CUDA_FLAGS),
                 extra_ldflags=list(_LINK_FLAGS),
-                build_directory=scratch,
                 with_cuda=with_cuda,
                 is_python_module=False,
-                no_implicit_headers=True,
             )
             digest = _os.path.join(scratch, "digest")
             with open(digest, "w") as file:
@@ -13220,7 +13349,7 @@ def _register(
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_loaded" not in vars(namespace):
-        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE, in_parts=True)
         namespace._tconv_loaded = True
     run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
     if f"_tconv_registry{call}" not in vars(namespace):

@@ -29,12 +29,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     7ca6e386d8f5ca59c1bdf556e0f9db80d80d6a5be50e83007c5442da1d918526
+sha256 of CUDA_SOURCE:     7af3aa4159baca953616dd2cd96b161f7533e75039c941ce22d329313dd7312b
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 6920c911e0c2423ffedfe30449c99842d559ceb9d2af541817652e98965f9e3f
+sha256 of GRADIENT_CUDA_SOURCE: 18641ff419263fc562b905deaed5e293bc368c315338c925eed9d4533f99196c
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of POOL_GRADIENT_CUDA_SOURCE: 82a0131dc0e48d879215038ccac548a06a477285e8bf228ea5634f1e87c2df7e
+sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
 """
 
@@ -630,10 +630,16 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <typename F>
 int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return f(__half{});
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return f(__nv_bfloat16{});
+#endif
     default: return kUnsupportedDType;
   }
 }
@@ -2569,6 +2575,57 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/dtype_parts.h
+// The CUDA source of a forward compiles as three parts side by side, in about half the time: fp32 and fp64; fp16; bf16.
+// TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and TCONV_WITHOUT_BF16 say what a part leaves out; without them one
+// translation unit has everything. Names that parts would share end in _fp16 and _bf16 in theirs
+// (generator/runtime/build.py).
+
+
+// TCONV_LEFT_OUT_FP32(launch<float>, const Call&) and the like stand behind a function template that launches kernels:
+// where its type is left out, so are its kernels.
+#define TCONV_LEFT_OUT(FUNCTION, ...)    \
+  template <>                            \
+  inline int64_t FUNCTION(__VA_ARGS__) { \
+    return kUnsupportedDType;            \
+  }
+#ifdef TCONV_WITHOUT_FP32
+#define TCONV_LEFT_OUT_FP32 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP32(...)
+#endif
+#ifdef TCONV_WITHOUT_FP16
+#define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP16(...)
+#endif
+#ifdef TCONV_WITHOUT_BF16
+#define TCONV_LEFT_OUT_BF16 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_BF16(...)
+#endif
+// Likewise for a template of a storage type.
+#define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
+  TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
+
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
+#define TCONV_PASTED(NAME, PART) NAME##PART
+#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
+#define TCONV_HAND_OVER(NAME, CALL)                                                 \
+  if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
+  if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
+#else
+#define TCONV_HAND_OVER(NAME, CALL)
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -2664,6 +2721,7 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
                             : with_phases(std::integral_constant<int, 4>());
 }
+TCONV_LEFT_OUT_STORAGE(launch_direct, const DirectPlan&, const ConvCall&, void*, Moments*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -3783,6 +3841,14 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
   return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
                            dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kTF32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kStrictFP32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP16(launch_portable<PortableConfig<Numeric::kFP16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_BF16(launch_portable<PortableConfig<Numeric::kBF16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -3933,6 +3999,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
   return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
                        call.stream, args);
 }
+TCONV_LEFT_OUT_STORAGE(launch_plain, const ConvCall&, void*, Moments*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -6050,9 +6117,15 @@ template <Outputs kOutputs>
 int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
                const void* pool_weight = nullptr) {
   switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
     default: return kUnsupportedDType;
   }
 }
@@ -6608,6 +6681,7 @@ __device__ __forceinline__ Moments quad_moments(Value&& value, Exists&& exists) 
   return Moments{count, mean, over_all([mean](float v) { return (v - mean) * (v - mean); })};
 }
 
+#ifndef TCONV_WITHOUT_FP32
 __global__ void __launch_bounds__(PooledFallbackConfig::kThreads, 1)
     conv_transpose_pooled_fallback_kernel(const __grid_constant__ PooledFallbackArgs args) {
   using Config = PooledFallbackConfig;
@@ -6714,6 +6788,7 @@ inline int64_t launch_pooled_fallback(const ConvCall& call, float* out, const fl
   return launch_overlapped(conv_transpose_pooled_fallback_kernel, dim3(static_cast<unsigned>(blocks)),
                            dim3(PooledFallbackConfig::kThreads), 0, call.stream, args);
 }
+#endif
 
 }  // namespace cuda
 }  // namespace tconv
@@ -6770,10 +6845,14 @@ inline int64_t launch_pooled(const PooledPlan& plan, const ConvCall& call, const
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(
       hopper::launch<hopper::Outputs::kPooled>(plan.hopper, call, outputs, workspace, device.sm_count, pool_weight));
+#ifdef TCONV_WITHOUT_FP32
+  return kOk;  // 16-bit inputs need no other kernel
+#else
   if (call.dtype != kFloat32) return kOk;
   return launch_pooled_fallback(call, static_cast<float*>(outputs.out), static_cast<const float*>(pool_weight),
                                 outputs.partials, plan.num_partials,
                                 &hopper::HopperWorkspace(plan.hopper).guard(workspace)->out_of_range, device.sm_count);
+#endif
 }
 
 }  // namespace cuda
@@ -7066,12 +7145,14 @@ struct ConvBatchNormPoolGroupNorm {
 
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvBatchNormPoolGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
     return tconv::cuda::ConvBatchNormPoolGroupNorm<decltype(storage)>(*call).layout.bytes();
   });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvBatchNormPoolGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype, [&](auto storage) {
     return tconv::cuda::ConvBatchNormPoolGroupNorm<decltype(storage)>(*call).run(*call);
   });
@@ -9982,18 +10063,19 @@ struct GradientCall {
 
 #include <type_traits>
 
-// ==== lines 1529 to 1695 of CUDA_SOURCE
+// ==== lines 1535 to 1701 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 1696 to 1724 of CUDA_SOURCE
+// ==== lines 1702 to 1730 of CUDA_SOURCE
 // ==== lines 324 to 351 of CUDA_SOURCE
 // ==== lines 375 to 463 of CUDA_SOURCE
-// ==== lines 973 to 1024 of CUDA_SOURCE
-// ==== lines 1892 to 1992 of CUDA_SOURCE
+// ==== lines 979 to 1030 of CUDA_SOURCE
+// ==== lines 1898 to 1998 of CUDA_SOURCE
 // ==== lines 463 to 493 of CUDA_SOURCE
 
-// ==== lines 3741 to 3879 of CUDA_SOURCE
-// ==== lines 2475 to 2512 of CUDA_SOURCE
+// ==== lines 3807 to 3942 of CUDA_SOURCE
+
+// ==== lines 2479 to 2518 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10160,16 +10242,19 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 1724 to 1874 of CUDA_SOURCE
+// ==== lines 1730 to 1880 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 1874 to 1892 of CUDA_SOURCE
+// ==== lines 1880 to 1898 of CUDA_SOURCE
 
-// ==== lines 1993 to 2475 of CUDA_SOURCE
+// ==== lines 1999 to 2481 of CUDA_SOURCE
 
-// ==== lines 2513 to 3729 of CUDA_SOURCE
-// ==== lines 3879 to 4184 of CUDA_SOURCE
+// ==== lines 2570 to 2664 of CUDA_SOURCE
+
+// ==== lines 2666 to 3784 of CUDA_SOURCE
+
+// ==== lines 3944 to 4251 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -10179,22 +10264,27 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 4184 to 4205 of CUDA_SOURCE
+// ==== lines 4251 to 4272 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 4205 to 4303 of CUDA_SOURCE
+// ==== lines 4272 to 4370 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
 #include <cstring>
 
 
-// ==== lines 491 to 599 of CUDA_SOURCE
-// ==== lines 4308 to 4773 of CUDA_SOURCE
+// ==== lines 491 to 573 of CUDA_SOURCE
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+// ==== lines 583 to 605 of CUDA_SOURCE
+// ==== lines 4375 to 4840 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4773 to 5099 of CUDA_SOURCE
+// ==== lines 4840 to 5166 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10283,10 +10373,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5093 to 5520 of CUDA_SOURCE
+// ==== lines 5160 to 5587 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5520 to 5937 of CUDA_SOURCE
+// ==== lines 5587 to 6004 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -10295,9 +10385,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5943 to 5963 of CUDA_SOURCE
+// ==== lines 6010 to 6030 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5963 to 6419 of CUDA_SOURCE
+// ==== lines 6030 to 6060 of CUDA_SOURCE
+    case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+// ==== lines 6069 to 6492 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -14822,7 +14916,12 @@ struct GroupNormGradientCall {
 #include <cstring>
 
 // ==== lines 324 to 351 of CUDA_SOURCE
-// ==== lines 463 to 734 of CUDA_SOURCE
+// ==== lines 463 to 573 of CUDA_SOURCE
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+// ==== lines 583 to 740 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -14873,7 +14972,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 // value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
 // a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 
-// ==== lines 973 to 1024 of CUDA_SOURCE
+// ==== lines 979 to 1030 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
@@ -14891,7 +14990,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 #include <cstring>
 #include <type_traits>
 
-// ==== lines 1534 to 1676 of CUDA_SOURCE
+// ==== lines 1540 to 1682 of CUDA_SOURCE
 namespace math {
 
 #ifdef TCONV_OWN_MATH
@@ -15808,7 +15907,7 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 // and without the last two terms where the statistics are running ones
 // (aten/src/ATen/native/cuda/Normalization.cuh in PyTorch).
 
-// ==== lines 911 to 965 of CUDA_SOURCE
+// ==== lines 917 to 971 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -17502,7 +17601,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '5193166e11726b8b35e4a239bec4c994b409fd941c49cdf21b80cc7fcc5fbca3'
+_DIGEST = 'b20407f4403a3f29f76bb4f392f3adaf741508522c550fc65210801b6a8bccc7'
 
 
 class _Tanh:
@@ -17880,6 +17979,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
+# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
+# functions that the operator calls; it hands calls over to those of the others.
+_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
+_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
 
 
 def _short_digest(*parts: str) -> str:
@@ -17923,9 +18026,46 @@ def _is_whole(library: str) -> bool:
         return file.read() == _file_digest(library)
 
 
-def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
+def _parts(cuda_source: str) -> dict[str, str]:
+    """The source of each part of a CUDA source, by name."""
+    # Of several operators each has names of its own already: _repeated of several_calls.py.
+    names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
+    made = {}
+    for part, left_out in _PARTS.items():
+        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
+        if part != "fp32":
+            lines += [f"#define {name} {name}_{part}" for name in names]
+        made[part] = "\n".join([*lines, cuda_source])
+    return made
+
+
+def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+    """The library's path; `cuda_source` may be empty."""
+    if not (in_parts and cuda_source):
+        return _cpp_extension.load_inline(
+            name=name,
+            cpp_sources=list(cpp_sources),
+            cuda_sources=[cuda_source] if cuda_source else None,
+            build_directory=scratch,
+            no_implicit_headers=True,
+            **options,
+        )
+    # load_inline takes one file of CUDA, so files are written here.
+    texts = {"main.cpp": "\n".join(cpp_sources)}
+    texts |= {f"{part}.cu": text for part, text in _parts(cuda_source).items()}
+    for file_name, text in texts.items():
+        with open(_os.path.join(scratch, file_name), "w") as file:
+            file.write(text)
+    paths = [_os.path.join(scratch, file_name) for file_name in texts]
+    return _cpp_extension.load(name=name, sources=paths, build_directory=scratch, **options)
+
+
+def _load_library(
+    namespace: str, cpp_sources: tuple, cuda_source: str, in_parts: bool = False
+) -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators in torch.ops.<namespace>; its name says the sources.
+    `in_parts`: the CUDA source compiles in parts, side by side as far as MAX_JOBS lets them.
 
     Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
@@ -17952,17 +18092,17 @@ def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
             return
         # Built, and loaded, under a name of its own, then renamed when it is whole.
         with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
-            built = _cpp_extension.load_inline(
-                name=name,
-                cpp_sources=list(cpp_sources),
-                cuda_sources=[cuda_source] if with_cuda else None,
+            built = _build(
+                name,
+                scratch,
+                cpp_sources,
+                cuda_source if with_cuda else "",
+                in_parts,
                 extra_cflags=cpu_flags,
                 extra_cuda_cflags=list(_CUDA_FLAGS),
                 extra_ldflags=list(_LINK_FLAGS),
-                build_directory=scratch,
                 with_cuda=with_cuda,
                 is_python_module=False,
-                no_implicit_headers=True,
             )
             digest = _os.path.join(scratch, "digest")
             with open(digest, "w") as file:
@@ -18026,7 +18166,7 @@ def _register(
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_loaded" not in vars(namespace):
-        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE, in_parts=True)
         namespace._tconv_loaded = True
     run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
     if f"_tconv_registry{call}" not in vars(namespace):

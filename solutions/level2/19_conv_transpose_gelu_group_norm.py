@@ -29,12 +29,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     2e72b2952d52b71fde87f94aa0a021c6f70fbd64000b7dc264aed366f3b494a9
+sha256 of CUDA_SOURCE:     fbf4564b0aefcf4e785ab4a0debcfb2170723289a137da6bdd1e332efd30d32c
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 0ec020ca5476da34a80a3edabaffa11a88777e32a46d6ac7f613706c77a2a19e
+sha256 of GRADIENT_CUDA_SOURCE: 027f6233ebc2589c7ecdcfa6643f43ae98d626bd41a69a2487a9a41ecaf2c85c
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 2e1feaaebbadc9fcca3212932272e2026d6b09845d402cb7c290883f18d41306
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
 """
 
@@ -1787,10 +1787,16 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <typename F>
 int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return f(__half{});
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return f(__nv_bfloat16{});
+#endif
     default: return kUnsupportedDType;
   }
 }
@@ -5195,6 +5201,57 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/dtype_parts.h
+// The CUDA source of a forward compiles as three parts side by side, in about half the time: fp32 and fp64; fp16; bf16.
+// TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and TCONV_WITHOUT_BF16 say what a part leaves out; without them one
+// translation unit has everything. Names that parts would share end in _fp16 and _bf16 in theirs
+// (generator/runtime/build.py).
+
+
+// TCONV_LEFT_OUT_FP32(launch<float>, const Call&) and the like stand behind a function template that launches kernels:
+// where its type is left out, so are its kernels.
+#define TCONV_LEFT_OUT(FUNCTION, ...)    \
+  template <>                            \
+  inline int64_t FUNCTION(__VA_ARGS__) { \
+    return kUnsupportedDType;            \
+  }
+#ifdef TCONV_WITHOUT_FP32
+#define TCONV_LEFT_OUT_FP32 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP32(...)
+#endif
+#ifdef TCONV_WITHOUT_FP16
+#define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP16(...)
+#endif
+#ifdef TCONV_WITHOUT_BF16
+#define TCONV_LEFT_OUT_BF16 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_BF16(...)
+#endif
+// Likewise for a template of a storage type.
+#define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
+  TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
+
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
+#define TCONV_PASTED(NAME, PART) NAME##PART
+#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
+#define TCONV_HAND_OVER(NAME, CALL)                                                 \
+  if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
+  if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
+#else
+#define TCONV_HAND_OVER(NAME, CALL)
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -5290,6 +5347,7 @@ int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, M
   return plan.channels == 1 ? with_phases(std::integral_constant<int, 1>())
                             : with_phases(std::integral_constant<int, 4>());
 }
+TCONV_LEFT_OUT_STORAGE(launch_direct, const DirectPlan&, const ConvCall&, void*, Moments*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -6207,6 +6265,14 @@ int64_t launch_portable(const ConvCall& call, const TileGeometry& geometry, void
   return launch_overlapped(conv_transpose_portable_kernel<Config>, dim3(static_cast<unsigned>(grid)),
                            dim3(Config::kNumThreads), geometry.smem_bytes, call.stream, args);
 }
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kTF32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP32(launch_portable<PortableConfig<Numeric::kStrictFP32>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_FP16(launch_portable<PortableConfig<Numeric::kFP16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
+TCONV_LEFT_OUT_BF16(launch_portable<PortableConfig<Numeric::kBF16>>, const ConvCall&, const TileGeometry&, void*,
+                    Moments*, void*, const int*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -6357,6 +6423,7 @@ int64_t launch_plain(const ConvCall& call, void* out, Moments* partials) {
   return launch_kernel(conv_transpose_plain_kernel<Storage>, dim3(static_cast<unsigned>(grid)), dim3(kPlainPixels), 0,
                        call.stream, args);
 }
+TCONV_LEFT_OUT_STORAGE(launch_plain, const ConvCall&, void*, Moments*)
 
 }  // namespace cuda
 }  // namespace tconv
@@ -6872,9 +6939,15 @@ template <Outputs kOutputs>
 int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
                const void* pool_weight = nullptr) {
   switch (call.dtype) {
+#ifndef TCONV_WITHOUT_FP32
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_FP16
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
+#ifndef TCONV_WITHOUT_BF16
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+#endif
     default: return kUnsupportedDType;
   }
 }
@@ -8223,11 +8296,13 @@ int64_t run(const ConvGroupNormCall& call) {
 
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::norm::dispatch_dtype(
       call->conv.dtype, [&](auto storage) { return tconv::cuda::workspace_bytes<decltype(storage)>(*call); });
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
   return tconv::cuda::norm::dispatch_dtype(call->conv.dtype,
                                            [&](auto storage) { return tconv::cuda::run<decltype(storage)>(*call); });
 }
@@ -10827,11 +10902,12 @@ struct Epilogue {
 // ==== lines 501 to 549 of CUDA_SOURCE
 // ==== lines 1014 to 1102 of CUDA_SOURCE
 // ==== lines 1281 to 1332 of CUDA_SOURCE
-// ==== lines 3365 to 3465 of CUDA_SOURCE
+// ==== lines 3371 to 3471 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6166 to 6304 of CUDA_SOURCE
-// ==== lines 1102 to 1139 of CUDA_SOURCE
+// ==== lines 6232 to 6367 of CUDA_SOURCE
+
+// ==== lines 1100 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10999,14 +11075,18 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4610 to 4638 of CUDA_SOURCE
+// ==== lines 4616 to 4644 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4638 to 5346 of CUDA_SOURCE
+// ==== lines 4644 to 5145 of CUDA_SOURCE
+
+// ==== lines 5197 to 5291 of CUDA_SOURCE
+
+// ==== lines 5293 to 5404 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5347 to 5535 of CUDA_SOURCE
+// ==== lines 5405 to 5593 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11014,8 +11094,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5539 to 6154 of CUDA_SOURCE
-// ==== lines 6304 to 6322 of CUDA_SOURCE
+// ==== lines 5597 to 6209 of CUDA_SOURCE
+
+// ==== lines 6369 to 6389 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11052,13 +11133,18 @@ struct PackedInput {
 #include <cstring>
 
 
-// ==== lines 1649 to 1755 of CUDA_SOURCE
-// ==== lines 2027 to 2494 of CUDA_SOURCE
+// ==== lines 1649 to 1731 of CUDA_SOURCE
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+// ==== lines 1741 to 1761 of CUDA_SOURCE
+// ==== lines 2033 to 2500 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3039 to 3365 of CUDA_SOURCE
+// ==== lines 3045 to 3371 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11153,14 +11239,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6322 to 6417 of CUDA_SOURCE
-// ==== lines 2681 to 2755 of CUDA_SOURCE
-// ==== lines 6420 to 6672 of CUDA_SOURCE
+// ==== lines 6389 to 6484 of CUDA_SOURCE
+// ==== lines 2687 to 2761 of CUDA_SOURCE
+// ==== lines 6487 to 6739 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6672 to 6694 of CUDA_SOURCE
-// ==== lines 4180 to 4511 of CUDA_SOURCE
-// ==== lines 6696 to 6760 of CUDA_SOURCE
+// ==== lines 6739 to 6761 of CUDA_SOURCE
+// ==== lines 4186 to 4517 of CUDA_SOURCE
+// ==== lines 6763 to 6827 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -11169,9 +11255,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6766 to 6786 of CUDA_SOURCE
+// ==== lines 6833 to 6853 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6786 to 7242 of CUDA_SOURCE
+// ==== lines 6853 to 6883 of CUDA_SOURCE
+    case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
+    case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
+// ==== lines 6892 to 7315 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15675,8 +15765,13 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 #include <cstring>
 
 // ==== lines 522 to 549 of CUDA_SOURCE
-// ==== lines 1621 to 1755 of CUDA_SOURCE
-// ==== lines 3745 to 3882 of CUDA_SOURCE
+// ==== lines 1621 to 1731 of CUDA_SOURCE
+    case kFloat32: return f(float{});
+    case kFloat64: return f(double{});
+    case kFloat16: return f(__half{});
+    case kBFloat16: return f(__nv_bfloat16{});
+// ==== lines 1741 to 1761 of CUDA_SOURCE
+// ==== lines 3751 to 3888 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -17758,7 +17853,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '612d1be900c192d37e445c5f3cf303081ef68d5c45fbd1816f718ba4a86f8c7e'
+_DIGEST = '4012c278d4781e85620b0cef7222023c3e6cac204e51c586b2e3ee1d94bd5879'
 
 
 class _Gelu:
@@ -18084,6 +18179,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
+# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
+# functions that the operator calls; it hands calls over to those of the others.
+_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
+_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
 
 
 def _short_digest(*parts: str) -> str:
@@ -18127,9 +18226,46 @@ def _is_whole(library: str) -> bool:
         return file.read() == _file_digest(library)
 
 
-def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
+def _parts(cuda_source: str) -> dict[str, str]:
+    """The source of each part of a CUDA source, by name."""
+    # Of several operators each has names of its own already: _repeated of several_calls.py.
+    names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
+    made = {}
+    for part, left_out in _PARTS.items():
+        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
+        if part != "fp32":
+            lines += [f"#define {name} {name}_{part}" for name in names]
+        made[part] = "\n".join([*lines, cuda_source])
+    return made
+
+
+def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+    """The library's path; `cuda_source` may be empty."""
+    if not (in_parts and cuda_source):
+        return _cpp_extension.load_inline(
+            name=name,
+            cpp_sources=list(cpp_sources),
+            cuda_sources=[cuda_source] if cuda_source else None,
+            build_directory=scratch,
+            no_implicit_headers=True,
+            **options,
+        )
+    # load_inline takes one file of CUDA, so files are written here.
+    texts = {"main.cpp": "\n".join(cpp_sources)}
+    texts |= {f"{part}.cu": text for part, text in _parts(cuda_source).items()}
+    for file_name, text in texts.items():
+        with open(_os.path.join(scratch, file_name), "w") as file:
+            file.write(text)
+    paths = [_os.path.join(scratch, file_name) for file_name in texts]
+    return _cpp_extension.load(name=name, sources=paths, build_directory=scratch, **options)
+
+
+def _load_library(
+    namespace: str, cpp_sources: tuple, cuda_source: str, in_parts: bool = False
+) -> None:
     """Builds once per source, flags, PyTorch and build directory (TORCH_EXTENSIONS_DIR), and loads
     the result, which registers its operators in torch.ops.<namespace>; its name says the sources.
+    `in_parts`: the CUDA source compiles in parts, side by side as far as MAX_JOBS lets them.
 
     Raises RuntimeError with the compiler's output where the build fails, or without a compiler.
     """
@@ -18156,17 +18292,17 @@ def _load_library(namespace: str, cpp_sources: tuple, cuda_source: str) -> None:
             return
         # Built, and loaded, under a name of its own, then renamed when it is whole.
         with _tempfile.TemporaryDirectory(prefix="build.", dir=directory) as scratch:
-            built = _cpp_extension.load_inline(
-                name=name,
-                cpp_sources=list(cpp_sources),
-                cuda_sources=[cuda_source] if with_cuda else None,
+            built = _build(
+                name,
+                scratch,
+                cpp_sources,
+                cuda_source if with_cuda else "",
+                in_parts,
                 extra_cflags=cpu_flags,
                 extra_cuda_cflags=list(_CUDA_FLAGS),
                 extra_ldflags=list(_LINK_FLAGS),
-                build_directory=scratch,
                 with_cuda=with_cuda,
                 is_python_module=False,
-                no_implicit_headers=True,
             )
             digest = _os.path.join(scratch, "digest")
             with open(digest, "w") as file:
@@ -18237,7 +18373,7 @@ def _register(
     """
     namespace = getattr(torch.ops, _NAMESPACE)
     if "_tconv_loaded" not in vars(namespace):
-        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE)
+        _load_library(_NAMESPACE, (CPU_SOURCE, OPERATOR_SOURCE), CUDA_SOURCE, in_parts=True)
         namespace._tconv_loaded = True
     run, name = getattr(namespace, f"run{call}"), schema.partition("(")[0]
     if f"_tconv_registry{call}" not in vars(namespace):
