@@ -1,6 +1,18 @@
 """The source of the gradients' library, of which a solution holds what its CUDA source lacks."""
 
+import pytest
+
 from generator.sources import gradient_cuda_source
+from tests.builds_ahead import (
+    CHAIN_GRADIENTS,
+    GRADIENTS,
+    NORM_GRADIENTS,
+    POOL_GRADIENTS,
+    VOLUME_GRADIENTS,
+    cuda_source_of,
+)
+
+LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
 
 
 def test_the_source_is_whole_again(shelf):
@@ -24,3 +36,10 @@ def test_every_call_has_the_number_of_its_chain(shelf):
     for number, call in enumerate(("relu", "sigmoid")):
         chain = library.partition(f"struct Chain<{number}>")[2].partition("\n};")[0]
         assert f"elementwise::{call}(v)" in chain
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.stem)
+def test_it_does_not_compile_in_parts(library):
+    """Forwards' texts do, with which it shares headers (kernels_src/cuda/dtype_parts.h)."""
+    text = cuda_source_of(library)
+    assert "TCONV_WITHOUT" not in text and "PART" not in text and "LEFT_OUT" not in text

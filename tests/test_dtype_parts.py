@@ -1,0 +1,218 @@
+"""A forward's CUDA source compiled as three parts, by dtype: together they are the whole of it."""
+
+import ctypes
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from generator.runtime import build
+from generator.runtime.several_calls import _repeated
+from generator.sources import KERNELS, resolve
+from harness.measure import machine_code_build
+from harness.measure.machine_code_build import Built, compile_flags
+from harness.measure.machine_code_calls import DEVICES, DTYPES, trace_call
+from harness.measure.machine_code_cubin import Cubin, read_cubin
+from harness.measure.nvcc import compiler, nvcc
+from tests.builds_ahead import cuda_source_of
+from tests.solution_tools import PROBLEMS
+
+PARTS = ("fp32", "fp16", "bf16")
+HANDED_TO = {0: "fp32", 1: "fp32", 2: "fp16", 3: "bf16"}  # by DType of kernels_src/common.h
+
+# ---- Compiled by nvcc ----
+
+_LAYER = {
+    **{"batch": 2, "in_channels": 64, "out_channels": 64, "groups": 1, "in_h": 40, "in_w": 40},
+    **{"out_h": 42, "out_w": 46, "kernel_h": 3, "kernel_w": 7, "stride_h": 1, "stride_w": 1},
+    **{"padding_h": 0, "padding_w": 0, "dilation_h": 1, "dilation_w": 1},
+    **{"x": 1, "weight": 1, "bias": 0, "out": 1, "workspace": 1, "channel_vectors": 0},
+}
+_KERNELS = {"plain": 1, "portable": 2, "hopper": 3, "direct": 4}
+
+
+def _compiled(folder, name: str, text: str) -> Cubin:
+    source = folder / f"{name}.cu"
+    source.write_text(text)
+    command = [nvcc(), *compile_flags(build._CUDA_FLAGS), "--keep", f"--keep-dir={folder}"]
+    run = subprocess.run(
+        [*command, "-c", source, "-o", folder / f"{name}.o"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    return read_cubin((folder / f"{name}.cubin").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def whole_and_parts(tmp_path_factory):
+    """Problem 65's source compiled as one and in parts: programs of machine_code_driver.h."""
+    if compiler() is None:
+        pytest.skip("no nvcc on this machine")
+    folder = tmp_path_factory.mktemp("parts")
+    source = cuda_source_of(next(path for path in PROBLEMS if path.stem.startswith("65_")))
+    driver = f'\n#include "{machine_code_build._DRIVER}"\n'
+    texts = {"whole": source} | build._parts(source)
+    texts |= {name: texts[name] + driver for name in ("whole", "fp32")}
+    with ThreadPoolExecutor() as pool:
+        made = pool.map(lambda name: _compiled(folder, name, texts[name]), texts)
+        cubins = dict(zip(texts, made, strict=True))
+    built = {}
+    for name, objects in (("whole", ("whole",)), ("parts", PARTS)):
+        link = [nvcc(), "-cudart", "none", *(folder / f"{part}.o" for part in objects)]
+        link += [machine_code_build._RUNTIME, "-o", folder / name]
+        subprocess.run(link, check=True)
+        kernels = tuple(kernel for part in objects for kernel in cubins[part].kernels)
+        built[name] = Built(Cubin(kernels, ""), folder / name)
+    return cubins, built
+
+
+@pytest.mark.sweep
+def test_kernels_of_parts_are_those_of_the_whole(whole_and_parts):
+    cubins, _ = whole_and_parts
+    digests = {name: {kernel.digest for kernel in made.kernels} for name, made in cubins.items()}
+    for part in PARTS:
+        assert digests[part] < digests["whole"]
+    assert set.union(*(digests[part] for part in PARTS)) == digests["whole"]
+    kernels = [kernel.digest for kernel in cubins["whole"].kernels]
+    parts = [kernel.digest for part in PARTS for kernel in cubins[part].kernels]
+    assert len(parts) - len(kernels) <= 2 * 2  # what depends on no dtype is in each part
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kernel", _KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_calls_of_parts_launch_what_the_whole_does(whole_and_parts, dtype, kernel):
+    """In every dtype, whichever part has its kernels: the same code with the same arguments."""
+    if dtype == "float64" and kernel != "plain":
+        pytest.skip("fp64 has one kernel")
+    _, built = whole_and_parts
+    fields = {**_LAYER, "dtype": DTYPES[dtype], "math": 0, "kernel_choice": _KERNELS[kernel]}
+    told = [f"set {name} {value}" for name, value in fields.items()]
+    whole, parts = (trace_call(built[name], DEVICES["nvidia-h200"], told) for name in built)
+    assert whole == parts and any(line.startswith("kernel") for line in whole)
+
+
+# ---- Handing over ----
+
+_ENTRY = r"""
+namespace tconv {
+struct Call {
+  struct { int64_t dtype; } conv;
+};
+inline int64_t part() {  // one name of each part's own
+#if !defined(TCONV_WITHOUT_FP32)
+  return 0;
+#elif !defined(TCONV_WITHOUT_FP16)
+  return 1;
+#else
+  return 2;
+#endif
+}
+template <typename Storage>
+int64_t launch(const Call&) { return part(); }
+struct Half {};
+struct Brain {};
+TCONV_LEFT_OUT_FP32(launch<float>, const Call&)
+TCONV_LEFT_OUT_FP16(launch<Half>, const Call&)
+TCONV_LEFT_OUT_BF16(launch<Brain>, const Call&)
+}  // namespace tconv
+TCONV_EXPORT int64_t tconv_cuda_run(const tconv::Call* call) {
+  TCONV_HAND_OVER(tconv_cuda_run, call)
+  switch (call->conv.dtype) {
+    case tconv::kFloat16: return tconv::launch<tconv::Half>(*call);
+    case tconv::kBFloat16: return tconv::launch<tconv::Brain>(*call);
+    default: return tconv::launch<float>(*call);
+  }
+}
+TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::Call* call) {
+  TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
+  return 100 + tconv::part();
+}
+"""
+_CALLER = """
+#include <cstdint>
+#define TCONV_NAMED(name, index) name##index
+#define TCONV_CALL_OF(name, index)                                                         \\
+  extern "C" __attribute__((visibility("hidden")))                                         \\
+  int64_t TCONV_NAMED(tconv_cuda_##name, index)(const void*);                              \\
+  extern "C" __attribute__((visibility("default")))                                        \\
+  int64_t TCONV_NAMED(ask_##name, index)(int64_t dtype) {{                                 \\
+    return TCONV_NAMED(tconv_cuda_##name, index)(&dtype);                                  \\
+  }}
+TCONV_CALL_OF(run, {index})
+TCONV_CALL_OF(workspace_bytes, {index})
+"""
+
+
+def entry() -> str:
+    return resolve(KERNELS / "cuda" / "dtype_parts.h", in_parts=True) + _ENTRY
+
+
+@pytest.fixture
+def as_cpp(monkeypatch, tmp_path):
+    """Builds of CUDA sources without CUDA: g++ compiles them in PyTorch's own way."""
+    real = cpp_extension.load
+    asked = []
+
+    def load(name, sources, with_cuda, extra_cuda_cflags, **options):
+        assert with_cuda and extra_cuda_cflags
+        asked.append(sources)
+        renamed = [os.path.splitext(path)[0] + ".cpp" for path in sources]
+        for old, new in zip(sources, renamed, strict=True):
+            os.rename(old, new)
+        return real(name, renamed, with_cuda=False, **options)
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setattr(build, "_can_build_cuda", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    return asked
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_calls_are_handed_to_the_part_of_their_dtype(as_cpp, monkeypatch, tmp_path, calls):
+    """Of one operator and of several; and one job at a time is enough."""
+    monkeypatch.setenv("MAX_JOBS", "1")
+    source = _repeated(entry(), range(calls)) if calls > 1 else entry()
+    suffixes = [f"_{index}" for index in range(calls)] if calls > 1 else [""]
+    callers = tuple(_CALLER.format(index=suffix) for suffix in suffixes)
+    name = f"tconv_parts_of_{calls}"
+    build._load_library(name, callers, source, in_parts=True)
+    assert [os.path.basename(path) for path in as_cpp.pop()] == [
+        "main.cpp",
+        *(f"{part}.cu" for part in PARTS),
+    ]
+    (path,) = tmp_path.glob("*/*.so")
+    assert {entry.name for entry in path.parent.iterdir()} == {
+        "flock",
+        path.name,
+        f"{path.name}.sha256",
+    }
+    library = ctypes.CDLL(path)
+    for suffix in suffixes:
+        for dtype, part in HANDED_TO.items():
+            number = PARTS.index(part)
+            assert library[f"ask_run{suffix}"](ctypes.c_int64(dtype)) == number
+            assert library[f"ask_workspace_bytes{suffix}"](ctypes.c_int64(dtype)) == 100 + number
+    build._load_library(name, callers, source, in_parts=True)
+    assert as_cpp == []  # found whole
+
+
+def test_what_a_part_leaves_out_is_refused(as_cpp, tmp_path):
+    """Were a call in another dtype to reach it."""
+    source = entry().replace("TCONV_HAND_OVER(tconv_cuda_run, call)", "")
+    build._load_library("tconv_refusing", (_CALLER.format(index=""),), source, in_parts=True)
+    (path,) = tmp_path.glob("*/*.so")
+    run = ctypes.CDLL(path).ask_run
+    run.restype = ctypes.c_int64
+    assert [run(ctypes.c_int64(dtype)) for dtype in (0, 2, 3)] == [0, -1, -1]  # kUnsupportedDType
+
+
+def test_a_part_that_does_not_compile_is_told_and_leaves_nothing(as_cpp, tmp_path):
+    bad = '#if !defined(TCONV_WITHOUT_FP16)\n#error "no fp16 here"\n#endif\n'
+    with pytest.raises(RuntimeError, match="no fp16 here"):
+        build._load_library("tconv_failing", ("",), entry() + bad, in_parts=True)
+    (folder,) = tmp_path.iterdir()
+    assert [path.name for path in folder.iterdir()] == ["flock"]
