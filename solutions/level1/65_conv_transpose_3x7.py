@@ -5,7 +5,8 @@ every phase is a dense sliding product and no multiplication by an inserted zero
 element-wise operations are applied to the accumulator before its only store.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
-OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
+compiles as three parts side by side (fp32 and fp64, fp16, bf16), as nvcc's front end uses one core.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -12845,7 +12846,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '65_conv_transpose_3x7'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '25a0b427788d1742f4d9565092f72ec895b21cbb4017e59cb2b5c8fc6a228074'
+_DIGEST = '1a68aad52dfa42324878e6719b4e498e4fd5a4305d1e1dd6cc203774f4339343'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -13215,7 +13216,9 @@ def _parts(cuda_source: str) -> dict[str, str]:
     return made
 
 
-def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+def _build(
+    name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options
+):
     """The library's path; `cuda_source` may be empty."""
     if not (in_parts and cuda_source):
         return _cpp_extension.load_inline(

@@ -5,7 +5,8 @@ every phase is a dense sliding product and no multiplication by an inserted zero
 element-wise operations are applied to the accumulator before its only store.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
-OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
+compiles as three parts side by side (fp32 and fp64, fp16, bf16), as nvcc's front end uses one core.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -12845,7 +12846,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '35d802135a54ea27f7cb9f49d4a2cfd90301d7098452d58765aa5438787e4838'
+_DIGEST = '377bd2fab7e892101be9352b643bd37f777d648b56d2a48df0773195e2a177b2'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -13215,7 +13216,9 @@ def _parts(cuda_source: str) -> dict[str, str]:
     return made
 
 
-def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+def _build(
+    name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options
+):
     """The library's path; `cuda_source` may be empty."""
     if not (in_parts and cuda_source):
         return _cpp_extension.load_inline(

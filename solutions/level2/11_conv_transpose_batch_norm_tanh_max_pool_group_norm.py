@@ -6,7 +6,8 @@ BatchNorm is affine per channel and the activation never decreases, so max-pooli
 pooled image only.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
-OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
+compiles as three parts side by side (fp32 and fp64, fp16, bf16), as nvcc's front end uses one core.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -17601,7 +17602,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = 'b20407f4403a3f29f76bb4f392f3adaf741508522c550fc65210801b6a8bccc7'
+_DIGEST = '7ff40afbf117600c2816e3032657f198c6302986728a27d2bd20f22141102d11'
 
 
 class _Tanh:
@@ -18039,7 +18040,9 @@ def _parts(cuda_source: str) -> dict[str, str]:
     return made
 
 
-def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+def _build(
+    name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options
+):
     """The library's path; `cuda_source` may be empty."""
     if not (in_parts and cuda_source):
         return _cpp_extension.load_inline(

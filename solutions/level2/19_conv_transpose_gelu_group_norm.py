@@ -6,7 +6,8 @@ tile is on chip, so the statistics cost no read of the output. Normalisation rea
 rewrites the output once.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
-OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI.
+OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
+compiles as three parts side by side (fp32 and fp64, fp16, bf16), as nvcc's front end uses one core.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -17853,7 +17854,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '4012c278d4781e85620b0cef7222023c3e6cac204e51c586b2e3ee1d94bd5879'
+_DIGEST = 'ca8d53fb0d4631141fb90a01cd4fe1c7093fd5d86c491e2a550a14d69430c484'
 
 
 class _Gelu:
@@ -18239,7 +18240,9 @@ def _parts(cuda_source: str) -> dict[str, str]:
     return made
 
 
-def _build(name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options):
+def _build(
+    name: str, scratch: str, cpp_sources: tuple, cuda_source: str, in_parts: bool, **options
+):
     """The library's path; `cuda_source` may be empty."""
     if not (in_parts and cuda_source):
         return _cpp_extension.load_inline(
