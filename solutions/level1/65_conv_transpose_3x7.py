@@ -6,7 +6,7 @@ element-wise operations are applied to the accumulator before its only store.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as three parts side by side (fp32 and fp64, fp16, bf16), as nvcc's front end uses one core.
+compiles as three parts side by side (fp32 and fp64, fp16, bf16): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
