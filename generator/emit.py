@@ -46,6 +46,9 @@ Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CU
 NORM_GRADIENT_OPERATOR_SOURCE)."""
 _CHAIN_GRADIENTS = """\
 Those through element-wise steps are in it, too."""
+_FROM_RESULT = """\
+Where PyTorch forms the gradient of the last step from its result (relu, tanh, sigmoid, exp, sqrt,
+rsqrt, reciprocal), forward keeps that, as PyTorch does; backward computes no convolution again."""
 _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
@@ -228,6 +231,8 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
 
 def _gradients(kernels: Kernels) -> str:
     parts = [_GRADIENTS, *[_CHAIN_GRADIENTS] * kernels.chained]
+    from_result = any(kernel.keeps_result for kernel in kernels.all)
+    parts += [_FROM_RESULT] * ((kernels.chained or kernels.volumes) and from_result)
     for prefix, said in (("NORM_", _NORM_GRADIENTS), ("POOL_", _POOL_GRADIENTS)):
         parts += [said] if f"{prefix}GRADIENT_CUDA_SOURCE" in kernels.gradient_sources else []
     return "\n".join(parts)
@@ -305,6 +310,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_DIGEST",
         "_CHAIN",
         "_CHAIN_NUMBER",
+        "_KEEPS_RESULT",
+        "_RESULT_CHAINS",
         "_ACTIVATION",
         "_INNER",
         "_COMPILED_IN",

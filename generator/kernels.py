@@ -39,6 +39,13 @@ class Kernel:
         return [self.fused.activation] if self.fused.activation else self.fused.steps
 
     @property
+    def keeps_result(self) -> bool:
+        """Can the gradient of its chain be formed from the chain's result?"""
+        *steps, last = self.fused.steps or [_NO_ACTIVATION]
+        read = any(step.reads_values for step in steps)
+        return self.fused.entry == "conv" and last.keeps_result and not read
+
+    @property
     def library(self) -> str | None:
         """The key in _LIBRARIES, or None where gradients need none of them."""
         if self.fused.activation:
@@ -97,7 +104,10 @@ class Kernels:
         """
         normed = "conv_group_norm" in self.entries
         return (
-            self.own_gradients and not self.volumes and not normed and bool(self._chains("NORM_"))
+            self.own_gradients
+            and not self.volumes
+            and not normed
+            and any(kernel.library == "NORM_" for kernel in self.all)
         )
 
     @functools.cached_property
@@ -138,17 +148,37 @@ class Kernels:
             made["_CALLS"] = f"({', '.join(map(str, kinds))})"
         for kernel in self.all:
             made[f"_CALL{kernel.suffix}"] = repr(kernel.suffix)
-            number = self._chains(kernel.library).index(kernel.chain) if kernel.library else 0
-            made |= _constants(kernel, number)
+            made |= _constants(kernel, self._numbers(kernel)[0])
+            if self.chained:
+                made[f"_KEEPS_RESULT{kernel.suffix}"] = str(kernel.keeps_result)
+        if self.volumes:
+            numbers = (self._numbers(kernel) for kernel in self.all if kernel.keeps_result)
+            made["_RESULT_CHAINS"] = repr(dict(numbers))
         return made
 
     def _chains(self, library: str) -> list[list[Step]]:
         """Those whose gradients a library has, each once."""
         found: list[list[Step]] = []
         for kernel in self.all:
-            if kernel.library == library and kernel.chain not in found:
-                found.append(kernel.chain)
+            for chain in self._forms(kernel) if kernel.library == library else []:
+                if chain not in found:
+                    found.append(chain)
         return found
+
+    def _forms(self, kernel: Kernel) -> list[list[Step]]:
+        """Its chain as gradients read it: of the convolution's output, or of the chain's result, of
+        which nothing is made. What volumes decline is computed otherwise, so there it is both.
+        """
+        if not kernel.keeps_result or not (self.chained or self.volumes):
+            return [kernel.chain]
+        of_result = [dataclasses.replace(step, device="") for step in kernel.chain]
+        return [kernel.chain, of_result] if self.volumes else [of_result]
+
+    def _numbers(self, kernel: Kernel) -> list[int]:
+        """Of the forms of its chain in their library."""
+        if kernel.library is None:
+            return [0]
+        return [self._chains(kernel.library).index(chain) for chain in self._forms(kernel)]
 
 
 def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = False) -> Kernels:

@@ -23,7 +23,9 @@ _ALWAYS = (
     "construction",
 )
 # What the constants of one call are called in generator/runtime/generated.py.
-_OF_A_CALL = frozenset({"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_NUM_VECTORS", "_ACTIVATION"})
+_OF_A_CALL = frozenset(
+    {"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_KEEPS_RESULT", "_NUM_VECTORS", "_ACTIVATION"}
+)
 
 
 def runtime_statements(kernels: Kernels, written: str) -> list[Statement]:
@@ -81,11 +83,14 @@ class _Collected:
             self._replace(place, f"chained_{module}")
 
     def _replace(self, place: list[Statement], module: str) -> None:
-        """Functions of `module` in the place of those of their names."""
+        """What `module` defines in the place of what has its names; functions ahead of what calls
+        them at once.
+        """
         before = len(place)
         self.collect(module, place)
         names = {name for statement in place[before:] for name in statement.defines}
         place[:before] = [s for s in place[:before] if s.is_import or not s.defines & names]
+        place.sort(key=lambda statement: isinstance(statement.node, ast.Assign))
 
 
 def _several(kernels: Kernels, collected: _Collected, roots: set[str]) -> list[Statement]:

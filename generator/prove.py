@@ -289,11 +289,14 @@ def with_formulas(program: Program, text: str) -> dict:
     return namespace
 
 
+_REGISTERING = ("_register", "_make_functions", "_make_result_functions")
+
+
 def _registers(node: ast.stmt) -> bool:
     """Whether a statement builds or registers an operator."""
     called = getattr(getattr(node, "value", None), "func", None)
     name = getattr(called, "id", "")
-    return isinstance(node, ast.Assign) and name.startswith(("_register", "_make_functions"))
+    return isinstance(node, ast.Assign) and name.startswith(_REGISTERING)
 
 
 def _convolved(x, weight, bias, stride, padding, output_padding, dilation, groups):

@@ -15,6 +15,7 @@ class Step:
     it never falls, and makes NaN of NaN alone. `gradient`: C++ that turns `grad`, the gradient of
     `after`, into that of `before` (with elementwise/slopes.h), and adds that of the per-channel
     operand of index i to `sums[i]`. `parts`: the steps that it is made of, where it is of branches.
+    `keeps_result`: PyTorch keeps the result for the gradient, which `gradient` reads alone.
     """
 
     kind: str
@@ -24,6 +25,12 @@ class Step:
     monotone: bool = False
     header: str | None = None
     parts: tuple["Step", ...] = ()
+    keeps_result: bool = False
+
+    @property
+    def reads_values(self) -> bool:
+        """Does the gradient depend on what the step was given or made of it?"""
+        return re.search(r"\b(before|after)\b", self.gradient) is not None
 
 
 def branches(parts: list[tuple[int, Step]], reached: set[int]) -> Step:

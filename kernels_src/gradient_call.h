@@ -29,8 +29,8 @@ struct GradientCall {
   DepthAxis depth;
 #endif
 #ifdef TCONV_GRADIENT_CHAINS
-  // Where of_chain.value is not null, grad is formed from it, and value may be written over; or, where
-  // of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
+  // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
   GroupNormGradientCall of_chain;
   const cuda::PlanesPacker* packer;  // the library's own
 #endif

@@ -87,6 +87,7 @@ def call(
     allow_tf32: bool = True,
     needs=ALL,
     eps: float = 1e-5,
+    value: torch.Tensor | None = None,
 ) -> tuple:
     """The operator's results: gradients of NAMES, then those of the chain's operands."""
     stride, padding, output_padding, dilation, groups = case.parameters
@@ -95,7 +96,8 @@ def call(
     normed = num_groups > 0
     return chain_backward(
         *(given["grad"], given["x"], given["weight"], *pairs, groups, allow_tf32, *needs),
-        *(given["bias"], given["norm_weight"], num_groups, eps, *vectors, normed, normed, chain),
+        *(given["bias"], given["norm_weight"], num_groups, eps, *vectors, normed, normed),
+        *(chain, value),
     )
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.chain_gradient_tools import (
     ALL,
@@ -56,6 +57,35 @@ def test_right(emulated_chained_gradients, given):
     of_x, of_weight = (found[needs] for needs in list(found)[1:3])
     for got, other in zip(found[ALL], (of_x[0], of_weight[1], *of_x[2:]), strict=True):
         assert float((got - other).norm()) <= 2e-4 * float(other.norm())
+
+
+# Layers and what samples of the gradient are multiplied by: fp16 containers hold those of one
+# magnitude, the strict kernels take the others.
+GIVEN = [(name, factor) for name in (*PACKED, *FORMED_FIRST) for factor in (1.0, 1e-9)]
+USUAL_GIVEN = [("whole", 1.0), ("strided", 1e-9), ("abreast", 1.0)]
+
+
+@pytest.mark.parametrize("given", swept(GIVEN, USUAL_GIVEN.__contains__), ids=str)
+def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(
+    emulated_chained_gradients, given
+):
+    """The gradients are those of a chain behind that value, which stays as it is."""
+    name, factor = given
+    case = {**PACKED, **FORMED_FIRST}[name]
+    given, library = tensors_of(case, 1, 0), emulated_chained_gradients
+    given["grad"][0] *= factor
+    value = torch.randn(given["grad"].shape, generator=torch.Generator().manual_seed(2))
+    kept = value.clone()
+    behind = value.double().requires_grad_()
+    (slope,) = torch.autograd.grad(functional.gelu(behind).sum(), behind)
+    exact, _ = truth(case, {**given, "grad": given["grad"] * slope}, 0, 0)
+    for needs in (ALL, (True, False, True), (False, True, True), (False, False, True)):
+        with library.on(seed=5, detect_races=True), forced("hopper"):
+            args = library.chain_backward, case, given, 1, 0
+            found = call(*args, needs=needs, value=value)
+            assert library.races() == []
+        check(found, (exact, ()), 0, ALLOWED[torch.float32], needs)
+        assert torch.equal(value, kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -152,6 +182,11 @@ def test_what_is_refused_is_named(emulated_chained_gradients):
     ):
         with emulated_chained_gradients.on(), pytest.raises(RuntimeError, match=said):
             call(emulated_chained_gradients.chain_backward, case, *args)
+    said = r"value must have the output's shape \(.*\), got \(.*\)"
+    with emulated_chained_gradients.on(), pytest.raises(RuntimeError, match=said):
+        given = tensors_of(case, 1, 0)
+        args = emulated_chained_gradients.chain_backward, case, given, 1, 0
+        call(*args, value=given["grad"][..., 1:])
 
 
 def test_a_step_asks_the_operator(shelf, emulated_chained_gradients, monkeypatch):
@@ -177,8 +212,8 @@ def test_a_step_asks_the_operator(shelf, emulated_chained_gradients, monkeypatch
 
 
 def _with_chain_of_the_tests(kernels):
-    """The operator, whose last argument is the chain's number: GELU is the tests' first."""
-    return lambda *args: kernels.chain_backward(*args[:-1], 1)
+    """The operator, whose last argument but one is the chain's number: GELU is the tests' first."""
+    return lambda *args: kernels.chain_backward(*args[:-2], 1, args[-1])
 
 
 @pytest.mark.parametrize("first", swept(range(0, 60, 10), (0,).__contains__))

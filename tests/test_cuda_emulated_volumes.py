@@ -195,9 +195,14 @@ def test_gradients_without_copies(with_gradients, monkeypatch, stride):
         assert float((ours.double() - wanted).norm()) <= 1e-3 * float(wanted.norm())
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_through_steps(with_gradients, emulated_norm_gradients, monkeypatch, stride):
-    """Of a chain behind the convolution: the output once more, then the chain's own library."""
+def test_gradients_through_steps(
+    with_gradients, emulated_norm_gradients, monkeypatch, stride, kept
+):
+    """Of a chain behind the convolution: the output once more, then the chain's own library. Where
+    that has a chain for the result, forward keeps it, and no output is computed.
+    """
     emulated, library = with_gradients
     chain_library = group_norm_gradient_kernels
     norm = emulated_norm_gradients.backward
@@ -205,6 +210,9 @@ def test_gradients_through_steps(with_gradients, emulated_norm_gradients, monkey
     through = chain_library._kernel_chain_gradients
     monkeypatch.setitem(emulated.solution, "_kernel_chain_gradients", through)
     gelu = (_Gelu("none"),), 1  # its number in the tests' library
+    if kept:  # not a chain for results, but one that reads what it is given
+        monkeypatch.setitem(emulated.solution, "_RESULT_CHAINS", {1: 1})
+        monkeypatch.setitem(emulated.solution, "_library_volumes", None)
     generator = torch.Generator().manual_seed(1)
     sizes = (2, 16, 3, 8, 12), (16, 8, 3, 3, 3), (8,)
     leaves = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
@@ -217,5 +225,10 @@ def test_gradients_through_steps(with_gradients, emulated_norm_gradients, monkey
             found = gradients(out, leaves)
         assert emulated_norm_gradients.launches() > 0
     y = torch.nn.functional.conv_transpose3d(*exact, stride, 1)
-    for ours, wanted in zip(found, gradients(torch.nn.functional.gelu(y), exact), strict=True):
+    through = torch.nn.functional.gelu(y)
+    if kept:
+        read = out.detach().double().requires_grad_()
+        (slope,) = torch.autograd.grad(torch.nn.functional.gelu(read).sum(), read)
+        through = y * slope
+    for ours, wanted in zip(found, gradients(through, exact), strict=True):
         assert float((ours.double() - wanted).norm()) <= 2e-3 * float(wanted.norm())

@@ -16,7 +16,8 @@ _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 def _relu() -> Step:
     gradient = _WHERE("after <= Acc(0)", "Acc(0)", "grad")
-    return Step("relu", "v = elementwise::relu(v);", "_Relu()", gradient, monotone=True)
+    device = "v = elementwise::relu(v);"
+    return Step("relu", device, "_Relu()", gradient, monotone=True, keeps_result=True)
 
 
 def _hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Step:
@@ -47,12 +48,14 @@ def _gelu(approximate: str = "none") -> Step:
 
 def _tanh() -> Step:
     gradient = "grad = grad * (Acc(1) - after * after);"
-    return Step("tanh", "v = elementwise::tanh_(v);", "_Tanh()", gradient, monotone=True)
+    device = "v = elementwise::tanh_(v);"
+    return Step("tanh", device, "_Tanh()", gradient, monotone=True, keeps_result=True)
 
 
 def _sigmoid() -> Step:
     gradient = "grad = grad * ((Acc(1) - after) * after);"
-    return Step("sigmoid", "v = elementwise::sigmoid(v);", "_Sigmoid()", gradient, monotone=True)
+    device = "v = elementwise::sigmoid(v);"
+    return Step("sigmoid", device, "_Sigmoid()", gradient, monotone=True, keeps_result=True)
 
 
 def _leaky_relu(negative_slope: float = 0.01) -> Step:

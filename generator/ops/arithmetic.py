@@ -24,21 +24,23 @@ def _square() -> Step:
 
 
 def _sqrt() -> Step:
-    return Step("sqrt", "v = std::sqrt(v);", "_Sqrt()", gradient="grad = grad / (Acc(2) * after);")
+    gradient = "grad = grad / (Acc(2) * after);"
+    return Step("sqrt", "v = std::sqrt(v);", "_Sqrt()", gradient, keeps_result=True)
 
 
 def _rsqrt() -> Step:
     gradient = "grad = Acc(-0.5) * grad * (after * after * after);"
-    return Step("rsqrt", "v = Acc(1) / std::sqrt(v);", "_Rsqrt()", gradient=gradient)
+    return Step("rsqrt", "v = Acc(1) / std::sqrt(v);", "_Rsqrt()", gradient, keeps_result=True)
 
 
 def _reciprocal() -> Step:
     gradient = "grad = grad * -(after * after);"
-    return Step("reciprocal", "v = Acc(1) / v;", "_Reciprocal()", gradient=gradient)
+    return Step("reciprocal", "v = Acc(1) / v;", "_Reciprocal()", gradient, keeps_result=True)
 
 
 def _exp() -> Step:
-    return Step("exp", "v = math::exp(v);", "_Exp()", "grad = grad * after;", monotone=True)
+    device, gradient = "v = math::exp(v);", "grad = grad * after;"
+    return Step("exp", device, "_Exp()", gradient, monotone=True, keeps_result=True)
 
 
 def _log() -> Step:

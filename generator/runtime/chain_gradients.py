@@ -23,7 +23,7 @@ _NO_NORM = (None, 0, 0.0)  # GroupNorm's weight, number of groups and eps where 
 
 def _fake_chain_backward(grad, x, weight, *args):
     of_conv, behind = args[:_OF_BACKWARD], args[_OF_BACKWARD:]
-    vectors, (*needs, _) = behind[4 : 4 + _MOST_VECTORS], behind[4 + _MOST_VECTORS :]
+    vectors, (*needs, _, _) = behind[4 : 4 + _MOST_VECTORS], behind[4 + _MOST_VECTORS :]
     channels = grad.shape[1]
     count = sum(vector is not None for vector in vectors)
     return (
@@ -34,8 +34,8 @@ def _fake_chain_backward(grad, x, weight, *args):
 
 
 def _count_chain_flops(grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    """Of the convolution's output once more, and of its gradients."""
-    times = 1 + sum(args[_OF_BACKWARD - 3 : _OF_BACKWARD - 1])
+    """Of the convolution's output, where the chain reads nothing else, and of its gradients."""
+    times = (args[-1] is None) + sum(args[_OF_BACKWARD - 3 : _OF_BACKWARD - 1])
     return times * _count_flops(x_shape, weight_shape)
 
 
@@ -51,11 +51,12 @@ def _chain_kernels():
 
 
 def _kernel_chained_gradients(
-    grad, tensors, conv: _Conv, needs, norm, norm_needs, vectors, chain: int
+    grad, tensors, conv: _Conv, needs, norm, norm_needs, vectors, chain: int, value=None
 ) -> tuple:
     """(gradients of `tensors`, which are x, weight and bias; of GroupNorm's weight and bias; of the
     operands of the `chain` of that number). `norm`: GroupNorm's weight, number of groups and eps.
-    None for a gradient that is not in `needs` or `norm_needs`.
+    value: what the chain's gradient reads, where that is not the convolution's output. None for a
+    gradient that is not in `needs` or `norm_needs`.
     """
     x, weight, bias = tensors
     batched = x if x.dim() == 4 else x.unsqueeze(0)
@@ -64,7 +65,7 @@ def _kernel_chained_gradients(
     with _ALLOCATION:
         *grads, of_vectors = kernels(
             *(grad, batched, weight, *_geometry(conv), *needs),
-            *(bias, *norm, *given, *norm_needs, chain),
+            *(bias, *norm, *given, *norm_needs, chain, value),
         )
     wanted = (*needs, *norm_needs)
     grad_x, *rest = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]

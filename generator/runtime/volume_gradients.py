@@ -5,6 +5,7 @@ import torch
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv
 from generator.runtime.dispatch import _outside_autocast
+from generator.runtime.generated import _RESULT_CHAINS
 from generator.runtime.gradient_kernels import (
     _GRADIENT_DEVICES,
     _gradient_library,
@@ -32,9 +33,12 @@ def _volumes_with_gradient(kernels, other, chain, axes, groups: int, x, weight, 
 class _Volumes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, kernels, other, chain, axes, groups, x, weight, bias, *vectors):
-        ctx.call = other, chain, axes, groups
-        ctx.save_for_backward(x, weight, bias, *vectors)
-        return _run_volumes(kernels, x, weight, bias, axes, groups, vectors)
+        steps, number = chain
+        of_result = _RESULT_CHAINS.get(number) if steps else None
+        ctx.call = other, (steps, number, of_result), axes, groups
+        result = _run_volumes(kernels, x, weight, bias, axes, groups, vectors)
+        ctx.save_for_backward(x, weight, bias, *vectors, result if of_result is not None else None)
+        return result
 
     @staticmethod
     def backward(ctx, grad):
@@ -43,22 +47,23 @@ class _Volumes(torch.autograd.Function):
 
 def _gradients_of_volumes(ctx, grad) -> list:
     """Of x, weight, bias and the vectors, those that are wanted."""
-    other, chain, axes, groups = ctx.call
-    needs = ctx.needs_input_grad[5:]
+    other, (steps, number, of_result), axes, groups = ctx.call
+    needs, (*tensors, result) = ctx.needs_input_grad[5:], ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph=True
-        return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, True)
-    x, weight, bias, *vectors = ctx.saved_tensors
-    steps, number = chain
+        return _differentiated(other, tensors, axes, groups, grad, needs, True)
+    x, weight, bias, *vectors = tensors
     if x.device.type not in _GRADIENT_DEVICES:
         if steps:
-            return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, False)
+            return _differentiated(other, tensors, axes, groups, grad, needs, False)
         return _pytorch_gradients(grad, x, weight, axes, groups, needs)
     # To the steps a volume is an image, its slices below each other.
     plane, sums = grad.contiguous().flatten(2, 3), None
     if _chain_needs_values(steps):
-        value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+        value, number = result, number if result is None else of_result
         if value is None:
-            return _differentiated(other, ctx.saved_tensors, axes, groups, grad, needs, False)
+            value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
+        if value is None:
+            return _differentiated(other, tensors, axes, groups, grad, needs, False)
         plane, sums, vector_grads = _kernel_chain_gradients(
             plane, value.flatten(2, 3), vectors, needs[2], False, number
         )

@@ -16,6 +16,7 @@ struct ChainInputs {
   OptionalTensor vectors[kMaxChannelVectors];  // the chain's operands
   bool need_norm_weight, need_norm_bias;
   int64_t chain;
+  OptionalTensor value;  // what the chain's gradient reads, where that is not the convolution's output
 
   explicit ChainInputs(Stack& stack) : bias(stack.optional_tensor()), norm_weight(stack.optional_tensor()) {
     num_groups = stack.integer();
@@ -23,6 +24,7 @@ struct ChainInputs {
     for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
     need_norm_weight = stack.boolean(), need_norm_bias = stack.boolean();
     chain = stack.integer();
+    value = stack.optional_tensor();
   }
 
   void check(const ConvTransposeLayer& layer, const Tensor& x) {
@@ -35,7 +37,11 @@ struct ChainInputs {
       check_channel_vector("a chain's operand", vector, layer.out_channels, x);
       vector = dense(vector);
     }
-    bias = dense(bias), norm_weight = dense(norm_weight);
+    const int64_t out[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+    if (value && shape_text(*value) != tuple_text(out, 4))
+      refuse("value must have the output's shape ", tuple_text(out, 4), ", got ", shape_text(*value));
+    if (value) check_same_kind("value", *value, x);
+    bias = dense(bias), norm_weight = dense(norm_weight), value = dense(value);
   }
 
   int64_t num_vectors() const {
@@ -82,10 +88,10 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   call.conv = make_call(layer, kernel_dtype(dtype), inputs.tf32);
   call.conv.x = pointer_of(inputs.x), call.conv.weight = pointer_of(weight);
   const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
-  OptionalTensor value = allocate(sizes, 4, dtype, device);
-  {
+  OptionalTensor formed = allocate(sizes, 4, dtype, device), value = behind.value ? behind.value : formed;
+  if (!behind.value) {
     GradientCall once_more = call;
-    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(value);
+    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
     launch(once_more, device);
   }
 
@@ -111,7 +117,7 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   const Tensor grad_weight = allocate_like(weight, inputs.need_weight, device);
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
-  set_grad(pointer_of(value), layer.out_w);
+  set_grad(pointer_of(formed), layer.out_w);
   if (inputs.need_x && inputs.need_weight && forms_as_it_packs(call, device)) {
     launch(call, device);
   } else {
@@ -122,7 +128,7 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
     const Tensor grad_value = allocate(padded, 4, dtype, device);
     chain.row_columns = columns, chain.grad_value = pointer_of(grad_value);
     launch(call, device);
-    value.reset();  // its memory serves the convolution's gradients
+    value.reset(), formed.reset();  // their memory serves the convolution's gradients
     chain = GroupNormGradientCall{};
     set_grad(pointer_of(grad_value), columns);
     if (inputs.need_x || inputs.need_weight) launch(call, device);
@@ -141,7 +147,8 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   "chain_backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "   \
   "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "  \
   "bool need_weight, bool need_bias, Tensor? bias, Tensor? norm_weight, int num_groups, float eps, Tensor? vector0, " \
-  "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_norm_weight, bool need_norm_bias, int chain) "        \
+  "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_norm_weight, bool need_norm_bias, int chain, "        \
+  "Tensor? value) "                                                                                                   \
   "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 #define TCONV_IMPLEMENT_CHAINS(device)                               \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {             \

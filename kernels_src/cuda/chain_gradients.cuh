@@ -61,7 +61,6 @@ class ChainPacker final : public PlanesPacker {
   using Kernels = GroupNormGradient<Inner, Storage>;
   using Args = ChainPackArgs<Inner, Storage>;
 
-  // `chain` writes over its value, where its gradient is to be materialised.
   ChainPacker(const GradientCall& call, const GroupNormGradientCall& chain, const WeightGradientPlan& weight,
               WorkspacePlaces& places)
       : call_(call), chain_(chain), weight_(weight), kernels_(chain, inner_of(chain), false, places) {
@@ -110,7 +109,7 @@ class ChainPacker final : public PlanesPacker {
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
     Args args{};
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
-    args.value = args.planes.from;
+    args.value = static_cast<const Storage*>(chain_.value) + first * args.planes.from_n;
     args.planes.from = static_cast<const Storage*>(chain_.grad) + first * args.planes.from_n;
     args.planes.to = goes.planes(workspace), args.planes.state = state;
     args.chain = kernels_.args;
@@ -188,7 +187,7 @@ int64_t with_chain_packer(const GradientCall& call, const GradientsPlan& plan, c
       WorkspacePlaces places(call.conv.workspace);
       places.reserve<char>(behind);
       GroupNormGradientCall chain = chain_call_of(call);
-      chain.grad_value = const_cast<void*>(chain.value), chain.row_columns = chain.width;
+      chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
       const ChainPacker<decltype(index)::value, Storage> packer(call, chain, *plan.weight, places);
       return take(packer, places.bytes());
     });
