@@ -1,6 +1,7 @@
 """A forward's CUDA source compiled as three parts, by dtype: together they are the whole of it."""
 
 import ctypes
+import itertools
 import os
 import re
 import subprocess
@@ -99,17 +100,16 @@ def test_kernels_of_parts_are_those_of_the_whole(whole_and_parts):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kernel", _KERNELS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_calls_of_parts_launch_what_the_whole_does(whole_and_parts, dtype, kernel):
+def test_calls_of_parts_launch_what_the_whole_does(whole_and_parts):
     """In every dtype, whichever part has its kernels: the same ones with the same arguments."""
-    if dtype == "float64" and kernel not in ("auto", "plain"):
-        pytest.skip("fp64 has one kernel")
     _, built = whole_and_parts
-    fields = {**_LAYER, "dtype": DTYPES[dtype], "math": 0, "kernel_choice": _KERNELS[kernel]}
-    told = [f"set {name} {value}" for name, value in fields.items()]
-    whole, parts = (trace_call(built[name], DEVICES["nvidia-h200"], told) for name in built)
-    assert whole == parts and any(line.startswith("kernel") for line in whole)
+    for dtype, kernel in itertools.product(DTYPES, _KERNELS):
+        if dtype == "float64" and kernel not in ("auto", "plain"):
+            continue  # fp64 has one kernel
+        fields = {**_LAYER, "dtype": DTYPES[dtype], "math": 0, "kernel_choice": _KERNELS[kernel]}
+        told = [f"set {name} {value}" for name, value in fields.items()]
+        whole, parts = (trace_call(built[name], DEVICES["nvidia-h200"], told) for name in built)
+        assert whole == parts and any(line.startswith("kernel") for line in whole), (dtype, kernel)
 
 
 # ---- Handing over ----
