@@ -137,6 +137,17 @@ def joins_columns(fused: Fused) -> bool:
     return fits and dilation == 1
 
 
+def splits_channels(fused: Fused) -> bool:
+    """May an image's outputs, or those of the gradient of x, be few for the processors and its
+    channels (of a group) many? kernels_src/cuda/channel_parts.h is for those.
+    """
+    given = _given(fused)
+    in_channels, out_channels, *_ = given["weight"].shape
+    if not all(isinstance(size, int) for size in (in_channels, out_channels, given["groups"])):
+        return False
+    return fused.dimensions == 2 and max(in_channels // given["groups"], out_channels) >= 256
+
+
 def interleaves(fused: Fused) -> bool:
     """Are outputs of one residue over two columns apart, or a volume's channels in groups?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 
-from generator.calls import interleaves, joins_columns, pairs_rows
+from generator.calls import interleaves, joins_columns, pairs_rows, splits_channels
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.several_calls import _repeated
@@ -93,6 +93,13 @@ class Kernels:
         return self.entries == ["conv"] and any(map(joins_columns, self.calls))
 
     @property
+    def split(self) -> bool:
+        """Has one of them output channels that the Hopper kernel cuts into parts, and none what
+        forbids it?
+        """
+        return self.entries == ["conv"] and any(map(splits_channels, self.calls))
+
+    @property
     def branched(self) -> bool:
         """Has one of them a step of branches?"""
         return any(step.parts for kernel in self.all for step in kernel.fused.steps)
@@ -122,7 +129,8 @@ class Kernels:
                 libraries.append((prefix, library, gradient_header(chains)))
         made = {}
         for prefix, library, chains in libraries:
-            cuda = gradient_cuda_source(library, self.volumes, chains)
+            split = self.split and not prefix
+            cuda = gradient_cuda_source(library, self.volumes, chains, split)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
             source = gradient_operator_source(library, self.volumes, self.chained and not prefix)
@@ -204,7 +212,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             made.entries,
             given,
             made.volumes,
-            *(made.interleaved, made.paired, made.joined, made.branched),
+            *(made.interleaved, made.paired, made.joined, made.split, made.branched),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),

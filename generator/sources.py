@@ -20,10 +20,11 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
-# conv_transpose_interleaved.cuh, chain_gradients.cuh and, for steps of branches,
-# conv_transpose_hopper_types.h.
+# conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
+# and, for steps of branches, conv_transpose_hopper_types.h.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
-_PAIRED, _JOINED = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS"
+_PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
+_GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -39,6 +40,7 @@ def resolve(
     interleaved: bool = False,
     paired: bool = False,
     joined: bool = False,
+    split: bool = False,
     branched: bool = False,
     chained: bool = False,
     in_parts: bool = False,
@@ -48,9 +50,10 @@ def resolve(
     `replacements` maps file names (generated_epilogue.h ...) to the text used instead; `given`
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
-    of rows; `joined`: with joined columns; `branched`: for chains with steps of branches;
-    `chained`: gradients through chains; `in_parts`: one that compiles in parts, by dtype. Raises
-    Refusal where a file is missing.
+    of rows; `joined`: with joined columns; `split`: with output channels in parts, as with volumes,
+    and the gathered kernel; `branched`: for chains with steps of branches; `chained`: gradients
+    through chains; `in_parts`: one that compiles in parts, by dtype.
+    Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
@@ -59,6 +62,8 @@ def resolve(
         _INTERLEAVED: interleaved,
         _PAIRED: paired,
         _JOINED: joined,
+        _SPLIT: split or volumes,
+        _GATHERED: split,
         _BRANCHED: branched,
         _CHAINED: chained,
         _IN_PARTS: in_parts,
@@ -124,15 +129,17 @@ def cuda_source(
     interleaved: bool = False,
     paired: bool = False,
     joined: bool = False,
+    split: bool = False,
     branched: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
-    joined columns. All serve the entry "conv" alone. `branched`: for chains with steps of branches.
+    joined columns; `split`: with output channels in parts. All serve the entry "conv" alone.
+    `branched`: for chains with steps of branches.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
-    forms = (interleaved, paired, joined)
+    forms = (interleaved, paired, joined, split)
     return _resolved(paths, replacements, (), volumes, forms, branched, in_parts=True)
 
 
@@ -165,7 +172,7 @@ def _resolved(
     replacements: dict[str, str],
     given: tuple[Path, ...],
     volumes: bool,
-    forms: tuple[bool, bool, bool] = (False, False, False),
+    forms: tuple[bool, bool, bool, bool] = (False, False, False, False),
     branched: bool = False,
     in_parts: bool = False,
 ) -> str:
@@ -173,7 +180,7 @@ def _resolved(
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, in_parts=in_parts)
     # Headers first: each is there once, whichever of the entries is built.
-    without = dict.fromkeys((_PACKED, _INTERLEAVED, _PAIRED, _JOINED), False)
+    without = dict.fromkeys((_PACKED, _INTERLEAVED, _PAIRED, _JOINED, _SPLIT, _GATHERED), False)
     conditions = {_VOLUMES: volumes} | without
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
@@ -208,18 +215,22 @@ def _only(kind: int, lines: list[str]) -> list[str]:
 
 
 def gradient_cuda_source(
-    entry: str = "gradients", volumes: bool = False, chains: str | None = None
+    entry: str = "gradients",
+    volumes: bool = False,
+    chains: str | None = None,
+    split: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"). `chains`: the text of generated_gradient.h, or None for the
-    identity's; beside "gradients" those of chains and GroupNorm are in it, too.
+    identity's; beside "gradients" those of chains and GroupNorm are in it, too. `split`: with
+    output channels of convolutions in parts.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
-    return resolve(path, replacements, (), volumes, packed, chained=chained)
+    return resolve(path, replacements, (), volumes, packed, split=split, chained=chained)
 
 
 def gradient_operator_source(

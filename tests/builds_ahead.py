@@ -20,6 +20,7 @@ from tests.solution_tools import REFERENCES, SolutionShelf, generated
 
 EMULATED = ("69", "19", "11")
 VOLUME_ONLY = "volume_only"
+MANY_CHANNELS = "many_channels"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -33,6 +34,7 @@ CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 CHAINED_GRADIENTS = Path("chained_gradients")  # GRADIENTS with the chains of NORM_GRADIENTS
+MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 
 # Libraries of gradients by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
@@ -41,9 +43,16 @@ EMULATED_GRADIENTS = {
     "emulated_pool_gradients": POOL_GRADIENTS,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
+    "emulated_many_channels_gradients": MANY_CHANNELS_GRADIENTS,
 }
 # What is emulated for less time than -O2 takes to build it.
-OPTIMISED = dict.fromkeys((VOLUME_ONLY, GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS), "-O1")
+OPTIMISED = dict.fromkeys(
+    (
+        *(VOLUME_ONLY, MANY_CHANNELS),
+        *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, MANY_CHANNELS_GRADIENTS),
+    ),
+    "-O1",
+)
 
 
 def cuda_source_of(path: Path) -> str:
@@ -55,6 +64,8 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(chains=_long_chains())
     if path == CHAINED_GRADIENTS:
         return gradient_cuda_source(chains=chains_header(counted=True))
+    if path == MANY_CHANNELS_GRADIENTS:
+        return gradient_cuda_source(split=True)
     if path == VOLUME_GRADIENTS:
         return gradient_cuda_source(volumes=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
@@ -71,9 +82,10 @@ def _long_chains() -> str:
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED and VOLUME_ONLY, by name; `gradients` those
-    of the libraries of gradients, by source; `compiled` those of (object file, nvcc's run) by
-    reference, or by source. They are empty where no test asks, or the compiler is missing.
+    `emulated` has those of the object files of EMULATED, VOLUME_ONLY and MANY_CHANNELS, by name;
+    `gradients` those of the libraries of gradients, by source; `compiled` those of (object file,
+    nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler is
+    missing.
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):
@@ -88,7 +100,9 @@ class BuildsAhead:
         emulated = EMULATED if "emulated_solutions" in asked else emulated
         libraries = [source for name, source in EMULATED_GRADIENTS.items() if name in asked]
         if emulator.cuda_headers():
-            for name in (*emulated, *[VOLUME_ONLY] * ("emulated_volumes" in asked)):
+            alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
+            alone = [name for fixture, name in alone.items() if fixture in asked]
+            for name in (*emulated, *alone):
                 work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")
                 self.emulated[name] = self._pool.submit(*work, OPTIMISED.get(name, "-O2"))
             for path in libraries:

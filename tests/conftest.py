@@ -13,6 +13,8 @@ from tests.builds_ahead import (
     CHAINED_GRADIENTS,
     EMULATED,
     GRADIENTS,
+    MANY_CHANNELS,
+    MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
     VOLUME_GRADIENTS,
@@ -126,6 +128,13 @@ def emulated_volumes(shelf, builds_ahead):
 
 
 @pytest.fixture(scope="session")
+def emulated_many_channels(shelf, builds_ahead):
+    """A solution with the gathered kernel, likewise."""
+    built = builds_ahead.emulated[MANY_CHANNELS].result()
+    return emulator.Emulated(shelf.text(MANY_CHANNELS), built)
+
+
+@pytest.fixture(scope="session")
 def emulated_gradients(builds_ahead):
     """The gradients' library, whose CUDA kernels run on the CPU."""
     return emulator.EmulatedGradients(builds_ahead.gradients[GRADIENTS].result())
@@ -150,6 +159,13 @@ def emulated_volume_gradients(builds_ahead):
     """That of solutions with layers of three dimensions, likewise."""
     built = builds_ahead.gradients[VOLUME_GRADIENTS].result()
     return emulator.EmulatedGradients(built, volumes=True)
+
+
+@pytest.fixture(scope="session")
+def emulated_many_channels_gradients(builds_ahead):
+    """That of solutions with the gathered kernel, likewise."""
+    built = builds_ahead.gradients[MANY_CHANNELS_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, gathered=True)
 
 
 @pytest.fixture(scope="session")

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import torch
 
-from tests.builds_ahead import VOLUME_ONLY
+from tests.builds_ahead import MANY_CHANNELS, VOLUME_ONLY
 from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
 
 KERNELS = ("plain", "direct", "portable", "hopper")
 CHAIN = "soft_activations"  # whose gradient is formed as it is packed
-NUMBERS = ("69", "19", "11", VOLUME_ONLY, CHAIN)  # 65 has the kernels of 69
+NUMBERS = ("69", "19", "11", VOLUME_ONLY, CHAIN, MANY_CHANNELS)  # 65 has the kernels of 69
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
@@ -114,6 +114,10 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             yield Run(CHAIN, (24, 72, 2.0), (2, 24, 7, 42), dtype, "hopper")
             yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first
+            # Gathered, of 128 and of 256 pixels a tile; output channels in parts.
+            yield Run(MANY_CHANNELS, (130, 192, 3, 2, 1), (3, 130, 4, 5), dtype, "hopper")
+            yield Run(MANY_CHANNELS, (130, 256, 2, 2, 0), (140, 130, 16, 17), dtype, "hopper")
+            yield Run(MANY_CHANNELS, (16, 256, 3, 1, 1), (2, 16, 20, 40), dtype, "hopper")
         for shape in (
             (3, 64, 10, 28),
             (2, 64, 60, 60),
@@ -148,7 +152,7 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
             finite = bool(model(_on_device(x, run.layout)).cpu().isfinite().all())
             if run.dtype == torch.float32:  # beyond fp16's range: the guard and what stands behind
                 finite &= bool(model(_on_device(x * 1e6, run.layout)).cpu().isfinite().all())
-        if run.problem in ("69", VOLUME_ONLY, CHAIN):
+        if run.problem in ("69", VOLUME_ONLY, CHAIN, MANY_CHANNELS):
             with environment(TCONV_KERNEL=run.kernel):
                 finite &= _gradients_are_finite(run, model, x)
     finally:
@@ -264,7 +268,7 @@ def main(names: list[str]) -> int:
 
     def load(problem: str) -> dict:
         if problem not in loaded:
-            if problem in (VOLUME_ONLY, CHAIN):
+            if problem in (VOLUME_ONLY, CHAIN, MANY_CHANNELS):
                 text = generated(REFERENCES / f"{problem}.py")
             else:
                 path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from tests import fuzz_operator
-from tests.builds_ahead import VOLUME_ONLY
+from tests.builds_ahead import MANY_CHANNELS, VOLUME_ONLY
 from tests.gpu_tools import forced
 
 pytestmark = pytest.mark.gpu
 
 COUNTS = {"auto": 300, "portable": 200, "hopper": 200, "direct": 100, "plain": 100}
-# The other library has the interleaved kernel, for wide strides.
+# Other libraries have the interleaved kernel, for wide strides, and the gathered one.
 GRID = [("69", kernel) for kernel in COUNTS] + [(VOLUME_ONLY, "auto"), (VOLUME_ONLY, "direct")]
+GRID += [(MANY_CHANNELS, "auto"), (MANY_CHANNELS, "hopper")]
 
 
 @pytest.mark.parametrize(("name", "kernel"), GRID)

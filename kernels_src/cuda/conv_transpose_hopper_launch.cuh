@@ -9,6 +9,12 @@
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
 #include "overlapped_launch.cuh"
+#ifdef TCONV_GATHERS_PIXELS
+#include "conv_transpose_gathered_launch.cuh"
+#endif
+#ifdef TCONV_SPLITS_CHANNELS
+#include "channel_parts.h"
+#endif
 #ifdef TCONV_WALKS_DEPTH
 #include "depth_plan.h"
 #endif
@@ -61,6 +67,18 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
     return plan_residues(call.layer, call.depth.residues(), call.dtype != kFloat32,
                          static_cast<int>(device.smem_per_block), device.sm_count);
 #endif
+#ifdef TCONV_SPLITS_CHANNELS
+  if (outputs == Outputs::kAlone) {
+    const bool sixteen_bit = call.dtype != kFloat32;
+    const int smem = static_cast<int>(device.smem_per_block);
+    const Plan plan = plan_parts(call.layer, 1, sixteen_bit, smem, device.sm_count);
+#ifdef TCONV_GATHERS_PIXELS
+    return cheaper_gathered(plan, call.layer, sixteen_bit, smem, device.sm_count);
+#else
+    return plan;
+#endif
+  }
+#endif
   return make_plan(call.layer, outputs, call.dtype != kFloat32, static_cast<int>(device.smem_per_block),
                    device.sm_count);
 }
@@ -74,6 +92,10 @@ struct HopperWorkspace {
     const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
     scales_bytes = (channels * 4 + 255) / 256 * 256;
     total_bytes = tiles_bytes + scales_bytes + 256;
+#ifdef TCONV_GATHERS_PIXELS
+    pixels_at = total_bytes;
+    total_bytes += plan.pixel_bytes;
+#endif
 #ifdef TCONV_PAIRS_ROWS
     pairs_at = total_bytes;
     if (plan.pairs.out > 0)
@@ -81,6 +103,10 @@ struct HopperWorkspace {
                      plan.out_channels_per_group * static_cast<int64_t>(sizeof(float));
 #endif
   }
+#ifdef TCONV_GATHERS_PIXELS
+  int64_t pixels_at;
+  uint4* pixels(void* base) const { return reinterpret_cast<uint4*>(static_cast<char*>(base) + pixels_at); }
+#endif
 #ifdef TCONV_PAIRS_ROWS
   int64_t pairs_at;
   float* pair_weights(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + pairs_at); }
@@ -205,10 +231,24 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.tiles = layout.tiles(workspace);
   weights.inv_scale = layout.scales(workspace);
   weights.guard = guard;
+#ifdef TCONV_GATHERS_PIXELS
+  if (plan.gathered_n > 0)
+    TCONV_RETURN_IF_ERROR(launch_gathered_pixels<Storage>(plan, call, layout.pixels(workspace), guard));
+#endif
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
   TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
                                       dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
+#ifdef TCONV_GATHERS_PIXELS
+  if (plan.gathered_n > 0) {
+    GatheredArgs<Storage> gathered{};
+    gathered.plan = plan;
+    gathered.pixels = layout.pixels(workspace), gathered.weight_tiles = layout.tiles(workspace);
+    gathered.inv_scale = layout.scales(workspace), gathered.epilogue = make_epilogue_args<Storage>(call);
+    gathered.out = static_cast<Storage*>(outputs.out);
+    return launch_gathered(gathered, call.layer, call.stream);
+  }
+#endif
   HopperArgs<Storage> args{};
   args.plan = plan;
 #ifdef TCONV_READS_PACKED

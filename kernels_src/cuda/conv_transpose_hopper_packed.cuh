@@ -8,15 +8,7 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-// Copies 16 bytes to shared memory, or zeros where they are not there.
-__device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-
-// Arrives once this thread's copies are done.
-__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
+#include "chunk_copies.cuh"
 
 // Where a quad of a batch's pixels was packed: all in one row of one strip, for rows of the line begin with quads.
 struct PackedQuad {
@@ -70,7 +62,12 @@ __device__ __forceinline__ PackedQuad find_quad(const BatchWalk<Storage>& walk, 
 #ifdef TCONV_WALKS_DEPTH
   const uint32_t block = (sample * packed.groups + group) * packed.blocks + ic_block;
 #else
+#ifdef TCONV_SPLITS_CHANNELS
+  const int groups = plan.num_groups >> plan.split_bits, group = walk.at.group >> plan.split_bits;
+  const uint32_t block = (sample * groups + group) * packed.blocks + ic_block;
+#else
   const uint32_t block = (sample * plan.num_groups + walk.at.group) * packed.blocks + ic_block;
+#endif
 #endif
   const uint32_t segment = (block * packed.strips + strip) * packed.rows + row;
   constexpr int kChunks = kPixelBytes / 16;

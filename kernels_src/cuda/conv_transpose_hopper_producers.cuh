@@ -5,6 +5,9 @@
 #include <type_traits>
 
 #include "conv_transpose_hopper_args.cuh"
+#ifdef TCONV_PAIRS_ROWS
+#include "row_pairs_source.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -40,10 +43,14 @@ struct BatchWalk {
     batches = units_below((at.tile_end - at.first_tile) * plan.tile_pixels + plan.reach) * kBatchesPerUnit *
               plan.ring_ic_blocks;
     load = 0;
-    const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
 #ifdef TCONV_WALKS_DEPTH
     channels = args.x;  // which volume, slice and channel, a batch says
 #else
+#ifdef TCONV_SPLITS_CHANNELS
+    const int first = (at.group >> plan.split_bits) * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
+#else
+    const int first = at.group * plan.in_channels_per_group + lane_chunk(threadIdx.x % 32) * 8;
+#endif
     channels = args.x + at.sample * args.x_stride_n + first * args.x_stride_c;
 #endif
   }
@@ -122,26 +129,6 @@ struct BatchSource {
     first_channel = ic_block * kBlockIC + lane_chunk(lane) * 8;
 #endif
   }
-#ifdef TCONV_PAIRS_ROWS
-
-  // Of the row that the lane's 8 channels of a half are of.
-  __device__ __forceinline__ BatchSource of_half(const HopperArgs<Storage>& args, int half) const {
-    const RowPairs& pairs = args.plan.pairs;
-    BatchSource of_row = *this;
-    if (sizeof(Storage) == 2 || pairs.out == 0) return of_row;  // containers alone
-    const bool second = first_channel + half * kHalfChannels >= pairs.in;
-    const int row = first_row + second;
-    of_row.inside = inside && row >= 0 && row < pairs.in_rows;
-    of_row.from += (second - pairs.before) * (args.x_stride_h / 2);
-    if (!second) return of_row;
-#ifdef TCONV_WALKS_DEPTH
-    of_row.channel -= pairs.in;
-#else
-    of_row.from -= pairs.in * args.x_stride_c;
-#endif
-    return of_row;
-  }
-#endif
 };
 
 // Loads 8 channels x kVectorPixels pixels of a half, zeros where there is no input. kWhole: pixels come as aligned
@@ -150,7 +137,7 @@ template <bool kWhole, typename Args, typename Source, typename Storage>
 #ifdef TCONV_PAIRS_ROWS
 __device__ __forceinline__ void load_half(const Args& args, const Source& of_pair, int half,
                                           Storage (&values)[8][kVectorPixels]) {
-  const Source source = of_pair.of_half(args, half);
+  const Source source = row_of_half(of_pair, args, half, sizeof(Storage) == 2);
 #else
 __device__ __forceinline__ void load_half(const Args& args, const Source& source, int half,
                                           Storage (&values)[8][kVectorPixels]) {

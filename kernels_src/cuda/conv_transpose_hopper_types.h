@@ -122,10 +122,17 @@ struct Plan {
   int ring_bytes, smem_bytes;
   double cost;
   Phase phases[kMaxPhases];
+#ifdef TCONV_GATHERS_PIXELS
+  int gathered_n;       // not 0: the gathered kernel's plan (gathered_plan.h), of so many pixels a tile
+  int64_t pixel_bytes;  // what it reads, packed
+#endif
+#ifdef TCONV_SPLITS_CHANNELS
+  // Groups of the plan: of the layer's, the parts that its output channels are cut into (channel_parts.h), and of those
+  // the residues in depth, powers of two of either.
+  int split_bits;
+#endif
 #ifdef TCONV_WALKS_DEPTH
-  // Groups of the plan: of the layer's, the parts that its output channels are cut into, and of those the residues in
-  // depth (powers of two of either).
-  int split_bits, residue_bits;
+  int residue_bits;
 #endif
 #ifdef TCONV_PAIRS_ROWS
   RowPairs pairs;  // of a plan of pairs

@@ -84,7 +84,13 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   const Storage* source =
       args.weight + (static_cast<int64_t>(part >> plan.split_bits) * tap_channels * all_oc + first_oc + channel) * run;
 #else
+#ifdef TCONV_SPLITS_CHANNELS
+  const int part = group & (1 << plan.split_bits) - 1, all_oc = num_oc << plan.split_bits;
+  const int64_t first_oc = static_cast<int64_t>(group >> plan.split_bits) * num_ic * all_oc + part * num_oc;
+  const Storage* source = args.weight + (first_oc + channel) * taps;
+#else
   const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
+#endif
 #endif
 #ifdef TCONV_JOINS_COLUMNS
 #ifdef TCONV_WALKS_DEPTH
@@ -100,8 +106,13 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
     const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(
         source, real ? tap_channels : 0, run, all_oc * run, args.guard, InputScale(args.guard).value);
 #else
+#ifdef TCONV_SPLITS_CHANNELS
+    const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, all_oc * taps,
+                                                                         args.guard, InputScale(args.guard).value);
+#else
     const WeightScale found = find_weight_scale<WeightsConfig::kThreads>(source, real ? num_ic : 0, taps, num_oc * taps,
                                                                          args.guard, InputScale(args.guard).value);
+#endif
 #endif
 #ifdef TCONV_INPUT_SCALE_FROM_DEVICE
     // Both scales together are no normal number.
@@ -157,9 +168,15 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
         if (ic < num_ic) a = at[0];
         if (ic + 1 < num_ic) b = at[all_oc * run];
 #else
+#ifdef TCONV_SPLITS_CHANNELS
+        const Storage* at = source + static_cast<int64_t>(ic) * all_oc * taps + kernel_row * args.kernel_w + kernel_col;
+        if (ic < num_ic) a = at[0];
+        if (ic + 1 < num_ic) b = at[all_oc * taps];
+#else
         const Storage* at = source + static_cast<int64_t>(ic) * num_oc * taps + kernel_row * args.kernel_w + kernel_col;
         if (ic < num_ic) a = at[0];
         if (ic + 1 < num_ic) b = at[num_oc * taps];
+#endif
 #endif
         if constexpr (sizeof(Storage) == 4) {
           packed[k] = pack_pair(a * scale, b * scale);

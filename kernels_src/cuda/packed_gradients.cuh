@@ -37,6 +37,9 @@ struct PackedGradientsPlan {
       if (count == 0) continue;
       const KernelPlan& kernel = choose_kernel<Outputs::kAlone>(packed_walk(call, input, count));
       if (kernel.status != kOk || kernel.kernel != kHopper) return;
+#ifdef TCONV_GATHERS_PIXELS
+      if (kernel.hopper.gathered_n > 0) return;  // which packs pixels its own way, and is faster by more than that
+#endif
       walk_bytes = std::max(walk_bytes, kernel.workspace_bytes);
     }
     usable = true;

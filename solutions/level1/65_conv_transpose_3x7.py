@@ -30,7 +30,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     beaefaec50f0060fe1ff07be35dcef924d35fe57d7d60853e7c57723df6c36d4
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 3aed005ad28551999a0fdffe4078faf4f3cfa50c27eacc117f2f2aaa224d6199
+sha256 of GRADIENT_CUDA_SOURCE: 090055b16fefbeb7f6f6ab2a9ac247dafb9f9c32d4913b32e7904094b64d1ebf
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -8268,6 +8268,10 @@ struct PackedInput {
 namespace tconv {
 namespace cuda {
 namespace hopper {
+
+// ---- kernels_src/cuda/chunk_copies.cuh
+// Asynchronous copies of 16 bytes, for headers that include this within namespace tconv::cuda::hopper. Semantics: PTX
+// ISA, "cp.async".
 
 // Copies 16 bytes to shared memory, or zeros where they are not there.
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool there) {

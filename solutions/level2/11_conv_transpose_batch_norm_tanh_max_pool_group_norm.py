@@ -33,7 +33,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     7af3aa4159baca953616dd2cd96b161f7533e75039c941ce22d329313dd7312b
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 18641ff419263fc562b905deaed5e293bc368c315338c925eed9d4533f99196c
+sha256 of GRADIENT_CUDA_SOURCE: 86641efe97fc3427efbd55c7f5d8d2dd9d2742feea2ab62d61bd00a785be9cf3
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -10290,6 +10290,10 @@ struct PackedInput {
 namespace tconv {
 namespace cuda {
 namespace hopper {
+
+// ---- kernels_src/cuda/chunk_copies.cuh
+// Asynchronous copies of 16 bytes, for headers that include this within namespace tconv::cuda::hopper. Semantics: PTX
+// ISA, "cp.async".
 
 // Copies 16 bytes to shared memory, or zeros where they are not there.
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool there) {

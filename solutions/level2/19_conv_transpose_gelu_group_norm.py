@@ -33,7 +33,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     fbf4564b0aefcf4e785ab4a0debcfb2170723289a137da6bdd1e332efd30d32c
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 027f6233ebc2589c7ecdcfa6643f43ae98d626bd41a69a2487a9a41ecaf2c85c
+sha256 of GRADIENT_CUDA_SOURCE: b7cbe88a9ad4ad233f3e913a0050b373e3ecee190b1b88e7b6b9994e404aad92
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
@@ -11150,6 +11150,10 @@ struct PackedInput {
 namespace tconv {
 namespace cuda {
 namespace hopper {
+
+// ---- kernels_src/cuda/chunk_copies.cuh
+// Asynchronous copies of 16 bytes, for headers that include this within namespace tconv::cuda::hopper. Semantics: PTX
+// ISA, "cp.async".
 
 // Copies 16 bytes to shared memory, or zeros where they are not there.
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool there) {

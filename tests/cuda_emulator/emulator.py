@@ -150,7 +150,7 @@ class EmulatedGradients(EmulatedLibrary):
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
     "batch_norm_pool_gradient"), which has the first.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
-    whose operator is `chain_backward`.
+    whose operator is `chain_backward`. gathered: of a solution with the gathered kernel.
     """
 
     def __init__(
@@ -159,8 +159,10 @@ class EmulatedGradients(EmulatedLibrary):
         entry: str = "gradients",
         volumes: bool = False,
         chained: bool = False,
+        gathered: bool = False,
     ):
-        name = f"tconv_emulated_{'volume_' * volumes}{'chain_' * chained}{entry}"
+        form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
+        name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
         operator = gradient_operator(entry, volumes, chained)

@@ -1,0 +1,71 @@
+// The gathered kernel's plan (conv_transpose_gathered.cuh): what it is expected to cost, beside the other Hopper
+// kernels. Plain host C++.
+#pragma once
+
+#include "conv_transpose_hopper_plan.h"
+
+namespace tconv {
+namespace hopper {
+
+struct GatheredConfig {
+  static constexpr int kBlocks = 2;  // of 64 output channels, a consumer warpgroup each
+  static constexpr int kProducers = 128;
+  static constexpr int kThreads = kBlocks * 128 + kProducers;
+  static constexpr int kMostSide = 1 << 14;  // rows and columns of the input, two of which share a register
+
+  static constexpr int stage_bytes(int n) { return kBlocks * kTapBytes + n * kPixelBytes; }
+  // As many as shared memory holds beside barriers and places of outputs.
+  static constexpr int stages(int n) { return n > 128 ? 4 : 6; }
+  static constexpr int barriers_at(int n) { return stages(n) * stage_bytes(n); }
+  static constexpr int places_at(int n) { return barriers_at(n) + 2 * 8 * stages(n); }
+  static constexpr int smem_bytes(int n) { return places_at(n) + n * 4; }
+};
+
+// Cycles of the busiest SM.
+inline double gathered_cost(const Plan& plan, const ConvTransposeLayer& p, int n, bool sixteen_bit, int num_sms) {
+  // Four steps of both warpgroups, bound by reading both operands from shared memory; the rest is waiting. Measured.
+  const double of_block = n > 128 ? 760 : 450;
+  double sum = 0, longest = 0, tiles = 0;
+  for (int i = 0; i < plan.num_phases; ++i) {
+    const Phase& phase = plan.phases[i];
+    const double count = 1.0 * ceil_div(p.batch * phase.out_count_h * phase.out_count_w, n) * plan.num_sweeps *
+                         static_cast<double>(p.groups);
+    const double one = 3000.0 + phase.taps_h * phase.taps_w * plan.num_ic_blocks * of_block + n * 24.0;
+    sum += count * one, tiles += count;
+    longest = one > longest ? one : longest;
+  }
+  const double multiplying = tiles <= num_sms ? longest : sum / num_sms + 0.5 * longest;
+  const double bytes = static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (sixteen_bit ? 4 : 6);
+  return multiplying + bytes / (20.0 * num_sms) + 6000.0;  // and packing
+}
+
+// Usable where its 32-bit places reach and it is clearly cheaper than `other`, which is returned where it is not.
+inline Plan cheaper_gathered(const Plan& other, const ConvTransposeLayer& p, bool sixteen_bit, int smem_limit,
+                             int num_sms) {
+  constexpr double kClearly = 0.9;
+  Plan plan = plan_geometry(p);
+  if (!plan.usable) return other;
+  const int64_t chunks = p.batch * p.in_h * p.in_w * p.groups * plan.num_ic_blocks * (kPixelBytes / 16);
+  if (p.in_h > GatheredConfig::kMostSide || p.in_w > GatheredConfig::kMostSide || chunks > INT32_MAX ||
+      p.batch * p.out_channels * p.out_h * p.out_w > INT32_MAX)
+    return other;
+  plan.blocks_per_sweep = GatheredConfig::kBlocks;
+  plan.num_sweeps = ceil_div(plan.out_channels_per_group, GatheredConfig::kBlocks * kBlockOC);
+  for (int i = 0; i < plan.num_phases; ++i) {
+    Phase& phase = plan.phases[i];
+    phase.weight_base = plan.sweep_tiles;
+    plan.sweep_tiles += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
+  }
+  plan.num_weight_tiles = static_cast<int64_t>(plan.sweep_tiles) * plan.num_sweeps * plan.num_groups;
+  plan.pixel_bytes = chunks * 16;
+  for (int n = 128; n <= 256; n += 128) {  // the compiled ones
+    const double cost = gathered_cost(plan, p, n, sixteen_bit, num_sms);
+    if (GatheredConfig::smem_bytes(n) > smem_limit || (plan.gathered_n > 0 && cost >= plan.cost)) continue;
+    plan.gathered_n = n, plan.cost = cost;
+  }
+  const bool taken = plan.gathered_n > 0 && (!other.usable || plan.cost < kClearly * other.cost);
+  return taken ? plan : other;
+}
+
+}  // namespace hopper
+}  // namespace tconv

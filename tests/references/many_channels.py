@@ -1,0 +1,31 @@
+"""Many channels over few pixels, as the first layers of a decoder have them."""
+
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(
+        self, channels=256, out_channels=40, kernel=4, stride=2, padding=1, dilation=1, groups=1
+    ):
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(
+            channels,
+            out_channels,
+            kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+def get_inputs():
+    return [torch.randn(3, 256, 4, 5)]
+
+
+def get_init_inputs():
+    return []

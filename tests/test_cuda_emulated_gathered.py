@@ -1,0 +1,195 @@
+"""The gathered kernel, and output channels in parts, on the CPU, thread by thread: random layers of
+many channels over few pixels, right and without races.
+"""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from tests.emulated_tools import forced, needs_cuda_headers
+from tests.gpu_tools import LOW, tf32
+from tests.gradient_tools import call, check, output_gradient, truth
+from tests.solution_tools import Case, assert_within, conv_bound
+from tests.sweeps import swept
+
+pytestmark = needs_cuda_headers
+# Launches: pixels, weights, the convolution, two of the strict kernel; without pixels otherwise.
+GATHERED = {torch.float32: 5, torch.float16: 3, torch.bfloat16: 3}
+
+
+def layer(rng: random.Random) -> Case:
+    groups = rng.choice((1, 1, 1, 2))
+    axes = []
+    for most in (6, 12):
+        stride, dilation = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 1, 2))
+        kernel, size = rng.randint(1, 4), rng.randint(1, most)
+        reach = dilation * (kernel - 1)
+        padding = rng.randint(0, min(2, max(0, ((size - 1) * stride + reach) // 2)))
+        more = rng.choice((0, 0, rng.randrange(max(stride, dilation))))
+        axes.append((size, kernel, stride, padding, more, dilation))
+    size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
+    return Case(
+        batch=rng.randint(1, 5),
+        in_channels=groups * rng.choice((3, 20, 64, 72, 130)),
+        out_channels=groups * rng.choice((1, 40, 64, 128, 130, 256)),
+        size=size,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=output_padding,
+        dilation=dilation,
+        groups=groups,
+        bias=rng.random() < 0.5,
+    )
+
+
+def emulate(emulated, case: Case, operands, seed=0):
+    """(output, whether the gathered kernel computed it)"""
+    with emulated.on(seed=seed, detect_races=True), tf32(True), forced("hopper"):
+        y = emulated.operator(*operands, *case.parameters)
+        gathered = emulated.launches() == GATHERED[operands[0].dtype]
+        assert emulated.races() == [], case
+    return y, gathered
+
+
+@pytest.mark.parametrize("start", swept(range(0, 160, 20), (0,)))
+def test_random_layers(emulated_many_channels, start):
+    gathered = 0
+    for seed in range(start, start + 20):
+        case = layer(random.Random(seed))
+        if min(case.output_size) < 1:
+            continue
+        dtype = random.Random(seed).choice((torch.float32, torch.float32, *LOW))
+        operands = case.tensors(dtype, seed=seed)
+        try:
+            y, by_it = emulate(emulated_many_channels, case, operands, seed)
+        except RuntimeError as error:
+            assert "no output has a tap" in str(error)
+            continue
+        gathered += by_it
+        bound = conv_bound(case, *operands, dtype, tf32=dtype == torch.float32)
+        assert_within(y, case.reference(*operands), bound)
+    assert 5 <= gathered
+
+
+DEEP = Case(
+    batch=3,
+    in_channels=130,
+    out_channels=192,
+    size=(4, 5),
+    kernel=(4, 3),
+    stride=(2, 1),
+    padding=(1, 1),
+)
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "padded"])
+def test_any_strides_of_the_input(emulated_many_channels, layout):
+    x, *rest = DEEP.tensors()
+    if layout == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    else:
+        x = torch.nn.functional.pad(x, (1, 2, 1, 0))[:, :, 1:, 1:-2]
+    y, gathered = emulate(emulated_many_channels, DEEP, (x, *rest))
+    assert gathered
+    bound = conv_bound(DEEP, x, *rest, torch.float32, tf32=True)
+    assert_within(y, DEEP.reference(x, *rest), bound)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e-12])
+def test_values_of_any_size_are_answered(emulated_many_channels, size):
+    """Beyond containers, the strict kernel's answer."""
+    x, *rest = DEEP.tensors()
+    operands = (x * size, *rest)
+    y, gathered = emulate(emulated_many_channels, DEEP, operands)
+    assert gathered
+    assert_within(y, DEEP.reference(*operands), conv_bound(DEEP, *operands, torch.float32))
+
+
+@pytest.mark.parametrize("operand", ["x", "weight"])
+def test_infinity_is_where_its_products_are(emulated_many_channels, operand):
+    x, weight, bias = DEEP.tensors()
+    (x if operand == "x" else weight)[1, 3, 2, 1] = float("inf")
+    y, gathered = emulate(emulated_many_channels, DEEP, (x, weight, bias))
+    with emulated_many_channels.on(), tf32(False), forced("portable"):
+        strict = emulated_many_channels.operator(x, weight, bias, *DEEP.parameters)
+    assert gathered and not bool(y.isfinite().all())
+    torch.testing.assert_close(y, strict, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_same_bits_in_any_order_of_warps(emulated_many_channels):
+    operands = DEEP.tensors()
+    found = [emulate(emulated_many_channels, DEEP, operands, seed)[0] for seed in (1, 2)]
+    assert torch.equal(*found)
+
+
+def test_many_pixels_are_not_gathered(emulated_many_channels):
+    """A line of them is read once for all taps."""
+    case = dataclasses.replace(DEEP, batch=1, in_channels=16, out_channels=64, size=(60, 130))
+    operands = case.tensors()
+    y, gathered = emulate(emulated_many_channels, case, operands)
+    assert not gathered
+    bound = conv_bound(case, *operands, torch.float32, tf32=True)
+    assert_within(y, case.reference(*operands), bound)
+
+
+# ---- Gradients: x's is a convolution of the output's gradient, or of its planes ----
+
+
+@pytest.mark.parametrize("start", swept(range(0, 40, 10), (0,)))
+def test_gradients_of_random_layers(emulated_many_channels_gradients, start):
+    library, computed = emulated_many_channels_gradients, 0
+    for seed in range(start, start + 10):
+        case = layer(random.Random(f"gradients {seed}"))
+        if min(case.output_size) < 1:
+            continue
+        dtype = random.Random(seed).choice((torch.float32, torch.float32, *LOW))
+        x, weight, _ = case.tensors(dtype, seed=seed)
+        grad = output_gradient(case, dtype)
+        with library.on(seed=seed, detect_races=True), forced("hopper"):
+            try:
+                check(library.backward, case, grad, x, weight, True)
+            except RuntimeError as error:
+                assert "cannot run this layer" in str(error)
+                continue
+            assert library.races() == [], case
+        computed += 1
+    assert computed >= 4
+
+
+SHALLOW = dataclasses.replace(DEEP, in_channels=256, out_channels=72)
+
+
+@pytest.mark.parametrize("case", [SHALLOW, dataclasses.replace(SHALLOW, stride=(1, 1))], ids=str)
+@pytest.mark.parametrize("factor", [1e-9, 1.0, 1e9])
+def test_gradients_of_any_magnitude(
+    emulated_many_channels_gradients, emulated_gradients, case, factor
+):
+    """By the gathered kernel: another number of launches than without it."""
+    x, weight, _ = case.tensors()
+    grad, launches = output_gradient(case, torch.float32) * factor, []
+    for library in (emulated_gradients, emulated_many_channels_gradients):
+        with library.on(seed=1, detect_races=True), forced("hopper"):
+            found = call(library.backward, case, grad, x, weight, True)
+            launches.append(library.launches())
+            assert library.races() == []
+        for got, wanted in zip(found, truth(case, grad, x, weight), strict=True):
+            assert float((got.double() - wanted).norm()) <= 2e-3 * float(wanted.norm())
+    assert launches[0] != launches[1]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_gradients_are_not_finite_where_their_products_are(emulated_many_channels_gradients, value):
+    x, weight, _ = SHALLOW.tensors()
+    grad, found = output_gradient(SHALLOW, torch.float32), []
+    grad[1, 3, 2, 1] = value
+    for kernel in ("hopper", "plain"):
+        with emulated_many_channels_gradients.on(), forced(kernel):
+            found.append(
+                call(emulated_many_channels_gradients.backward, SHALLOW, grad, x, weight, True)
+            )
+    for got, wanted in zip(*found, strict=True):
+        assert torch.equal(got.isfinite(), wanted.isfinite())
+        assert torch.equal(got.isnan(), wanted.isnan())
