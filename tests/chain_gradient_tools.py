@@ -118,6 +118,19 @@ def truth(case: Case, given: dict, chain: int, num_groups: int, eps: float = 1e-
     return found[:5], found[5:]
 
 
+def given_value(case: Case, given: dict) -> tuple[torch.Tensor, tuple]:
+    """(a value of the output's shape, what `truth` says of GELU, chain 1, behind that in the
+    place of the convolution's output).
+    """
+    grad = given["grad"]
+    generator = torch.Generator().manual_seed(2)
+    value = torch.randn(grad.shape, generator=generator).to(grad.device, grad.dtype)
+    behind = value.double().requires_grad_()
+    (slope,) = torch.autograd.grad(functional.gelu(behind).sum(), behind)
+    exact, _ = truth(case, {**given, "grad": grad * slope}, 0, 0)
+    return value, (exact, ())
+
+
 def check(
     found: tuple, exact: tuple, num_groups: int, allowed: float, needs=ALL, told: str = ""
 ) -> None:

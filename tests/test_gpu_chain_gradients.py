@@ -13,6 +13,7 @@ from tests.chain_gradient_tools import (
     PACKED,
     call,
     check,
+    given_value,
     num_groups_of,
     tensors_of,
     truth,
@@ -45,3 +46,17 @@ def test_right(chain_backward, name, dtype, chain, normed):
             check(found, exact, num_groups, ALLOWED[dtype], needs)
             again = call(chain_backward, *args)
             assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(chain_backward, name, dtype):
+    case = CASES[name]
+    given = tensors_of(case, 1, 0, dtype, "cuda")
+    value, exact = given_value(case, given)
+    kept = value.clone()
+    for allow_tf32 in settings(dtype):
+        for needs in (ALL, (True, False, True), (False, True, True)):
+            found = call(chain_backward, case, given, 1, 0, allow_tf32, needs, value=value)
+            check(found, exact, 0, ALLOWED[dtype], needs)
+            assert torch.equal(value, kept)
