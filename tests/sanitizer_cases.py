@@ -116,7 +116,7 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first
             # Gathered, of 128 and of 256 pixels a tile; output channels in parts.
             yield Run(MANY_CHANNELS, (130, 192, 3, 2, 1), (3, 130, 4, 5), dtype, "hopper")
-            yield Run(MANY_CHANNELS, (130, 256, 2, 2, 0), (140, 130, 16, 17), dtype, "hopper")
+            yield Run(MANY_CHANNELS, (256, 128, 4, 2, 1), (128, 256, 8, 8), dtype, "hopper")
             yield Run(MANY_CHANNELS, (16, 256, 3, 1, 1), (2, 16, 20, 40), dtype, "hopper")
         for shape in (
             (3, 64, 10, 28),

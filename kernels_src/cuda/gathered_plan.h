@@ -24,25 +24,30 @@ struct GatheredConfig {
 // Cycles of the busiest SM.
 inline double gathered_cost(const Plan& plan, const ConvTransposeLayer& p, int n, bool sixteen_bit, int num_sms) {
   // Four steps of both warpgroups, bound by reading both operands from shared memory; the rest is waiting. Measured.
-  const double of_block = n > 128 ? 760 : 450;
+  const double of_block = n > 128 ? 900 : 450;
   double sum = 0, longest = 0, tiles = 0;
   for (int i = 0; i < plan.num_phases; ++i) {
     const Phase& phase = plan.phases[i];
     const double count = 1.0 * ceil_div(p.batch * phase.out_count_h * phase.out_count_w, n) * plan.num_sweeps *
                          static_cast<double>(p.groups);
-    const double one = 3000.0 + phase.taps_h * phase.taps_w * plan.num_ic_blocks * of_block + n * 24.0;
+    const double one = 3000.0 + phase.taps_h * phase.taps_w * plan.num_ic_blocks * of_block + n * 40.0;
     sum += count * one, tiles += count;
     longest = one > longest ? one : longest;
   }
   const double multiplying = tiles <= num_sms ? longest : sum / num_sms + 0.5 * longest;
   const double bytes = static_cast<double>(p.batch * p.in_h * p.in_w) * p.in_channels * (sixteen_bit ? 4 : 6);
-  return multiplying + bytes / (20.0 * num_sms) + 6000.0;  // and packing
+  return multiplying + bytes / (14.0 * num_sms) + 6000.0;  // and packing
 }
 
 // Usable where its 32-bit places reach and it is clearly cheaper than `other`, which is returned where it is not.
 inline Plan cheaper_gathered(const Plan& other, const ConvTransposeLayer& p, bool sixteen_bit, int smem_limit,
                              int num_sms) {
-  constexpr double kClearly = 0.9;
+  // Measured: pixels packed before by the gradient of the weight are to be had for less than this one's packing.
+#ifdef TCONV_READS_PACKED
+  constexpr double kClearly = 0.56;
+#else
+  constexpr double kClearly = 0.72;
+#endif
   Plan plan = plan_geometry(p);
   if (!plan.usable) return other;
   const int64_t chunks = p.batch * p.in_h * p.in_w * p.groups * plan.num_ic_blocks * (kPixelBytes / 16);
