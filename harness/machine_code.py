@@ -316,6 +316,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _stamp(path: Path, record: dict) -> int:
+    if not parts_of(record):
+        raise UsageError(
+            "a record of host times is of no kernel: there is nothing to stamp it with"
+        )
     stamped = stamp(record)
     records.write_json(path, stamped)
     if record["device"] == "cpu":

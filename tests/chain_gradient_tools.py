@@ -155,21 +155,25 @@ def check(
         assert float((got.double() - wanted).norm()) <= allowed * size, told
 
 
+def random_axis(draw: random.Random, least: int, most: int) -> tuple[int, int, int, int, int, int]:
+    """(size, kernel, stride, padding, output padding, dilation), with an output."""
+    stride, dilation = draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 1, 1, 2))
+    kernel = draw.randint(draw.choice((1, stride, stride)), 4)
+    size = draw.randint(least, most)
+    reach = dilation * (kernel - 1)
+    padding = draw.randint(0, min(2, ((size - 1) * stride + reach) // 2))
+    more = draw.choice((0, 0, 0, draw.randrange(max(stride, dilation))))
+    return size, kernel, stride, padding, more, dilation
+
+
 def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:
     """(a layer, two in five of which have the gradient formed as it is packed; the number of the
     chain behind it; GroupNorm's groups or 0; the dtype), the same for a seed everywhere.
     """
     draw = random.Random(f"chain gradients {seed}")
     groups = draw.choice((1, 1, 1, 2, 3))
-    axes = []
-    for least, most in ((1, 6), (draw.choice((1, 33)), 100)):
-        stride, dilation = draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 1, 1, 2))
-        kernel = draw.randint(draw.choice((1, stride, stride)), 4)
-        size = draw.randint(least, most)
-        reach = dilation * (kernel - 1)
-        padding = draw.randint(0, min(2, ((size - 1) * stride + reach) // 2))
-        more = draw.choice((0, 0, 0, draw.randrange(max(stride, dilation))))
-        axes.append((size, kernel, stride, padding, more, dilation))
+    least = draw.choice((1, 33))
+    axes = [random_axis(draw, 1, 6), random_axis(draw, least, 100)]
     size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
     case = Case(
         batch=draw.choice((1, 1, 2)),

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from tests.chain_gradient_tools import random_axis
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import LOW, tf32
 from tests.gradient_tools import call, check, output_gradient, truth
@@ -21,14 +22,7 @@ GATHERED = {torch.float32: 5, torch.float16: 3, torch.bfloat16: 3}
 
 def layer(rng: random.Random) -> Case:
     groups = rng.choice((1, 1, 1, 2))
-    axes = []
-    for most in (6, 12):
-        stride, dilation = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 1, 2))
-        kernel, size = rng.randint(1, 4), rng.randint(1, most)
-        reach = dilation * (kernel - 1)
-        padding = rng.randint(0, min(2, max(0, ((size - 1) * stride + reach) // 2)))
-        more = rng.choice((0, 0, rng.randrange(max(stride, dilation))))
-        axes.append((size, kernel, stride, padding, more, dilation))
+    axes = [random_axis(rng, 1, 6), random_axis(rng, 1, 12)]
     size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
     return Case(
         batch=rng.randint(1, 5),

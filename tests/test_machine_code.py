@@ -326,3 +326,11 @@ def test_compiler_is_named_as_it_names_itself(tmp_path, monkeypatch):
 
 def test_records_of_a_cpu_name_no_compiler():
     assert devices.environment(devices.resolve_device("cpu"))["nvcc"] is None
+
+
+def test_a_record_of_host_times_is_not_stamped(tmp_path, capsys):
+    path = tmp_path / "host_time.json"
+    path.write_text('{"benchmark": "host_time", "device": "cpu"}')
+    assert machine_code.main(["--stamp", str(path)]) == UsageError.exit_status
+    assert "is of no kernel" in capsys.readouterr().err
+    assert path.read_text() == '{"benchmark": "host_time", "device": "cpu"}'
