@@ -2,6 +2,8 @@
 // kernels. Plain host C++.
 #pragma once
 
+#include <cstdlib>
+
 #include "conv_transpose_hopper_plan.h"
 
 namespace tconv {
@@ -11,7 +13,8 @@ struct GatheredConfig {
   static constexpr int kBlocks = 2;  // of 64 output channels, a consumer warpgroup each
   static constexpr int kProducers = 128;
   static constexpr int kThreads = kBlocks * 128 + kProducers;
-  static constexpr int kMostSide = 1 << 14;  // rows and columns of the input, two of which share a register
+  // Rows and columns of input and phases, and what taps reach: sums of three of them, two a register, have 16 bits.
+  static constexpr int kMostSide = 1 << 13;
 
   static constexpr int stage_bytes(int n) { return kBlocks * kTapBytes + n * kPixelBytes; }
   // As many as shared memory holds beside barriers and places of outputs.
@@ -51,13 +54,18 @@ inline Plan cheaper_gathered(const Plan& other, const ConvTransposeLayer& p, boo
   Plan plan = plan_geometry(p);
   if (!plan.usable) return other;
   const int64_t chunks = p.batch * p.in_h * p.in_w * p.groups * plan.num_ic_blocks * (kPixelBytes / 16);
-  if (p.in_h > GatheredConfig::kMostSide || p.in_w > GatheredConfig::kMostSide || chunks > INT32_MAX ||
-      p.batch * p.out_channels * p.out_h * p.out_w > INT32_MAX)
+  const auto far = [](int64_t places) { return places > GatheredConfig::kMostSide; };
+  if (far(p.in_h) || far(p.in_w) || far((p.kernel_h - 1) * p.dilation_h) || far((p.kernel_w - 1) * p.dilation_w) ||
+      chunks > INT32_MAX || p.batch * p.out_channels * p.out_h * p.out_w > INT32_MAX)
     return other;
   plan.blocks_per_sweep = GatheredConfig::kBlocks;
   plan.num_sweeps = ceil_div(plan.out_channels_per_group, GatheredConfig::kBlocks * kBlockOC);
   for (int i = 0; i < plan.num_phases; ++i) {
     Phase& phase = plan.phases[i];
+    if (far(phase.out_count_h) || far(phase.out_count_w)) return other;
+    if (phase.taps_h > 0 &&
+        (far(std::abs(plan.row_offset + phase.row_shift)) || far(std::abs(plan.col_offset + phase.col_shift))))
+      return other;
     phase.weight_base = plan.sweep_tiles;
     plan.sweep_tiles += phase.taps_h * phase.taps_w * plan.num_ic_blocks;
   }
