@@ -26,8 +26,8 @@ def layer(rng: random.Random) -> Case:
     size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
     return Case(
         batch=rng.randint(1, 5),
-        in_channels=groups * rng.choice((3, 20, 64, 72, 130)),
-        out_channels=groups * rng.choice((1, 40, 64, 128, 130, 256)),
+        in_channels=groups * rng.choice((20, 64, 72, 130, 200)),
+        out_channels=groups * rng.choice((1, 40, 128, 130, 256)),
         size=size,
         kernel=kernel,
         stride=stride,
@@ -48,10 +48,10 @@ def emulate(emulated, case: Case, operands, seed=0):
     return y, gathered
 
 
-@pytest.mark.parametrize("start", swept(range(0, 160, 20), (0,)))
+@pytest.mark.parametrize("start", swept(range(0, 160, 40), (0,)))
 def test_random_layers(emulated_many_channels, start):
     gathered = 0
-    for seed in range(start, start + 20):
+    for seed in range(start, start + 40):
         case = layer(random.Random(seed))
         if min(case.output_size) < 1:
             continue
@@ -65,7 +65,7 @@ def test_random_layers(emulated_many_channels, start):
         gathered += by_it
         bound = conv_bound(case, *operands, dtype, tf32=dtype == torch.float32)
         assert_within(y, case.reference(*operands), bound)
-    assert 5 <= gathered
+    assert gathered >= 8
 
 
 DEEP = Case(
