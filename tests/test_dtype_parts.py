@@ -86,23 +86,12 @@ def _plain(name: str) -> str:
 
 
 @pytest.mark.sweep
-def test_kernels_of_parts_are_those_of_the_whole(whole_and_parts):
-    """By their machine code. One kernel that GroupNorm needs has a scratch which the whole's four
-    of its kind share and a part's has alone: it lies elsewhere in shared memory then.
+def test_parts_are_the_whole(whole_and_parts):
+    """Their kernels by machine code, and what calls in every dtype launch, whichever part has it:
+    the same kernels with the same arguments.
     """
-    cubins, _ = whole_and_parts
-    whole = {kernel.name: kernel.digest for kernel in cubins["whole"].kernels}
-    parts = [(_plain(k.name), k.digest) for part in PARTS for k in cubins[part].kernels]
-    assert {name for name, _ in parts} == set(whole)
-    assert len(parts) - len(whole) <= 2 * 2  # what depends on no dtype is in each part
-    others = {name for name, digest in parts if whole[name] != digest}
-    assert all("26group_norm_finalise_kernelI" in name for name in others)
-
-
-@pytest.mark.sweep
-def test_calls_of_parts_launch_what_the_whole_does(whole_and_parts):
-    """In every dtype, whichever part has its kernels: the same ones with the same arguments."""
-    _, built = whole_and_parts
+    cubins, built = whole_and_parts
+    _check_kernels(cubins)
     for dtype, kernel in itertools.product(DTYPES, _KERNELS):
         if dtype == "float64" and kernel not in ("auto", "plain"):
             continue  # fp64 has one kernel
@@ -110,6 +99,18 @@ def test_calls_of_parts_launch_what_the_whole_does(whole_and_parts):
         told = [f"set {name} {value}" for name, value in fields.items()]
         whole, parts = (trace_call(built[name], DEVICES["nvidia-h200"], told) for name in built)
         assert whole == parts and any(line.startswith("kernel") for line in whole), (dtype, kernel)
+
+
+def _check_kernels(cubins: dict[str, Cubin]) -> None:
+    """One kernel that GroupNorm needs has a scratch which the whole's four of its kind share and a
+    part's has alone: it lies elsewhere in shared memory then.
+    """
+    whole = {kernel.name: kernel.digest for kernel in cubins["whole"].kernels}
+    parts = [(_plain(k.name), k.digest) for part in PARTS for k in cubins[part].kernels]
+    assert {name for name, _ in parts} == set(whole)
+    assert len(parts) - len(whole) <= 2 * 2  # what depends on no dtype is in each part
+    others = {name for name, digest in parts if whole[name] != digest}
+    assert all("26group_norm_finalise_kernelI" in name for name in others)
 
 
 # ---- Handing over ----
