@@ -41,9 +41,10 @@ class Kernel:
     @property
     def keeps_result(self) -> bool:
         """Can the gradient of its chain be formed from the chain's result?"""
-        *steps, last = self.fused.steps or [_NO_ACTIVATION]
-        read = any(step.reads_values for step in steps)
-        return self.fused.entry == "conv" and last.keeps_result and not read
+        if self.fused.entry != "conv" or not self.fused.steps:
+            return False
+        *steps, last = self.fused.steps
+        return last.keeps_result and not any(step.reads_values for step in steps)
 
     @property
     def library(self) -> str | None:

@@ -166,6 +166,12 @@ def random_axis(draw: random.Random, least: int, most: int) -> tuple[int, int, i
     return size, kernel, stride, padding, more, dilation
 
 
+def case_of(axes: list[tuple], **others) -> Case:
+    """Of rows and columns as random_axis has them, and a layer's other numbers."""
+    names = ("size", "kernel", "stride", "padding", "output_padding", "dilation")
+    return Case(**dict(zip(names, zip(*axes, strict=True), strict=True)), **others)
+
+
 def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:
     """(a layer, two in five of which have the gradient formed as it is packed; the number of the
     chain behind it; GroupNorm's groups or 0; the dtype), the same for a seed everywhere.
@@ -174,17 +180,11 @@ def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:
     groups = draw.choice((1, 1, 1, 2, 3))
     least = draw.choice((1, 33))
     axes = [random_axis(draw, 1, 6), random_axis(draw, least, 100)]
-    size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
-    case = Case(
+    case = case_of(
+        axes,
         batch=draw.choice((1, 1, 2)),
         in_channels=groups * draw.randint(1, 24),
         out_channels=groups * draw.choice((8, 16, 24, 40, 72, 7)),
-        size=size,
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
         groups=groups,
     )
     num_groups = draw.choice((0, 0, 1, case.out_channels))

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from tests.chain_gradient_tools import random_axis
+from tests.chain_gradient_tools import case_of, random_axis
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import LOW, tf32
 from tests.gradient_tools import call, check, output_gradient, truth
@@ -23,17 +23,11 @@ GATHERED = {torch.float32: 5, torch.float16: 3, torch.bfloat16: 3}
 def layer(rng: random.Random) -> Case:
     groups = rng.choice((1, 1, 1, 2))
     axes = [random_axis(rng, 1, 6), random_axis(rng, 1, 12)]
-    size, kernel, stride, padding, output_padding, dilation = zip(*axes, strict=True)
-    return Case(
+    return case_of(
+        axes,
         batch=rng.randint(1, 5),
         in_channels=groups * rng.choice((20, 64, 72, 130, 200)),
         out_channels=groups * rng.choice((1, 40, 128, 130, 256)),
-        size=size,
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
         groups=groups,
         bias=rng.random() < 0.5,
     )
