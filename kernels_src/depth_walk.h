@@ -13,7 +13,8 @@
 
 namespace tconv {
 
-constexpr int kMostResidues = 4;  // of a call
+constexpr int kMostResidues = 4;       // of a call
+constexpr int64_t kDepthChannels = 8;  // of a group and tap: the Hopper kernel's producers load so many together
 
 struct DepthWalk {
   int64_t slices;       // images of a volume; 0: a call of two dimensions

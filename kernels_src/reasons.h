@@ -19,6 +19,9 @@ inline constexpr const char* kFewProducts = "at most 2^20 products, for which on
 #ifdef TCONV_INTERLEAVES
 inline constexpr const char* kFewProductsEach =
     "few products an output, in columns over two apart: storing them takes the time";
+#ifdef TCONV_WALKS_DEPTH
+inline constexpr const char* kHalfTiles = "groups of at most 8 input channels: half of a tile would be empty";
+#endif
 #endif
 inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
 

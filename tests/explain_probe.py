@@ -36,6 +36,16 @@ auto set_conv_out(Call& call, int) -> decltype(call.conv_out, void()) {
 template <typename Call>
 void set_conv_out(Call&, long) {}
 
+// Slices of volumes, of one tap in depth, where they are told.
+template <typename Call>
+auto set_depth(Call& call, int) -> decltype(call.conv.depth, void()) {
+  auto& depth = call.conv.depth;
+  depth.slices = machine_code::number("slices");
+  depth.taps = depth.in_depth = depth.kernel_depth = depth.step = depth.kernel_step = 1;
+}
+template <typename Call>
+void set_depth(Call&, long) {}
+
 int main() {
   emulator_set_idle(1);
   std::string name;
@@ -51,6 +61,7 @@ int main() {
     machine_code::num_buffers = 0;
     machine_code::fill(call);
     set_conv_out(call, 0);
+    set_depth(call, 0);
     call.conv.explanation = &said;
     call.conv.workspace_bytes = tconv_cuda_workspace_bytes(&call);
     const long long status = tconv_cuda_run(&call);

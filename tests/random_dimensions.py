@@ -110,6 +110,26 @@ def volume(seed: int) -> Layer:
     )
 
 
+def few_channels(seed: int) -> Layer:
+    """Of three dimensions and two to four groups of one to eight input channels; rows are up to two
+    of the interleaved kernels' strips long.
+    """
+    rng = random.Random(seed)
+    case = volume(seed)
+    groups, out_channels = rng.choice((2, 3, 4)), rng.choice((1, 3, 8, 8, 11))
+    stride = *case.stride[:2], rng.choice((1, 2, 2, 3))
+    limits = zip(stride, case.dilation, case.output_padding, strict=True)
+    return dataclasses.replace(
+        case,
+        groups=groups,
+        channels=groups * rng.choice((1, 3, 7, 8, 8)),
+        out_channels=groups * out_channels,
+        stride=stride,
+        output_padding=tuple(min(wanted, max(of) - 1) for *of, wanted in limits),
+        size=(*case.size[:2], rng.choice((*range(1, 9), 40, 63, 64, 65, 100))),
+    )
+
+
 def alike_residues(seed: int) -> Layer:
     """Of three dimensions, with as many taps and mostly as many slices for each residue in depth,
     and output channels for more than half a tile.

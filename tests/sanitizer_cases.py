@@ -105,7 +105,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
     if "direct" in kernels:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             yield Run("69", (8, 12, (3, 4), (2, 3), 1, 1), (2, 8, 9, 70), dtype, "direct")
-        yield Run(VOLUME_ONLY, (16, 2), (2, 16, 3, 9, 20))  # interleaved
+            # Interleaved; of groups in 16 bits, more than a strip of a row.
+            yield Run(VOLUME_ONLY, (16, 2), (2, 16, 3, 9, 70), dtype)
     if "hopper" in kernels:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             # Slices that taps reach, and slices that none does.

@@ -122,6 +122,14 @@ INTERLEAVED = [  # images, of a library with the interleaved kernel and joined c
     ({"stride_w": 3, "dilation_w": 2}, "portable", {"hopper": "kColumnsApart"}),
     ({"in_channels": 8, "stride_h": 9, "stride_w": 3}, "portable", {"hopper": "kFewProductsEach"}),
 ]
+SLICES = {"slices": 1, "groups": 8, "out_channels": 32}  # of volumes, 8 input channels a group
+GROUPED = [
+    (SLICES, "direct", dict.fromkeys(("hopper", "portable"), "kFewGroupChannels")),
+    (SLICES | HALF, "direct", dict.fromkeys(("hopper", "portable"), "kHalfTiles")),
+    (SLICES | HALF | {"groups": 4}, "hopper", {}),
+    # What the taps of a strip read does not fit.
+    (SLICES | HALF | {"out_channels": 256, "kernel_h": 31}, "hopper", {}),
+]
 HELD = [
     (LARGE, "held", {}),
     (LARGE | {"together": 0}, "hopper", {"held": "kNotAtOnce"}),
@@ -169,6 +177,7 @@ CASES = [
     for name, cases in (
         ("69", CONVOLUTIONS),
         (VOLUME_ONLY, INTERLEAVED),
+        (VOLUME_ONLY, GROUPED),
         ("19", HELD),
         ("11", POOLED),
     )

@@ -7,7 +7,7 @@ import torch
 
 from generator.runtime.dimensions import _in_one_dimension
 from tests.gpu_tools import tf32
-from tests.random_dimensions import alike_residues, layer, volume
+from tests.random_dimensions import alike_residues, few_channels, layer, volume
 
 pytestmark = pytest.mark.gpu
 
@@ -46,6 +46,7 @@ KINDS = {
     "3d": (3, layer),
     "volumes": (3, lambda count, seed: volume(seed)),
     "residues": (3, lambda count, seed: alike_residues(seed)),
+    "groups": (3, lambda count, seed: few_channels(seed)),
 }
 
 

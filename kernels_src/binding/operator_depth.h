@@ -11,8 +11,6 @@
 namespace tconv {
 namespace binding {
 
-constexpr int64_t kDepthChannels = 8;  // of a tap, which producers load together
-
 // Parameters of nn.ConvTranspose3d: depth, then height and width.
 struct DepthGeometry {
   int64_t stride, padding, output_padding, dilation;
@@ -60,7 +58,10 @@ struct DepthInputs {
     const auto sizes = x.sizes(), kernel = weight.sizes();
     for (size_t axis = 0; axis < 5; ++axis)
       if (sizes[axis] < 1 || kernel[axis] < 1 || sizes[axis] > INT_MAX / 4 || kernel[axis] > INT_MAX / 4) return false;
-    if (kernel[0] != sizes[1] || sizes[1] % (g.plane.groups * (on_cpu ? 1 : kDepthChannels)) != 0) return false;
+    if (kernel[0] != sizes[1] || sizes[1] % g.plane.groups != 0) return false;
+    const int64_t of_group = sizes[1] / g.plane.groups;
+    const bool few = g.plane.groups > 1 && of_group <= kDepthChannels;  // plans say whether a kernel takes those
+    if (!on_cpu && !few && of_group % kDepthChannels != 0) return false;
     const int64_t channels = kernel[1] * g.plane.groups;
     if (!is_vector(bias, channels)) return false;
     for (const OptionalTensor& vector : vectors)

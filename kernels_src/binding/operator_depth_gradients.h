@@ -15,6 +15,7 @@ struct DepthGradientInputs {
 
   bool fits() const {
     if (!of.fits() || !of.has_outputs() || grad.dim() != 5 || !of.is_of_kind(grad)) return false;
+    if (of.x.size(1) / of.g.plane.groups % kDepthChannels != 0) return false;
     const ConvTransposeLayer image = of.image();
     const int64_t wanted[] = {of.x.size(0), image.out_channels, of.out_depth(), image.out_h, image.out_w};
     for (int64_t axis = 0; axis < 5; ++axis)

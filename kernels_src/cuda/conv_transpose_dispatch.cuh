@@ -262,23 +262,8 @@ KernelPlan plan_by_rule(const ConvCall& call) {
 }
 
 #ifdef TCONV_WALKS_DEPTH
-// The plan of slices of volumes: the Hopper kernel's, or why others are to take the call in another form.
 template <Outputs kOutputs>
-KernelPlan depth_plan(const ConvCall& call) {
-  const bool forced = call.kernel_choice == kHopper;
-  if (call.kernel_choice != kAuto && !forced) return failed_plan(kUnsupportedKernel, reason::kForced);
-  if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
-  if (forced) return hopper_plan<kOutputs>(call);
-  const char* why = wants_one_launch(call);
-#ifdef TCONV_INTERLEAVES
-  KernelPlan plan = why == reason::kFewGroupChannels ? direct_plan(call) : failed_plan(kUnsupportedKernel, why);
-  plan.why_not = {why, why, nullptr};
-  if (plan.direct.interleaved.usable) return plan;  // the direct kernel by itself reads no slices
-#endif
-  if (why == nullptr) why = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
-  if (why == nullptr) why = hopper_is_slower(call.layer);
-  return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
-}
+KernelPlan depth_plan(const ConvCall& call);  // depth_dispatch.cuh
 
 #endif
 template <Outputs kOutputs>
@@ -398,3 +383,7 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 
 }  // namespace cuda
 }  // namespace tconv
+#ifdef TCONV_WALKS_DEPTH
+
+#include "depth_dispatch.cuh"
+#endif

@@ -4,6 +4,9 @@
 #include <algorithm>
 
 #include "check.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "conv_transpose_grouped.cuh"
+#endif
 #include "conv_transpose_interleaved.cuh"
 #include "conv_transpose_portable_plan.h"
 #include "device_limits.h"
@@ -16,6 +19,13 @@ struct InterleavedPlan {
   bool rounds;  // fp32 operands to TF32
   int row_blocks, channel_blocks;
   int64_t staged, smem_bytes, blocks;
+#ifdef TCONV_WALKS_DEPTH
+  bool grouped;  // by the kernel for groups of few channels in 16 bits
+  int first_offset, staged_rows, staged_width, weight_bytes, warp_bytes;
+
+  // Slices of volumes: in 16 bits only where the tensor cores form the products.
+  bool serves(const ConvCall& call) const { return usable && (grouped || call.dtype == kFloat32); }
+#endif
 };
 
 // The channels of one tap in depth: a call's layer has those of all.
@@ -45,6 +55,44 @@ inline const char* stores_take_longest(const ConvTransposeLayer& p) {
   return p.stride_w > 2 && products <= kMostProducts * p.out_h * p.out_w ? reason::kFewProductsEach : nullptr;
 }
 
+#ifdef TCONV_WALKS_DEPTH
+inline bool is_16_bit(const ConvCall& call) { return call.dtype == kFloat16 || call.dtype == kBFloat16; }
+
+// Why 16-bit slices of volumes would leave half of the other kernels' tiles empty, or null.
+inline const char* fills_no_tile(const ConvCall& call) {
+  const bool few = call.layer.groups > 1 && interleaved_channels(call) <= GroupedConfig::kChannels;
+  return few && is_16_bit(call) ? reason::kHalfTiles : nullptr;
+}
+
+// Adds what the kernel for groups of few channels needs, where it takes the call: slices of volumes in 16 bits.
+inline void plan_grouped(InterleavedPlan& plan, const ConvCall& call, int64_t row_taps, const DeviceLimits& device) {
+  using Config = GroupedConfig;
+  const ConvTransposeLayer& p = call.layer;
+  if (!call.depth.walks() || !is_16_bit(call) || interleaved_channels(call) > Config::kChannels) return;
+  int64_t first = 0, last = 0;
+  for (int residue = 0; residue < p.stride_w; ++residue) {
+    const AxisPhase phase = phase_w(p, residue);
+    if (phase.tap_count == 0) continue;
+    first = std::min<int64_t>(first, phase.offset_first - int64_t{phase.tap_count - 1} * phase.offset_step);
+    last = std::max<int64_t>(last, phase.offset_first);
+  }
+  const int64_t rows = call.depth.taps * row_taps, width = InterleavedConfig::kWarpPositions + last - first;
+  const int64_t held = Config::kChannels * Config::held_stride(static_cast<int>(p.stride_w)) * 2;
+  const int64_t warp = rows * width * Config::kPositionBytes + held;
+  const int64_t weights = rows * p.kernel_w * Config::kTapBytes;
+  const int64_t bytes = weights + InterleavedConfig::kWarps * warp;
+  if (bytes > device.smem_per_sm / 2 - device.smem_reserved_per_block || bytes > device.smem_per_block) return;
+  if (plan.blocks > INT32_MAX) return;
+  plan.grouped = plan.usable = true;
+  plan.first_offset = static_cast<int>(first);
+  plan.staged_rows = static_cast<int>(rows);
+  plan.staged_width = static_cast<int>(width);
+  plan.weight_bytes = static_cast<int>(weights);
+  plan.warp_bytes = static_cast<int>(warp);
+  plan.smem_bytes = bytes;
+}
+
+#endif
 // `indexable`: offsets within a sample's plane fit 32 bits.
 inline InterleavedPlan plan_interleaved(const ConvCall& call, bool indexable, const DeviceLimits& device) {
   using Config = InterleavedConfig;
@@ -64,13 +112,16 @@ inline InterleavedPlan plan_interleaved(const ConvCall& call, bool indexable, co
   // Two blocks to a multiprocessor, or latencies show.
   plan.usable = plan.smem_bytes <= device.smem_per_sm / 2 - device.smem_reserved_per_block &&
                 plan.smem_bytes <= device.smem_per_block && plan.blocks <= INT32_MAX;
+#ifdef TCONV_WALKS_DEPTH
+  plan_grouped(plan, call, row_taps, device);
+#endif
   return plan;
 }
 
-template <typename Storage, bool kRounds>
-int64_t launch_interleaved(const InterleavedPlan& plan, const ConvCall& call, void* out) {
+template <typename Storage>
+void set_interleaved_args(InterleavedArgs<Storage>& args, const InterleavedPlan& plan, const ConvCall& call,
+                          void* out) {
   const ConvTransposeLayer& p = call.layer;
-  InterleavedArgs<Storage> args{};
   args.x = static_cast<const Storage*>(call.x);
   args.weight = static_cast<const Storage*>(call.weight);
   args.out = static_cast<Storage*>(out);
@@ -116,14 +167,41 @@ int64_t launch_interleaved(const InterleavedPlan& plan, const ConvCall& call, vo
   args.staged = static_cast<int>(plan.staged);
   for (int residue = 0; residue < p.stride_h; ++residue) args.rows[residue] = phase_h(p, residue);
   for (int residue = 0; residue < p.stride_w; ++residue) args.columns[residue] = phase_w(p, residue);
+}
+
+template <typename Storage, bool kRounds>
+int64_t launch_interleaved(const InterleavedPlan& plan, const ConvCall& call, void* out) {
+  InterleavedArgs<Storage> args{};
+  set_interleaved_args(args, plan, call, out);
   const auto kernel = conv_transpose_interleaved_kernel<Storage, kRounds>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(InterleavedConfig::kThreads),
                        plan.smem_bytes, call.stream, args);
 }
 
+#ifdef TCONV_WALKS_DEPTH
+template <typename Storage>
+int64_t launch_grouped(const InterleavedPlan& plan, const ConvCall& call, void* out) {
+  GroupedArgs<Storage> args{};
+  set_interleaved_args(args, plan, call, out);
+  args.first_offset = plan.first_offset;
+  args.staged_rows = plan.staged_rows;
+  args.staged_width = plan.staged_width;
+  args.weight_bytes = plan.weight_bytes;
+  args.warp_bytes = plan.warp_bytes;
+  const auto kernel = conv_transpose_grouped_kernel<Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(plan.blocks)), dim3(InterleavedConfig::kThreads),
+                       plan.smem_bytes, call.stream, args);
+}
+
+#endif
 template <typename Storage>
 int64_t launch_interleaved(const InterleavedPlan& plan, const ConvCall& call, void* out) {
+#ifdef TCONV_WALKS_DEPTH
+  if constexpr (sizeof(Storage) == 2)
+    if (plan.grouped) return launch_grouped<Storage>(plan, call, out);
+#endif
   if constexpr (sizeof(Storage) == sizeof(float))
     if (plan.rounds) return launch_interleaved<Storage, true>(plan, call, out);
   return launch_interleaved<Storage, false>(plan, call, out);

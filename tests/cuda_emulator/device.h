@@ -22,6 +22,8 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
 
 namespace emu {
 

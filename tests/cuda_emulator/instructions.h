@@ -340,6 +340,13 @@ inline void mma_bf16(float& d0, float& d1, float& d2, float& d3, uint32_t a0, ui
   multiply_fragments<2>(d0, d1, d2, d3, {{a0, a1, a2, a3}, {b0, b1}},
                         [](uint32_t bits, int k) { return __uint_as_float(k == 0 ? bits << 16 : bits & 0xFFFF0000u); });
 }
+// Eight numbers of K: the half whose other half is zero.
+inline void mma_f16_k8(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t b) {
+  mma_f16(d0, d1, d2, d3, a0, a1, 0, 0, b, 0);
+}
+inline void mma_bf16_k8(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t b) {
+  mma_bf16(d0, d1, d2, d3, a0, a1, 0, 0, b, 0);
+}
 
 }  // namespace emu
 

@@ -53,6 +53,8 @@ INSTRUCTIONS = {
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ": "ldmatrix_transposed",
     "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 ": "stmatrix_transposed",
     "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ": "mma_tf32",
+    "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 ": "mma_f16_k8",
+    "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 ": "mma_bf16_k8",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ": "mma_f16",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ": "mma_bf16",
 }

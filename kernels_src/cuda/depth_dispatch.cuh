@@ -1,0 +1,35 @@
+// Picks the kernel for slices of volumes (depth_walk.h), or says why others are to take the call in another form.
+#pragma once
+
+#include "conv_transpose_dispatch.cuh"
+
+namespace tconv {
+namespace cuda {
+
+template <Outputs kOutputs>
+KernelPlan depth_plan(const ConvCall& call) {
+  const bool forced = call.kernel_choice == kHopper;
+  if (call.kernel_choice != kAuto && !forced) return failed_plan(kUnsupportedKernel, reason::kForced);
+  if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
+  const int64_t channels = call.layer.in_channels / call.layer.groups / call.depth.tap_count();
+  const char* const part = channels % kDepthChannels != 0 ? "" : nullptr;  // nobody is told
+  if (forced) return part != nullptr ? failed_plan(kUnsupportedKernel, part) : hopper_plan<kOutputs>(call);
+  const char* why = wants_one_launch(call);
+#ifdef TCONV_INTERLEAVES
+  const char* const few = why == nullptr ? fills_no_tile(call) : why;
+  if (few == reason::kFewGroupChannels || few == reason::kHalfTiles) {
+    KernelPlan plan = direct_plan(call);
+    plan.why_not = {few, few, nullptr};
+    if (plan.direct.interleaved.serves(call)) return plan;  // the direct kernel by itself reads no slices
+    if (why == nullptr && call.depth.residues() > 1)
+      return failed_plan(kUnsupportedKernel, few);  // each by itself then
+  }
+#endif
+  if (why == nullptr) why = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
+  if (why == nullptr) why = hopper_is_slower(call.layer);
+  if (why == nullptr) why = part;
+  return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
+}
+
+}  // namespace cuda
+}  // namespace tconv
