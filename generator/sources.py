@@ -24,6 +24,7 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # and, for steps of branches, conv_transpose_hopper_types.h.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
+_ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
@@ -62,6 +63,7 @@ def resolve(
         _INTERLEAVED: interleaved,
         _PAIRED: paired,
         _JOINED: joined,
+        _ZEROED: paired or joined,
         _SPLIT: split or volumes,
         _GATHERED: split,
         _BRANCHED: branched,
@@ -180,7 +182,8 @@ def _resolved(
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, in_parts=in_parts)
     # Headers first: each is there once, whichever of the entries is built.
-    without = dict.fromkeys((_PACKED, _INTERLEAVED, _PAIRED, _JOINED, _SPLIT, _GATHERED), False)
+    forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED)
+    without = dict.fromkeys((_PACKED, *forms), False)
     conditions = {_VOLUMES: volumes} | without
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]

@@ -5,10 +5,10 @@
 //   out'[co * kSlots + r][q] = out[co, q * stride + r - crop], where crop is (padding + lead) % stride,
 //   w'[ci][co * kSlots + r][t] = w[ci, co, t * stride + r - lead]
 // Slots beyond the stride are weights of zero, and not stored. Where the kernel is no whole number of strides wide,
-// some columns have fewer taps than others, and weights of zero in their place. That is done for two columns alone (of
-// more the zeros take longer than the stores), and in fp32 alone, where infinity raises the guard: in 16 bits nothing
-// would say where it meets such a zero. All of it, and every block between #ifdef TCONV_JOINS_COLUMNS and #endif, is
-// only in solutions whose reference has such a layer (generator/calls.py).
+// some columns have fewer taps than others, and weights of zero in their place. That is done for two columns alone: of
+// more the zeros take longer than the stores. Infinity times such a zero is NaN where exact arithmetic has none: it
+// raises the guard, in 16 bits that of finite_inputs.cuh. All of it, and every block between #ifdef TCONV_JOINS_COLUMNS
+// and #endif, is only in solutions whose reference has such a layer (generator/calls.py).
 #pragma once
 
 #include "layer.h"
@@ -26,12 +26,11 @@ struct JoinedColumns {
 constexpr int kMostJoinedColumns = 8;
 constexpr int kMostPairedChannels = 32;  // half a tile's
 
-// Of a call in fp32, or in 16 bits.
-inline bool joins_columns(const ConvTransposeLayer& p, bool fp32) {
+inline bool joins_columns(const ConvTransposeLayer& p) {
   if (p.stride_w < 2 || p.stride_w > kMostJoinedColumns || p.dilation_w != 1 || p.kernel_w < 1 || p.out_w < 1)
     return false;
   const bool whole = p.kernel_w % p.stride_w == 0;
-  return p.stride_w > 2 ? whole : p.out_channels / p.groups <= kMostPairedChannels && (whole || fp32);
+  return p.stride_w > 2 ? whole : p.out_channels / p.groups <= kMostPairedChannels;
 }
 
 inline JoinedColumns joined_columns(const ConvTransposeLayer& p) {
@@ -43,6 +42,11 @@ inline JoinedColumns joined_columns(const ConvTransposeLayer& p) {
   const int64_t places = p.out_w | stride | crop;
   const int slots = stride > 4 ? 8 : stride > 2 ? 4 : 2;
   return {slots, stride, crop, free ? lead : 0, places % 4 == 0 ? 4 : places % 2 == 0 ? 2 : 1};
+}
+
+// Have some columns weights of zero for taps?
+inline bool joins_zeros(const ConvTransposeLayer& p, const JoinedColumns& joined) {
+  return joined.slots > 0 && p.kernel_w % joined.stride != 0;
 }
 
 // The layer of joined columns; `p` itself where they are not joined.

@@ -3,9 +3,9 @@
 //   out'[r][q * kPairOut + co] = out[co, 2r + q],   x'[s][p * ci_count + ci] = x[ci, 2s + p - before],
 //   w'[t][p, ci][q, co] = w[ci, co, 2 (t - padding') + q - p + padding + before], or zero beyond the kernel.
 // K rows of taps for one row of outputs become K + 1 for two, where `before` (0 or 1) suits the padding. Absent taps
-// are multiplied as zeros, of which infinity makes NaN: only for containers, whose guard sees it. All of it, and every
-// block between #ifdef TCONV_PAIRS_ROWS and #endif, is only in solutions whose reference has such a layer
-// (generator/calls.py).
+// are multiplied as zeros, of which infinity makes NaN: the containers' guard sees it, in 16 bits that of
+// finite_inputs.cuh. All of it, and every block between #ifdef TCONV_PAIRS_ROWS and #endif, is only in solutions whose
+// reference has such a layer (generator/calls.py).
 #pragma once
 
 #include "layer.h"

@@ -111,7 +111,7 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             # Slices that taps reach, and slices that none does.
             yield Run(VOLUME_ONLY, (16, 1, 2), (2, 16, 3, 5, 9), dtype, "hopper")
-        yield Run(VOLUME_ONLY, (16, 1), (8, 16, 9, 40, 40), torch.float32, "hopper")  # row pairs
+            yield Run(VOLUME_ONLY, (16, 1), (8, 16, 9, 40, 40), dtype, "hopper")  # row pairs
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             yield Run(CHAIN, (24, 72, 2.0), (2, 24, 7, 42), dtype, "hopper")
             yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first

@@ -70,11 +70,13 @@ def test_random_images(emulated_volumes, start):
         case = image(random.Random(seed))
         if min(case.output_size) < 1:
             continue
-        operands = case.tensors(seed=seed)
+        dtype = (torch.float32, *LOW)[seed % 3]
+        operands = case.tensors(dtype, seed=seed)
         y, pairs = emulate(emulated_volumes, case, operands, seed)
         paired += pairs
+        rounded = dtype == torch.float32
         assert_within(
-            y, case.reference(*operands), conv_bound(case, *operands, torch.float32, tf32=True)
+            y, case.reference(*operands), conv_bound(case, *operands, dtype, tf32=rounded)
         )
     assert paired >= 10
 
@@ -84,7 +86,8 @@ def test_random_volumes(emulated_volumes, start):
     computed = paired = 0
     for seed in range(start, start + 40):
         case = of_volume(random.Random(seed))
-        launches = forced_volume_launches(emulated_volumes, case, in_place, seed)
+        dtype = (torch.float32, *LOW)[seed % 3]
+        launches = forced_volume_launches(emulated_volumes, case, in_place, seed, dtype)
         computed += launches is not None
         # Of the only residue: a pair's weights more than without.
         paired += case.stride[0] == 1 and launches == PAIRED - 1
@@ -107,11 +110,14 @@ def test_every_padding(emulated_volumes, kernel, padding):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW])
 @pytest.mark.parametrize("operand", ["x", "weight"])
-def test_infinity_meets_no_absent_tap(emulated_volumes, operand):
-    """Absent taps are zeros, of which infinity would make NaN: the strict kernel computes again."""
+def test_infinity_meets_no_absent_tap(emulated_volumes, operand, dtype):
+    """Absent taps are zeros, of which infinity would make NaN: the strict kernel, in 16 bits the
+    portable one, computes again.
+    """
     case = Case(in_channels=32, out_channels=24, kernel=(3, 3), size=(23, 40), batch=3)
-    x, weight, bias = case.tensors()
+    x, weight, bias = case.tensors(dtype)
     if operand == "x":
         x[0, 3, 4, 5] = float("inf")
     else:
@@ -120,7 +126,10 @@ def test_infinity_meets_no_absent_tap(emulated_volumes, operand):
     with emulated_volumes.on(), tf32(False), forced("portable"):
         strict = emulated_volumes.operator(x, weight, bias, *case.parameters)
     assert paired and not bool(y.isfinite().all())
-    torch.testing.assert_close(y, strict, rtol=0, atol=0, equal_nan=True)
+    if operand == "x" or dtype == torch.float32:
+        torch.testing.assert_close(y, strict, rtol=0, atol=0, equal_nan=True)
+    else:  # of weights nothing is computed again: no more and no fewer than in the portable kernel
+        assert torch.equal(y.isnan(), strict.isnan()) and torch.equal(y.isinf(), strict.isinf())
 
 
 def test_values_of_any_size_are_answered(emulated_volumes):
@@ -131,16 +140,3 @@ def test_values_of_any_size_are_answered(emulated_volumes):
     y, paired = emulate(emulated_volumes, case, operands)
     assert paired
     assert_within(y, case.reference(*operands), conv_bound(case, *operands, torch.float32))
-
-
-@pytest.mark.parametrize("dtype", LOW)
-def test_sixteen_bits_are_not_paired(emulated_volumes, dtype):
-    """Nothing there says where infinity meets an absent tap."""
-    case = Case(in_channels=32, out_channels=24, kernel=(3, 3), size=(23, 40), batch=3)
-    x, weight, bias = case.tensors(dtype)
-    x[0, 3, 4, 5] = float("inf")
-    with emulated_volumes.on(), forced("hopper"):
-        y = emulated_volumes.operator(x, weight, bias, *case.parameters)
-        assert emulated_volumes.launches() < PAIRED
-    exact = case.reference(x, weight, bias)
-    assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())

@@ -127,6 +127,17 @@ inline KernelPlan portable_plan(const ConvCall& call) {
   });
 }
 
+#ifdef TCONV_WALKS_DEPTH  // depth_dispatch.cuh
+template <Outputs kOutputs>
+KernelPlan depth_plan(const ConvCall& call);
+int64_t launch_behind_slices(const KernelPlan&, const ConvCall&, const ConvOutputs&, void* workspace);
+
+#endif
+#ifdef TCONV_MULTIPLIES_ZEROS  // finite_fallback.cuh
+KernelPlan with_finite_fallback(KernelPlan, const hopper::Plan&, const ConvCall&, const DeviceLimits&);
+int64_t launch_finite_fallback(const KernelPlan&, const ConvCall&, const ConvOutputs&, void* workspace);
+
+#endif
 // The Hopper kernel's plan, or one whose status and reason say why not.
 template <hopper::Outputs kOutputs>
 KernelPlan hopper_plan(const ConvCall& call) {
@@ -148,6 +159,9 @@ KernelPlan hopper_plan(const ConvCall& call) {
     return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   KernelPlan plan{};
   plan.workspace_bytes = hopper::HopperWorkspace(hopper).total_bytes;
+#ifdef TCONV_MULTIPLIES_ZEROS
+  if (hopper::watches_inputs(hopper, call)) return with_finite_fallback(plan, hopper, call, device);
+#endif
   if (!add_fallback(plan, call, device)) return failed_plan(kUnsupportedKernel, reason::kNoPortableTile);
   plan.kernel = kHopper;
   plan.hopper = hopper;
@@ -162,7 +176,7 @@ inline const char* hopper_is_slower(const ConvTransposeLayer& p) {
   if (in < 4) return reason::kFewInputChannels;
   if (in < 16 && out < 16) return reason::kFewChannels;
 #ifdef TCONV_JOINS_COLUMNS
-  if (joins_columns(p, true)) return joined_is_slower(p);
+  if (joins_columns(p)) return joined_is_slower(p);
 #endif
   return p.stride_w > 2 ? reason::kColumnsApart : nullptr;
 }
@@ -261,11 +275,6 @@ KernelPlan plan_by_rule(const ConvCall& call) {
   return with_reasons(plain_plan(call), no_hopper, plan.reason, reason::kForFewChannels);
 }
 
-#ifdef TCONV_WALKS_DEPTH
-template <Outputs kOutputs>
-KernelPlan depth_plan(const ConvCall& call);  // depth_dispatch.cuh
-
-#endif
 template <Outputs kOutputs>
 KernelPlan choose_kernel_anew(const ConvCall& call) {
   if (call.dtype < kFloat32 || call.dtype > kBFloat16) return failed_plan(kUnsupportedDType, nullptr);
@@ -336,10 +345,10 @@ int64_t launch_hopper(const KernelPlan& plan, const ConvCall& call, const ConvOu
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   TCONV_RETURN_IF_ERROR(hopper::launch<kOutputs>(plan.hopper, call, outputs, workspace, device.sm_count));
 #ifdef TCONV_WALKS_DEPTH
-  if (call.depth.walks()) {  // nothing raises the guard over 16-bit inputs
-    const GuardState* const guard = hopper::HopperWorkspace(plan.hopper).guard(workspace);
-    return call.dtype == kFloat32 ? launch_depth_plain(call, outputs.out, &guard->out_of_range) : kOk;
-  }
+  if (call.depth.walks()) return launch_behind_slices(plan, call, outputs, workspace);
+#endif
+#ifdef TCONV_MULTIPLIES_ZEROS
+  if (hopper::watches_inputs(plan.hopper, call)) return launch_finite_fallback(plan, call, outputs, workspace);
 #endif
   return launch_fallback(plan, call, outputs, workspace, hopper::HopperWorkspace(plan.hopper).guard(workspace));
 }
@@ -384,6 +393,8 @@ int64_t launch_conv_transpose(const ConvCall& call, const ConvOutputs& outputs, 
 }  // namespace cuda
 }  // namespace tconv
 #ifdef TCONV_WALKS_DEPTH
-
 #include "depth_dispatch.cuh"
+#endif
+#ifdef TCONV_MULTIPLIES_ZEROS
+#include "finite_fallback.cuh"
 #endif

@@ -247,7 +247,7 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
   const LineExtent<stacks(N)>& extent = values.extent;
   const int lane = thread % 32, warp = thread / 32 % 4;
 #ifdef TCONV_PAIRS_ROWS
-  const bool paired = sizeof(Storage) == 4 && plan.pairs.out > 0;
+  const bool paired = plan.pairs.out > 0;
   const int num_channels = paired ? plan.pairs.channels : plan.num_groups * plan.out_channels_per_group;
 #else
   const int num_channels = plan.num_groups * plan.out_channels_per_group;
@@ -368,7 +368,7 @@ __device__ __forceinline__ void finish_segment(const HopperArgs<Storage>& args, 
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
 #ifdef TCONV_PAIRS_ROWS
-  const bool second = sizeof(Storage) == 4 && plan.pairs.out > 0 && channel0 + thread / 32 % 4 * 16 >= plan.pairs.out;
+  const bool second = plan.pairs.out > 0 && channel0 + thread / 32 % 4 * 16 >= plan.pairs.out;
   const int rows = second ? plan.pairs.out_rows / 2 : phase.out_count_h;  // the last pair may lack one
 #endif
   const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),

@@ -44,17 +44,18 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
 #ifdef TCONV_PAIRS_ROWS
-  if (outputs == Outputs::kAlone && call.dtype == kFloat32 && pairs_rows(call.layer)) {
+  if (outputs == Outputs::kAlone && pairs_rows(call.layer)) {
     const RowPairsLayer made(call.layer);
+    const bool sixteen_bit = call.dtype != kFloat32;
     const int smem = static_cast<int>(device.smem_per_block);
-    const Plan alone = make_plan(call.layer, outputs, false, smem, device.sm_count);
-    Plan paired = make_plan(made.layer, outputs, false, smem, device.sm_count);
+    const Plan alone = make_plan(call.layer, outputs, sixteen_bit, smem, device.sm_count);
+    Plan paired = make_plan(made.layer, outputs, sixteen_bit, smem, device.sm_count);
     paired.pairs = made.pairs;
     return paired.usable && made.weights() < INT32_MAX && (!alone.usable || paired.cost < alone.cost) ? paired : alone;
   }
 #endif
 #ifdef TCONV_JOINS_COLUMNS
-  if (outputs == Outputs::kAlone && joins_columns(call.layer, call.dtype == kFloat32)) {
+  if (outputs == Outputs::kAlone && joins_columns(call.layer)) {
     const JoinedColumns joined = joined_columns(call.layer);
     Plan plan = make_plan(layer_of(call.layer, joined), outputs, call.dtype != kFloat32,
                           static_cast<int>(device.smem_per_block), device.sm_count, true);
@@ -83,6 +84,21 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
                    device.sm_count);
 }
 
+#ifdef TCONV_MULTIPLIES_ZEROS
+// Must the data warps of a 16-bit call look for what is not finite (finite_inputs.cuh)?
+inline bool watches_inputs(const Plan& plan, const ConvCall& call) {
+  if (call.dtype == kFloat32) return false;
+#ifdef TCONV_PAIRS_ROWS
+  if (plan.pairs.out > 0) return true;
+#endif
+#ifdef TCONV_JOINS_COLUMNS
+  return joins_zeros(call.layer, plan.joined);
+#else
+  return false;
+#endif
+}
+
+#endif
 // Workspace: weight tiles, inverse scales, guard.
 struct HopperWorkspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
@@ -100,7 +116,7 @@ struct HopperWorkspace {
     pairs_at = total_bytes;
     if (plan.pairs.out > 0)
       total_bytes += int64_t{plan.phases[0].taps_h} * plan.phases[0].taps_w * plan.in_channels_per_group *
-                     plan.out_channels_per_group * static_cast<int64_t>(sizeof(float));
+                     plan.out_channels_per_group * static_cast<int64_t>(sizeof(float));  // at most
 #endif
   }
 #ifdef TCONV_GATHERS_PIXELS
@@ -109,7 +125,10 @@ struct HopperWorkspace {
 #endif
 #ifdef TCONV_PAIRS_ROWS
   int64_t pairs_at;
-  float* pair_weights(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + pairs_at); }
+  template <typename Storage>
+  Storage* pair_weights(void* base) const {
+    return reinterpret_cast<Storage*>(static_cast<char*>(base) + pairs_at);
+  }
 #endif
   uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
   float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
@@ -201,7 +220,12 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const ConvTransposeLayer& p = call.layer;
 #endif
 #endif
+#ifdef TCONV_MULTIPLIES_ZEROS
+  const bool watches = watches_inputs(plan, call);
+  if ((sizeof(Storage) == 4 && clears) || watches) {
+#else
   if (sizeof(Storage) == 4 && clears) {  // nothing raises the guard over 16-bit inputs
+#endif
     const cudaError_t cleared =
         cudaMemsetAsync(&guard->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
@@ -219,8 +243,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.weight = static_cast<const Storage*>(call.weight);
 #ifdef TCONV_PAIRS_ROWS
   if (paired) {
-    TCONV_RETURN_IF_ERROR(launch_row_pairs_weights(call, made, layout.pair_weights(workspace)));
-    weights.weight = reinterpret_cast<const Storage*>(layout.pair_weights(workspace));
+    Storage* const of_rows = layout.template pair_weights<Storage>(workspace);
+    TCONV_RETURN_IF_ERROR(launch_row_pairs_weights(call, made, of_rows));
+    weights.weight = of_rows;
 #ifdef TCONV_WALKS_DEPTH
     ConvCall of_pairs = call;  // whose taps in depth are channels already
     of_pairs.depth = {};
@@ -284,6 +309,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.weight_tiles = layout.tiles(workspace);
   args.inv_scale = layout.scales(workspace);
   args.guard = guard;
+#ifdef TCONV_MULTIPLIES_ZEROS
+  if (sizeof(Storage) == 2 && !watches) args.guard = nullptr;
+#endif
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;

@@ -5,6 +5,9 @@
 #include <type_traits>
 
 #include "conv_transpose_hopper_args.cuh"
+#ifdef TCONV_MULTIPLIES_ZEROS
+#include "finite_inputs.cuh"
+#endif
 #ifdef TCONV_PAIRS_ROWS
 #include "row_pairs_source.cuh"
 #endif
@@ -137,7 +140,7 @@ template <bool kWhole, typename Args, typename Source, typename Storage>
 #ifdef TCONV_PAIRS_ROWS
 __device__ __forceinline__ void load_half(const Args& args, const Source& of_pair, int half,
                                           Storage (&values)[8][kVectorPixels]) {
-  const Source source = row_of_half(of_pair, args, half, sizeof(Storage) == 2);
+  const Source source = row_of_half(of_pair, args, half);
 #else
 __device__ __forceinline__ void load_half(const Args& args, const Source& source, int half,
                                           Storage (&values)[8][kVectorPixels]) {
@@ -190,6 +193,10 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
 #endif
         values[k][j] = valid ? from[k * args.x_stride_c + j * args.x_stride_w] : static_cast<Storage>(0.0f);
       }
+#ifdef TCONV_PAIRS_ROWS
+      // Data warps of 16 bits have no registers for the addresses of all channels at once.
+      if constexpr (sizeof(Storage) == 2) asm volatile("" : "+l"(from)::"memory");
+#endif
     }
   }
 }
@@ -222,6 +229,10 @@ __device__ __forceinline__ void guard_pixels(const Storage (&values)[8][kVectorP
         for (int j = 0; j < kVectorPixels; ++j) inspect(values[k][j]);
     });
   }
+#ifdef TCONV_MULTIPLIES_ZEROS
+  if constexpr (sizeof(Storage) == 2)
+    if (guard != nullptr) guard_finite(values, guard);
+#endif
 }
 
 // pixels[j] is what goes to shared memory.

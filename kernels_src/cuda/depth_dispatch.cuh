@@ -31,5 +31,17 @@ KernelPlan depth_plan(const ConvCall& call) {
   return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
 }
 
+// What computes the outputs again where the Hopper kernel raised its guard.
+inline int64_t launch_behind_slices(const KernelPlan& plan, const ConvCall& call, const ConvOutputs& outputs,
+                                    void* workspace) {
+#ifdef TCONV_MULTIPLIES_ZEROS
+  const bool guarded = call.dtype == kFloat32 || hopper::watches_inputs(plan.hopper, call);
+#else
+  const bool guarded = call.dtype == kFloat32;  // nothing raises it over 16-bit inputs
+#endif
+  const GuardState* const guard = hopper::HopperWorkspace(plan.hopper).guard(workspace);
+  return guarded ? launch_depth_plain(call, outputs.out, &guard->out_of_range) : kOk;
+}
+
 }  // namespace cuda
 }  // namespace tconv

@@ -9,10 +9,10 @@ namespace hopper {
 
 // `pair`: where the lane's part of a batch comes from. Of the row that its 8 channels of a half are of.
 template <typename Source, typename Args>
-__device__ __forceinline__ Source row_of_half(const Source& pair, const Args& args, int half, bool sixteen_bit) {
+__device__ __forceinline__ Source row_of_half(const Source& pair, const Args& args, int half) {
   const RowPairs& pairs = args.plan.pairs;
   Source of_row = pair;
-  if (sixteen_bit || pairs.out == 0) return of_row;  // containers alone
+  if (pairs.out == 0) return of_row;
   const bool second = pair.first_channel + half * kHalfChannels >= pairs.in;
   const int row = pair.first_row + second;
   of_row.inside = pair.inside && row >= 0 && row < pairs.in_rows;

@@ -13,9 +13,10 @@ struct RowPairsWeightsConfig {
   static constexpr int kThreads = 256;
 };
 
+template <typename Storage>
 struct RowPairsWeightsArgs {
-  const float* weight;
-  float* to;
+  const Storage* weight;
+  Storage* to;
   RowPairs pairs;
   int rows, padding_h;               // of the layer of pairs
   int kernel_h, kernel_w, padded_h;  // of the other, and its padding
@@ -23,8 +24,9 @@ struct RowPairsWeightsArgs {
   int kernel_depth, kernel_first, kernel_step;
 };
 
+template <typename Storage>
 __global__ void __launch_bounds__(RowPairsWeightsConfig::kThreads)
-    pair_rows_of_weights_kernel(const __grid_constant__ RowPairsWeightsArgs args) {
+    pair_rows_of_weights_kernel(const __grid_constant__ RowPairsWeightsArgs<Storage> args) {
   const int nth = blockIdx.x * RowPairsWeightsConfig::kThreads + threadIdx.x;
   if (nth >= args.count) return;
   int rest = nth;
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(RowPairsWeightsConfig::kThreads)
   const int second_out = out >= args.pairs.out, second_in = rest >= args.pairs.in;
   const int out_channel = out - second_out * args.pairs.out, in_channel = rest - second_in * args.pairs.in;
   const int kernel_row = 2 * (row - args.padding_h) + second_out - second_in + args.padded_h + args.pairs.before;
-  float value = 0.0f;
+  Storage value = static_cast<Storage>(0.0f);
   if (out_channel < args.pairs.channels && kernel_row >= 0 && kernel_row < args.kernel_h) {
     const int tap = in_channel / args.tap_channels, of_tap = in_channel - tap * args.tap_channels;
     const int slice = args.kernel_first - tap * args.kernel_step;
@@ -51,10 +53,11 @@ __global__ void __launch_bounds__(RowPairsWeightsConfig::kThreads)
   args.to[nth] = value;
 }
 
-inline int64_t launch_row_pairs_weights(const ConvCall& call, const RowPairsLayer& made, float* to) {
+template <typename Storage>
+int64_t launch_row_pairs_weights(const ConvCall& call, const RowPairsLayer& made, Storage* to) {
   const ConvTransposeLayer &p = call.layer, &of_pairs = made.layer;
-  RowPairsWeightsArgs args{};
-  args.weight = static_cast<const float*>(call.weight), args.to = to;
+  RowPairsWeightsArgs<Storage> args{};
+  args.weight = static_cast<const Storage*>(call.weight), args.to = to;
   args.pairs = made.pairs;
   args.rows = static_cast<int>(of_pairs.kernel_h), args.padding_h = static_cast<int>(of_pairs.padding_h);
   args.kernel_h = static_cast<int>(p.kernel_h), args.kernel_w = static_cast<int>(p.kernel_w);
@@ -70,8 +73,9 @@ inline int64_t launch_row_pairs_weights(const ConvCall& call, const RowPairsLaye
   }
 #endif
   constexpr int kThreads = RowPairsWeightsConfig::kThreads;
-  return launch_kernel(pair_rows_of_weights_kernel, dim3(static_cast<unsigned>((args.count + kThreads - 1) / kThreads)),
-                       dim3(kThreads), 0, call.stream, args);
+  return launch_kernel(pair_rows_of_weights_kernel<Storage>,
+                       dim3(static_cast<unsigned>((args.count + kThreads - 1) / kThreads)), dim3(kThreads), 0,
+                       call.stream, args);
 }
 
 }  // namespace cuda
