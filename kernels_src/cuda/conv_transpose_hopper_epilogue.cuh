@@ -109,7 +109,7 @@ struct ChannelPair {
     if (plan.pairs.out > 0) return real(plan, half) ? first % kPairOut + half * 8 : 0;
 #endif
 #ifdef TCONV_JOINS_COLUMNS
-    return (group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0)) >> plan.joined.slot_bits();
+    return plan.joined.channel_of_all(group, first + half * 8, plan.out_channels_per_group);
 #else
     return group * plan.out_channels_per_group + (real(plan, half) ? first + half * 8 : 0);
 #endif

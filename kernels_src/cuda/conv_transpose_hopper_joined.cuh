@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conv_transpose_hopper_epilogue.cuh"
+#include "conv_transpose_hopper_two_columns.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -122,6 +123,8 @@ __device__ __forceinline__ void finish_joined_segment(const HopperArgs<Storage>&
                                                       const ChannelPair& channels, float (&acc)[N / 2]) {
   const Plan& plan = args.plan;
   const Phase& phase = plan.phases[phase_index];
+  if constexpr (sizeof(Storage) == 2)
+    if (plan.joined.apart) return finish_two_columns<N>(args, shared, at, phase, channel0, segment, channels, acc);
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));
   const LineExtent<stacks(N)> extent{min(plan.line_samples, args.batch - at.sample),

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
 #ifdef TCONV_JOINS_COLUMNS
   // A row of the tiles is a channel of the weight and one of the stride's columns.
   const int shift = plan.joined.slot_bits(), step = plan.joined.slots > 0 ? plan.joined.stride : 1;
-  const int of_layer = channel >> shift, slot = channel - (of_layer << shift);
+  const int of_layer = plan.joined.channel_of(channel), slot = plan.joined.slot_of(channel);
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group >> shift;
   const bool real = of_layer < num_oc && slot < step;
 #else

@@ -22,6 +22,7 @@ inline void ld_shared_v2(T& x, T& y, uint32_t at) {
 }
 inline void ld_shared(float& x, uint32_t at) { load_shared(&x, at, 4, "ld.shared"); }
 inline void ld_shared(uint32_t& x, uint32_t at) { load_shared(&x, at, 4, "ld.shared"); }
+inline void ld_shared(uint16_t& x, uint32_t at) { load_shared(&x, at, 2, "ld.shared"); }
 inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   const uint32_t v[4] = {x, y, z, w};
   store_shared(at, v, 16, "st.shared.v4");
@@ -36,6 +37,7 @@ inline void st_shared_v2(uint32_t at, T x, T y) {
   store_shared(at, v, 8, "st.shared.v2");
 }
 inline void st_shared(uint32_t at, float x) { store_shared(at, &x, 4, "st.shared"); }
+inline void st_shared(uint32_t at, uint16_t x) { store_shared(at, &x, 2, "st.shared"); }
 inline void st_shared(uint32_t at, uint32_t x) { store_shared(at, &x, 4, "st.shared"); }
 template <typename T>
 void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const T* from) {

@@ -73,7 +73,7 @@ struct Reads {
 inline Reads product_reads[kMaxThreads / 32];
 
 inline void begin_shared() {
-  if (detect_races) words.assign((dynamic_bytes + 3) / 4, Word{{-1, 0}, {}});
+  if (detect_races) words.assign((dynamic_bytes + kWordBytes - 1) / kWordBytes, Word{{-1, 0}, {}});
   fill_shared();
   mbarriers.clear();
   for (AsyncCopies& copies : async_copies) copies = {};

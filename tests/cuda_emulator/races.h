@@ -34,7 +34,8 @@ struct Word {
 
 inline bool detect_races = false;
 inline std::vector<Clock> clocks;
-inline std::vector<Word> words;  // of dynamic shared memory, 4 bytes each
+constexpr size_t kWordBytes = 2;  // the least that a kernel stores
+inline std::vector<Word> words;   // of dynamic shared memory
 inline int64_t num_races = 0;
 inline std::string first_races;
 
@@ -50,8 +51,8 @@ inline void races_begin_block() {
 inline void report_race(const char* kind, const Access& before, size_t word) {
   if (++num_races > 20) return;
   char text[160];
-  std::snprintf(text, sizeof text, "%s at byte %zu: thread %d, then thread %d\n", kind, word * 4, before.thread,
-                current);
+  std::snprintf(text, sizeof text, "%s at byte %zu: thread %d, then thread %d\n", kind, word * kWordBytes,
+                before.thread, current);
   first_races += text;
 }
 
@@ -61,7 +62,7 @@ inline bool ordered(const Access& before) {
 
 inline void note_write(size_t offset, size_t bytes) {
   if (!detect_races) return;
-  for (size_t i = offset / 4; i < (offset + bytes + 3) / 4; ++i) {
+  for (size_t i = offset / kWordBytes; i < (offset + bytes + kWordBytes - 1) / kWordBytes; ++i) {
     Word& word = words[i];
     if (!ordered(word.written)) report_race("write after write", word.written, i);
     for (const Access& access : word.read)
@@ -74,7 +75,7 @@ inline void note_write(size_t offset, size_t bytes) {
 inline void note_read(size_t offset, size_t bytes) {
   if (!detect_races) return;
   const Access now{current, clocks[current].at[current]};
-  for (size_t i = offset / 4; i < (offset + bytes + 3) / 4; ++i) {
+  for (size_t i = offset / kWordBytes; i < (offset + bytes + kWordBytes - 1) / kWordBytes; ++i) {
     Word& word = words[i];
     if (!ordered(word.written)) report_race("read after write", word.written, i);
     bool known = false;
