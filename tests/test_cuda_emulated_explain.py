@@ -122,6 +122,12 @@ INTERLEAVED = [  # images, of a library with the interleaved kernel and joined c
     ({"stride_w": 3, "dilation_w": 2}, "portable", {"hopper": "kColumnsApart"}),
     ({"in_channels": 8, "stride_h": 9, "stride_w": 3}, "portable", {"hopper": "kFewProductsEach"}),
 ]
+PAIRED = HALF | {"out_channels": 32, "stride_w": 1}
+LONG = [  # samples of over 2^31 values, which the kernel behind such layers cannot index
+    (PAIRED, "hopper", {}),
+    (PAIRED | {"in_h": 6000, "in_w": 6000}, "hopper", {}),
+    (PAIRED | {"in_h": 6000, "in_w": 6000, "stride_w": 2}, "hopper", {}),
+]
 SLICES = {"slices": 1, "groups": 8, "out_channels": 32}  # of volumes, 8 input channels a group
 GROUPED = [
     (SLICES, "direct", dict.fromkeys(("hopper", "portable"), "kFewGroupChannels")),
@@ -178,6 +184,7 @@ CASES = [
         ("69", CONVOLUTIONS),
         (VOLUME_ONLY, INTERLEAVED),
         (VOLUME_ONLY, GROUPED),
+        (VOLUME_ONLY, LONG),
         ("19", HELD),
         ("11", POOLED),
     )

@@ -21,6 +21,9 @@
 #ifdef TCONV_JOINS_COLUMNS
 #include "joined_columns_rule.h"
 #endif
+#ifdef TCONV_MULTIPLIES_ZEROS
+#include "conv_transpose_portable_launch.cuh"
+#endif
 #ifdef TCONV_PAIRS_ROWS
 #include "row_pairs_weights.cuh"
 #endif
@@ -37,6 +40,17 @@ inline const char* cannot_run(const ConvCall& call, const DeviceLimits& device) 
   return call.dtype == kFloat64 ? reason::kFP64 : reason::kStrictFP32;
 }
 
+#ifdef TCONV_MULTIPLIES_ZEROS
+// May weights be zeros for taps that there are not? Then a kernel stands behind (finite_fallback.cuh), which in 16 bits
+// must be able to do the layer.
+inline bool may_multiply_zeros(const ConvCall& call) {
+#ifdef TCONV_WALKS_DEPTH
+  if (call.depth.walks()) return true;
+#endif
+  return call.dtype == kFloat32 || fits_32_bit_indices(call.layer);
+}
+
+#endif
 // The plan of a call on a device, or an unusable one with the reason.
 inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits& device) {
   Plan refused{};
@@ -44,7 +58,7 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   refused.reason = cannot_run(call, device);
   if (refused.reason != nullptr) return refused;
 #ifdef TCONV_PAIRS_ROWS
-  if (outputs == Outputs::kAlone && pairs_rows(call.layer)) {
+  if (outputs == Outputs::kAlone && pairs_rows(call.layer) && may_multiply_zeros(call)) {
     const RowPairsLayer made(call.layer);
     const bool sixteen_bit = call.dtype != kFloat32;
     const int smem = static_cast<int>(device.smem_per_block);
@@ -60,7 +74,7 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
     Plan plan = make_plan(layer_of(call.layer, joined), outputs, call.dtype != kFloat32,
                           static_cast<int>(device.smem_per_block), device.sm_count, true);
     plan.joined = joined;
-    if (plan.usable) return plan;
+    if (plan.usable && (!joins_zeros(call.layer, joined) || may_multiply_zeros(call))) return plan;
   }
 #endif
 #ifdef TCONV_WALKS_DEPTH

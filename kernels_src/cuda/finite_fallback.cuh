@@ -11,7 +11,6 @@ namespace cuda {
 inline KernelPlan with_finite_fallback(KernelPlan plan, const hopper::Plan& hopper, const ConvCall& call,
                                        const DeviceLimits& device) {
   const ConvTransposeLayer& p = call.layer;
-  if (!fits_32_bit_indices(p)) return failed_plan(kUnsupportedKernel, reason::kLongIndices);
   plan.fallback_workspace = round_up(plan.workspace_bytes, 256);
   return with_portable_config(call, [&](auto config) {
     using Config = decltype(config);
