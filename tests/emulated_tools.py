@@ -18,11 +18,20 @@ def forced(kernel: str):
 
 
 def forced_volume_launches(
-    emulated, case, compute, seed: int, dtype=torch.float32, size: float = 1.0
+    emulated,
+    case,
+    compute,
+    seed: int,
+    dtype=torch.float32,
+    size: float = 1.0,
+    kernel: str = "hopper",
+    steps: float = 2.1,
+    least: float = 1e-30,
 ) -> int | None:
-    """Of the Hopper kernel, forced, over a random layer of three dimensions, whose output is
-    compared and whose races are none; None without an output. `compute` makes the output, or none;
-    `size`: of the input's values.
+    """Of a kernel, forced, over a random layer of three dimensions, whose output is compared and
+    whose races are none; None without an output. `compute` makes the output, or none; `size`: of
+    the input's values; `steps`: most roundings of an operand that an output may lie away, `least`:
+    what it always may.
     """
     step = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11  # significant bits of an operand
     emulated.solution["_VOLUME_DEVICES"] = ("cpu",)
@@ -33,13 +42,13 @@ def forced_volume_launches(
         wanted = case.reference(*exact)
     except RuntimeError:  # no output
         return None
-    with emulated.on(seed=seed, detect_races=True), forced("hopper"):
+    with emulated.on(seed=seed, detect_races=True), forced(kernel):
         out = compute(emulated, operands, case)
         launches, races = emulated.launches(), emulated.races()
     if out is None:
         return None
     most = case.reference(*[None if t is None else t.abs() for t in exact])
-    assert bool(((out.double() - wanted).abs() <= 2.1 * step * most + 1e-30).all()), case
+    assert bool(((out.double() - wanted).abs() <= steps * step * most + least).all()), case
     assert races == [], case
     return launches
 

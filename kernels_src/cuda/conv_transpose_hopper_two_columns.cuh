@@ -11,15 +11,15 @@ namespace tconv {
 namespace cuda {
 namespace hopper {
 
-template <typename Storage>
+// In fp32 lanes would meet a bank of the buffer four times.
 struct TwoColumnsConfig {
-  static_assert(sizeof(Storage) == 2, "fp32 would meet banks four times in the buffer");
-  static constexpr int kChannels = 8, kLanes = 4;         // of a warp; of a channel
-  static constexpr int kVector = 16 / sizeof(Storage);    // outputs
-  static constexpr int kSector = 32 / sizeof(Storage);    // outputs
-  static constexpr int kColumns = 128 / sizeof(Storage);  // at a time, two outputs each
-  static constexpr int kPitch = 2 * kColumns + kSector;   // outputs from channel to channel of the buffer
-  static_assert(kChannels * kPitch * sizeof(Storage) <= kStoreBytesPerWarp, "the buffer holds them");
+  static constexpr int kBytes = 2;                       // of an output
+  static constexpr int kChannels = 8, kLanes = 4;        // of a warp; of a channel
+  static constexpr int kVector = 16 / kBytes;            // outputs
+  static constexpr int kSector = 32 / kBytes;            // outputs
+  static constexpr int kColumns = 64;                    // at a time, two outputs each
+  static constexpr int kPitch = 2 * kColumns + kSector;  // outputs from channel to channel of the buffer
+  static_assert(kChannels * kPitch * kBytes <= kStoreBytesPerWarp, "the buffer holds them");
 };
 
 template <typename Storage>
@@ -39,9 +39,9 @@ __device__ __forceinline__ Storage load_shared_output(uint32_t at) {
 // would go, a multiple of 32 bytes.
 template <typename Storage>
 __device__ __forceinline__ void store_run(Storage* to, uint32_t part, int begin, int end, int lane) {
-  using Config = TwoColumnsConfig<Storage>;
+  using Config = TwoColumnsConfig;
   constexpr int kVector = Config::kVector, kLanes = Config::kLanes;
-  constexpr uint32_t kBytes = sizeof(Storage);
+  constexpr uint32_t kBytes = Config::kBytes;
   const int first_whole = min((begin + kVector - 1) / kVector * kVector, end),
             last_whole = max(end / kVector * kVector, first_whole);
 #pragma unroll
@@ -63,7 +63,7 @@ template <int N, typename Storage>
 __device__ __forceinline__ void finish_two_columns(const HopperArgs<Storage>& args, const Shared& shared,
                                                    const TileCursor& at, const Phase& phase, int channel0, int segment,
                                                    const ChannelPair& channels, float (&acc)[N / 2]) {
-  using Config = TwoColumnsConfig<Storage>;
+  using Config = TwoColumnsConfig;
   constexpr int kBlocks = (N + Config::kColumns - 1) / Config::kColumns, kFragments = Config::kColumns / 8;
   const Plan& plan = args.plan;
   int thread = threadIdx.x;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void finish_two_columns(const HopperArgs<Storage>& ar
   const int columns = min(plan.tile_w, phase.out_count_w - at.strip * plan.tile_w);
   const int group_channels = plan.out_channels_per_group / 2, first_channel = channel0 / 2 + warp * Config::kChannels;
   const bool real = first_channel + lane / Config::kLanes < group_channels;
-  const uint32_t part = buffer + lane / Config::kLanes * (Config::kPitch * static_cast<uint32_t>(sizeof(Storage)));
+  const uint32_t part = buffer + lane / Config::kLanes * (Config::kPitch * static_cast<uint32_t>(Config::kBytes));
 #ifdef TCONV_WALKS_DEPTH
   const int64_t plane = args.out_stride_c;
   Storage* const of_channel =
@@ -105,9 +105,9 @@ __device__ __forceinline__ void finish_two_columns(const HopperArgs<Storage>& ar
 #endif
       Storage* const to = of_channel + (of_image + of_row +
                                         (static_cast<int64_t>(row) * args.stride_h + phase.out_first_h) * args.out_w);
-      const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(Storage) % Config::kSector);
+      const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(to) / Config::kBytes % Config::kSector);
       const int behind = first_position + 2 * (lane % 4) - position;  // fragment 0's first column of this lane
-      const uint32_t write_at = part + static_cast<uint32_t>((shift + 2 * behind) * static_cast<int>(sizeof(Storage)));
+      const uint32_t write_at = part + static_cast<uint32_t>((shift + 2 * behind) * Config::kBytes);
       __syncwarp();  // the run before has been read
 #pragma unroll
       for (int j = j0; j < j1; ++j) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void finish_two_columns(const HopperArgs<Storage>& ar
         if (from < 0 || from >= run_end - position) continue;
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          store_shared_output<Storage>(write_at + (16 * j + e) * static_cast<uint32_t>(sizeof(Storage)),
+          store_shared_output<Storage>(write_at + (16 * j + e) * static_cast<uint32_t>(Config::kBytes),
                                        acc[4 * j + e / 2 + 2 * (e % 2)]);
       }
       __syncwarp();

@@ -59,7 +59,7 @@ inline const char* stores_take_longest(const ConvTransposeLayer& p) {
 inline bool is_16_bit(const ConvCall& call) { return call.dtype == kFloat16 || call.dtype == kBFloat16; }
 
 // Why 16-bit slices of volumes would leave half of the other kernels' tiles empty, or null.
-inline const char* fills_no_tile(const ConvCall& call) {
+inline const char* leaves_tiles_half_empty(const ConvCall& call) {
   const bool few = call.layer.groups > 1 && interleaved_channels(call) <= GroupedConfig::kChannels;
   return few && is_16_bit(call) ? reason::kHalfTiles : nullptr;
 }

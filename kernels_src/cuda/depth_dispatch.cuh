@@ -12,11 +12,11 @@ KernelPlan depth_plan(const ConvCall& call) {
   if (call.kernel_choice != kAuto && !forced) return failed_plan(kUnsupportedKernel, reason::kForced);
   if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
   const int64_t channels = call.layer.in_channels / call.layer.groups / call.depth.tap_count();
-  const char* const part = channels % kDepthChannels != 0 ? "" : nullptr;  // nobody is told
-  if (forced) return part != nullptr ? failed_plan(kUnsupportedKernel, part) : hopper_plan<kOutputs>(call);
+  const char* const no_eights = channels % kDepthChannels != 0 ? "" : nullptr;  // nobody is told
+  if (forced) return no_eights != nullptr ? failed_plan(kUnsupportedKernel, no_eights) : hopper_plan<kOutputs>(call);
   const char* why = wants_one_launch(call);
 #ifdef TCONV_INTERLEAVES
-  const char* const few = why == nullptr ? fills_no_tile(call) : why;
+  const char* const few = why == nullptr ? leaves_tiles_half_empty(call) : why;
   if (few == reason::kFewGroupChannels || few == reason::kHalfTiles) {
     KernelPlan plan = direct_plan(call);
     plan.why_not = {few, few, nullptr};
@@ -27,7 +27,7 @@ KernelPlan depth_plan(const ConvCall& call) {
 #endif
   if (why == nullptr) why = call.dtype == kFloat64 ? reason::kFP64 : few_products(call);
   if (why == nullptr) why = hopper_is_slower(call.layer);
-  if (why == nullptr) why = part;
+  if (why == nullptr) why = no_eights;
   return why != nullptr ? failed_plan(kUnsupportedKernel, why) : hopper_plan<kOutputs>(call);
 }
 
