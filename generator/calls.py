@@ -145,7 +145,7 @@ def splits_channels(fused: Fused) -> bool:
     in_channels, out_channels, *_ = given["weight"].shape
     if not all(isinstance(size, int) for size in (in_channels, out_channels, given["groups"])):
         return False
-    return fused.dimensions == 2 and max(in_channels // given["groups"], out_channels) >= 256
+    return fused.dimensions > 1 and max(in_channels // given["groups"], out_channels) >= 256
 
 
 def interleaves(fused: Fused) -> bool:

@@ -27,6 +27,7 @@ def forced_volume_launches(
     kernel: str = "hopper",
     steps: float = 2.1,
     least: float = 1e-30,
+    device: int = emulator.HOPPER,
 ) -> int | None:
     """Of a kernel, forced, over a random layer of three dimensions, whose output is compared and
     whose races are none; None without an output. `compute` makes the output, or none; `size`: of
@@ -42,7 +43,7 @@ def forced_volume_launches(
         wanted = case.reference(*exact)
     except RuntimeError:  # no output
         return None
-    with emulated.on(seed=seed, detect_races=True), forced(kernel):
+    with emulated.on(device, seed, detect_races=True), forced(kernel):
         out = compute(emulated, operands, case)
         launches, races = emulated.launches(), emulated.races()
     if out is None:

@@ -155,3 +155,29 @@ def alike_residues(seed: int) -> Layer:
         bias=rng.random() < 0.5,
         layout=rng.choice(["contiguous", "channels_last"]),
     )
+
+
+def deep(seed: int) -> Layer:
+    """Of three dimensions, of many channels over few pixels; mostly whole blocks of 64 channels."""
+    rng = random.Random(seed)
+    stride = tuple(rng.choice([1, 2, 2]) for _ in range(3))
+    dilation = tuple(rng.choice([1, 1, 2]) for _ in range(3))
+    kernel = tuple(step * rng.choice([1, 1, 2]) + rng.choice([0, 0, 1]) for step in stride)
+    groups = rng.choice([1, 1, 1, 2])
+    return Layer(
+        seed=rng.randrange(1000),
+        batch=rng.choice([None, 1, 2, 3]),
+        channels=groups * rng.choice([64, 128, 192, 72]),
+        out_channels=groups * rng.choice([1, 40, 128, 130, 256]),
+        size=tuple(rng.randint(1, 4) for _ in range(3)),
+        kernel=kernel,
+        stride=stride,
+        padding=tuple(rng.randrange(size) for size in kernel),
+        output_padding=tuple(
+            rng.randrange(max(pair)) for pair in zip(stride, dilation, strict=True)
+        ),
+        dilation=dilation,
+        groups=groups,
+        bias=rng.random() < 0.5,
+        layout=rng.choice(["contiguous", "channels_last"]),
+    )

@@ -64,7 +64,7 @@ def test_one_call_where_residues_are_alike(emulated_volumes, change, calls):
 
 def test_one_call_each_where_tiles_are_many(emulated_volumes):
     """Processors enough for one residue alone."""
-    case = dataclasses.replace(UP, batch=100, channels=8, size=(4, 3, 3), out_channels=64)
+    case = dataclasses.replace(UP, batch=12, channels=8, size=(4, 8, 8), out_channels=64)
     assert forced_volume_launches(emulated_volumes, case, in_place, 0) == 2 * ONE_CALL
 
 

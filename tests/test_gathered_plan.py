@@ -27,7 +27,9 @@ int main() {
     p.out_w = (w - 1) * s - 2 * pw + dw * (k - 1) + more + 1;
     p.x_stride_w = 1, p.x_stride_h = w, p.x_stride_c = h * w, p.x_stride_n = ci * h * w;
     const hopper::Plan line = hopper::plan_parts(p, 1, false, 232448, 132);
-    const hopper::Plan plan = hopper::cheaper_gathered(line, p, false, 232448, 132);
+    ConvCall call{};
+    call.layer = p;
+    const hopper::Plan plan = hopper::cheaper_gathered(line, call, false, 232448, 132);
     std::printf("%d\n", plan.gathered_n);
   }
 }

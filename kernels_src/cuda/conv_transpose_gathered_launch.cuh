@@ -19,12 +19,23 @@ int64_t launch_gathered_pixels(const Plan& plan, const ConvCall& call, uint4* to
   args.x = static_cast<const Storage*>(call.x);
   args.x_stride_n = p.x_stride_n, args.x_stride_c = p.x_stride_c;
   args.x_stride_h = p.x_stride_h, args.x_stride_w = p.x_stride_w;
-  args.pixels = static_cast<int>(p.batch * p.in_h * p.in_w);
+#ifdef TCONV_WALKS_DEPTH
+  const DepthWalk& depth = call.depth;
+  const int64_t in_depth = depth.walks() ? depth.in_depth : 1, groups = plan.num_groups >> plan.residue_bits;
+  const int64_t images = depth.walks() ? p.batch / depth.slices * in_depth : p.batch;
+  if (depth.walks()) args.x_stride_n = depth.x_stride_n;
+  args.x_stride_d = depth.x_stride_d;
+  args.by_depth = FastDivisor::make(static_cast<uint32_t>(in_depth));
+  args.channels = plan.in_channels_per_group / static_cast<int>(depth.tap_count()), args.blocks = plan.tap_blocks;
+#else
+  const int64_t images = p.batch, groups = plan.num_groups;
   args.channels = plan.in_channels_per_group, args.blocks = plan.num_ic_blocks;
+#endif
+  args.pixels = static_cast<int>(images * p.in_h * p.in_w);
   args.by_image = FastDivisor::make(static_cast<uint32_t>(p.in_h * p.in_w));
   args.by_width = FastDivisor::make(static_cast<uint32_t>(p.in_w));
-  args.by_blocks = FastDivisor::make(static_cast<uint32_t>(plan.num_ic_blocks));
-  args.by_all_blocks = FastDivisor::make(static_cast<uint32_t>(plan.num_groups * plan.num_ic_blocks));
+  args.by_blocks = FastDivisor::make(static_cast<uint32_t>(args.blocks));
+  args.by_all_blocks = FastDivisor::make(static_cast<uint32_t>(groups * args.blocks));
   args.to = to, args.guard = guard;
   const unsigned blocks = static_cast<unsigned>(ceil_div(args.pixels, Config::kPixels)) * args.by_all_blocks.divisor;
   return launch_kernel(pack_gathered_pixels_kernel<Storage>, dim3(blocks), dim3(Config::kThreads), 0, call.stream,
@@ -39,13 +50,35 @@ int64_t launch_gathered_of(const GatheredArgs<Storage>& args, int tiles, void* s
                            GatheredConfig::smem_bytes(N), stream, args);
 }
 
-// Behind the pixels and the weights' transform. args: but for what follows from plan and layer.
+#ifdef TCONV_WALKS_DEPTH
+// Fills in what depends on the call's depth.
 template <typename Storage>
-int64_t launch_gathered(GatheredArgs<Storage> args, const ConvTransposeLayer& p, void* stream) {
+void describe_depth(GatheredArgs<Storage>& args, const ConvCall& call) {
+  const DepthWalk& depth = call.depth;
+  args.depth_taps = static_cast<int>(depth.tap_count());
+  args.by_slices = FastDivisor::make(static_cast<uint32_t>(depth.walks() ? depth.slices : 1));
+  args.in_depth = depth.walks() ? static_cast<int>(depth.in_depth) : 1;
+  args.tap_slices = static_cast<int>(depth.step);
+  for (int i = 0; i < depth.residues(); ++i) args.first_slices[i] = static_cast<int>(depth.first_of(i));
+  args.channel_stride = depth.walks() ? static_cast<int>(depth.out_stride_c) : args.plane;
+  args.stride_n =
+      depth.walks() ? static_cast<int>(depth.out_stride_n) : static_cast<int>(call.layer.out_channels) * args.plane;
+  args.stride_d = static_cast<int>(depth.out_stride_d);
+}
+
+#endif
+// Behind the pixels and the weights' transform. args: but for what follows from plan and call.
+template <typename Storage>
+int64_t launch_gathered(GatheredArgs<Storage> args, const ConvCall& call) {
+  const ConvTransposeLayer& p = call.layer;
+  void* const stream = call.stream;
   const Plan& plan = args.plan;
   args.in_h = static_cast<int>(p.in_h), args.in_w = static_cast<int>(p.in_w), args.out_w = static_cast<int>(p.out_w);
   args.stride_h = static_cast<int>(p.stride_h), args.stride_w = static_cast<int>(p.stride_w);
   args.plane = static_cast<int>(p.out_h * p.out_w);
+#ifdef TCONV_WALKS_DEPTH
+  describe_depth(args, call);
+#endif
   const auto num_taps = [&](int phase) { return plan.phases[phase].taps_h * plan.phases[phase].taps_w; };
   for (int i = 0; i < plan.num_phases; ++i) args.phases[i] = i;
   std::stable_sort(args.phases, args.phases + plan.num_phases, [&](int a, int b) { return num_taps(a) > num_taps(b); });

@@ -78,9 +78,16 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
   }
 #endif
 #ifdef TCONV_WALKS_DEPTH
-  if (outputs == Outputs::kAlone && call.depth.walks())
-    return plan_residues(call.layer, call.depth.residues(), call.dtype != kFloat32,
-                         static_cast<int>(device.smem_per_block), device.sm_count);
+  if (outputs == Outputs::kAlone && call.depth.walks()) {
+    const bool sixteen_bit = call.dtype != kFloat32;
+    const int smem = static_cast<int>(device.smem_per_block);
+    const Plan plan = plan_residues(call.layer, call.depth.residues(), sixteen_bit, smem, device.sm_count);
+#ifdef TCONV_GATHERS_PIXELS
+    return cheaper_gathered(plan, call, sixteen_bit, smem, device.sm_count);
+#else
+    return plan;
+#endif
+  }
 #endif
 #ifdef TCONV_SPLITS_CHANNELS
   if (outputs == Outputs::kAlone) {
@@ -88,7 +95,7 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
     const int smem = static_cast<int>(device.smem_per_block);
     const Plan plan = plan_parts(call.layer, 1, sixteen_bit, smem, device.sm_count);
 #ifdef TCONV_GATHERS_PIXELS
-    return cheaper_gathered(plan, call.layer, sixteen_bit, smem, device.sm_count);
+    return cheaper_gathered(plan, call, sixteen_bit, smem, device.sm_count);
 #else
     return plan;
 #endif
@@ -285,7 +292,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
     gathered.pixels = layout.pixels(workspace), gathered.weight_tiles = layout.tiles(workspace);
     gathered.inv_scale = layout.scales(workspace), gathered.epilogue = make_epilogue_args<Storage>(call);
     gathered.out = static_cast<Storage*>(outputs.out);
-    return launch_gathered(gathered, call.layer, call.stream);
+    return launch_gathered(gathered, call);
   }
 #endif
   HopperArgs<Storage> args{};

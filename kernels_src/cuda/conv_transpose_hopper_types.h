@@ -125,6 +125,12 @@ struct Plan {
 #ifdef TCONV_GATHERS_PIXELS
   int gathered_n;       // not 0: the gathered kernel's plan (gathered_plan.h), of so many pixels a tile
   int64_t pixel_bytes;  // what it reads, packed
+  // Where even and odd columns of the output read the same pixels, a phase is both: two rows of a tile, eight apart,
+  // are a channel's, so that one thread has two outputs next to each other. pair_columns: from the even one's kernel
+  // column to the odd one's, or 0 where phases are not paired.
+  int pair_columns;
+
+  TCONV_HD int channel_of_row(int row) const { return pair_columns != 0 ? row / 16 * 8 + row % 8 : row; }
 #endif
 #ifdef TCONV_SPLITS_CHANNELS
   // Groups of the plan: of the layer's, the parts that its output channels are cut into (channel_parts.h), and of those
@@ -133,6 +139,9 @@ struct Plan {
 #endif
 #ifdef TCONV_WALKS_DEPTH
   int residue_bits;
+#ifdef TCONV_GATHERS_PIXELS
+  int tap_blocks;  // of the gathered kernel: of num_ic_blocks, those of a depth tap
+#endif
 #endif
 #ifdef TCONV_PAIRS_ROWS
   RowPairs pairs;  // of a plan of pairs

@@ -67,12 +67,22 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
 #ifdef TCONV_JOINS_COLUMNS
   // A row of the tiles is a channel of the weight and one of the stride's columns.
   const int shift = plan.joined.slot_bits(), step = plan.joined.slots > 0 ? plan.joined.stride : 1;
-  const int of_layer = plan.joined.channel_of(channel), slot = plan.joined.slot_of(channel);
+#ifdef TCONV_GATHERS_PIXELS
+  const int of_layer = plan.pair_columns != 0 ? plan.channel_of_row(channel) : plan.joined.channel_of(channel);
+#else
+  const int of_layer = plan.joined.channel_of(channel);
+#endif
+  const int slot = plan.joined.slot_of(channel);
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group >> shift;
   const bool real = of_layer < num_oc && slot < step;
 #else
   const int num_ic = plan.in_channels_per_group, num_oc = plan.out_channels_per_group;
+#ifdef TCONV_GATHERS_PIXELS
+  const int of_layer = plan.channel_of_row(channel);
+  const bool real = of_layer < num_oc;
+#else
   const bool real = channel < num_oc;
+#endif
 #endif
   const int64_t taps = static_cast<int64_t>(args.kernel_h) * args.kernel_w;
 #ifdef TCONV_WALKS_DEPTH
@@ -81,22 +91,33 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
   const int64_t run = args.kernel_depth * taps;
   const int residue = group & (1 << plan.residue_bits) - 1, part = group >> plan.residue_bits;
   const int first_oc = (part & (1 << plan.split_bits) - 1) * num_oc, all_oc = num_oc << plan.split_bits;
+#ifdef TCONV_GATHERS_PIXELS
+  const int first = of_layer;
+#else
+  const int first = channel;
+#endif
   const Storage* source =
-      args.weight + (static_cast<int64_t>(part >> plan.split_bits) * tap_channels * all_oc + first_oc + channel) * run;
+      args.weight + (static_cast<int64_t>(part >> plan.split_bits) * tap_channels * all_oc + first_oc + first) * run;
 #else
 #ifdef TCONV_SPLITS_CHANNELS
   const int part = group & (1 << plan.split_bits) - 1, all_oc = num_oc << plan.split_bits;
   const int64_t first_oc = static_cast<int64_t>(group >> plan.split_bits) * num_ic * all_oc + part * num_oc;
+#ifdef TCONV_GATHERS_PIXELS
+  const Storage* source = args.weight + (first_oc + of_layer) * taps;
+#else
   const Storage* source = args.weight + (first_oc + channel) * taps;
+#endif
 #else
   const Storage* source = args.weight + (static_cast<int64_t>(group) * num_ic * num_oc + channel) * taps;
 #endif
 #endif
+#ifndef TCONV_GATHERS_PIXELS
 #ifdef TCONV_JOINS_COLUMNS
 #ifdef TCONV_WALKS_DEPTH
   source += (of_layer - channel) * run;
 #else
   source += (of_layer - channel) * taps;
+#endif
 #endif
 #endif
 
@@ -128,6 +149,9 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
     if (threadIdx.x == 0) args.inv_scale[blockIdx.x] = 1.0f;
   }
 
+#ifdef TCONV_GATHERS_PIXELS
+  const int column = channel / 8 % 2 == 1 ? plan.pair_columns : 0;
+#endif
   const int sweep = channel / (plan.blocks_per_sweep * kBlockOC);
   const int block = channel / kBlockOC % plan.blocks_per_sweep;
   const int row = channel % kBlockOC;
@@ -165,11 +189,17 @@ __global__ void __launch_bounds__(WeightsConfig::kThreads)
                       kernel_slice = args.kernel_firsts[residue] - depth_tap * args.kernel_step;
         const Storage* at =
             source + ic_of_tap * all_oc * run + kernel_slice * taps + kernel_row * args.kernel_w + kernel_col;
+#ifdef TCONV_GATHERS_PIXELS
+        at += column;
+#endif
         if (ic < num_ic) a = at[0];
         if (ic + 1 < num_ic) b = at[all_oc * run];
 #else
 #ifdef TCONV_SPLITS_CHANNELS
         const Storage* at = source + static_cast<int64_t>(ic) * all_oc * taps + kernel_row * args.kernel_w + kernel_col;
+#ifdef TCONV_GATHERS_PIXELS
+        at += column;
+#endif
         if (ic < num_ic) a = at[0];
         if (ic + 1 < num_ic) b = at[all_oc * taps];
 #else

@@ -120,7 +120,13 @@ __device__ __forceinline__ WeightScale find_weight_scale(const float* weights, i
     uint32_t magnitudes[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
+#ifdef TCONV_GATHERS_PIXELS
+      // Beyond the last run that one again: the compiler puts branches around loads that are conditional.
+      const int64_t there = run < in_channels ? run : in_channels - 1;
+      magnitudes[k] = __float_as_uint(weights[there * run_stride + tap]) & 0x7FFFFFFFu;
+#else
       magnitudes[k] = run < in_channels ? __float_as_uint(weights[run * run_stride + tap]) & 0x7FFFFFFFu : 0;
+#endif
       run += run_step;
       tap += tap_step;
       if (tap >= taps) {

@@ -25,6 +25,10 @@ template <typename Storage>
 struct GatheredPixelsArgs {
   const Storage* x;
   int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
+#ifdef TCONV_WALKS_DEPTH
+  FastDivisor by_depth;  // slices of a volume, which are images here; of an image 1
+  int64_t x_stride_d;
+#endif
   int pixels, channels, blocks;                              // pixels in all; channels and blocks of them, of a group
   FastDivisor by_image, by_width, by_blocks, by_all_blocks;  // pixels; blocks of a group, of all
   uint4* to;                                                 // [pixels][all blocks][8 chunks]
@@ -46,7 +50,14 @@ __global__ void __launch_bounds__(GatheredPixelsConfig::kThreads)
   const int of_image = pixel - image * static_cast<int>(args.by_image.divisor);
   const int row = static_cast<int>(args.by_width.quotient(of_image));
   const int column = of_image - row * static_cast<int>(args.by_width.divisor);
-  const Storage* from = args.x + image * args.x_stride_n + row * args.x_stride_h + column * args.x_stride_w +
+#ifdef TCONV_WALKS_DEPTH
+  const int volume = static_cast<int>(args.by_depth.quotient(image));
+  const int slice = image - volume * static_cast<int>(args.by_depth.divisor);
+  const Storage* const image_from = args.x + volume * args.x_stride_n + slice * args.x_stride_d;
+#else
+  const Storage* const image_from = args.x + image * args.x_stride_n;
+#endif
+  const Storage* from = image_from + row * args.x_stride_h + column * args.x_stride_w +
                         (static_cast<int64_t>(group) * args.channels + channel) * args.x_stride_c;
   Storage values[8];
 #pragma unroll

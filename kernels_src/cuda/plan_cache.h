@@ -15,6 +15,9 @@ namespace cuda {
 struct PlanKey {
   ConvTransposeLayer layer;
   int64_t dtype, math, kernel_choice, device;
+#ifdef TCONV_WALKS_DEPTH
+  int64_t slices, in_depth;
+#endif
 
   bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
 };
@@ -39,7 +42,9 @@ const Plan& remembered_plan(const ConvCall& call) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
 #ifdef TCONV_WALKS_DEPTH
-  const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, call.depth.key() << 32 | device};
+  const PlanKey key = {
+      call.layer,        call.dtype,         call.math, call.kernel_choice, call.depth.key() << 32 | device,
+      call.depth.slices, call.depth.in_depth};
 #else
   const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, device};
 #endif

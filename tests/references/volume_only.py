@@ -1,4 +1,4 @@
-"""Transposed convolutions of three dimensions, in groups, and with columns apart."""
+"""Transposed convolutions of three dimensions: in groups, with columns apart, of many channels."""
 
 import torch
 import torch.nn as nn
@@ -13,9 +13,11 @@ class Model(nn.Module):
         )
         self.norm = nn.BatchNorm3d(4)
         self.widen = nn.ConvTranspose3d(4, 4, (1, 1, 3), stride=(1, 1, 3))
+        self.deepen = nn.ConvTranspose3d(4, 256, 1)
 
     def forward(self, x):
-        return self.widen(F.max_pool3d(F.leaky_relu(self.norm(self.up(x)), 0.2), 2))
+        x = F.max_pool3d(F.leaky_relu(self.norm(self.up(x)), 0.2), 2)
+        return self.deepen(self.widen(x))
 
 
 def get_inputs():

@@ -1,6 +1,7 @@
 """A transposed convolution with every argument, whose solution shapes of three dimensions are
-measured with. Its default layer asks for what a file may have for groups, and for few output
-channels of stride one in rows; it has no joined columns, for which strides would have to differ.
+measured with. Its default layer asks for what a file may have for groups, for many channels, and
+for few output channels of stride one in rows; it has no joined columns, for which strides would
+have to differ.
 """
 
 import torch
@@ -42,8 +43,8 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(batch_size, 16, 4, 9, 12)]
+    return [torch.randn(batch_size, 512, 4, 9, 12)]
 
 
 def get_init_inputs():
-    return [16, 32, 3, (2, 1, 1), 1, 0, 1, 2]
+    return [512, 64, 3, (2, 1, 1), 1, 0, 1, 2]
