@@ -48,7 +48,7 @@ KERNELS = {
     "shared_weights": (3, 3),
     "residual_decoder": (3, 2),
     "one_and_three_dimensions": (3, 3),
-    "volume_only": (2, 1),
+    "volume_only": (3, 1),
 }
 
 
