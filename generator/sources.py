@@ -65,7 +65,7 @@ def resolve(
         _JOINED: joined,
         _ZEROED: paired or joined,
         _SPLIT: split or volumes,
-        _GATHERED: split and not (volumes and packed),
+        _GATHERED: split and not (volumes and packed),  # volumes' gradients do without
         _BRANCHED: branched,
         _CHAINED: chained,
         _IN_PARTS: in_parts,

@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from tests import test_cuda_emulated_residues as residues
 from tests.cuda_emulator import emulator
 from tests.emulated_tools import forced, forced_volume_launches, needs_cuda_headers
 from tests.gpu_tools import LOW
-from tests.random_dimensions import Layer, deep
+from tests.random_dimensions import deep
 from tests.sweeps import swept
 from tests.test_cuda_emulated_volumes import in_place
 
@@ -34,21 +35,7 @@ def test_random_layers(emulated_volumes, start):
     assert gathered >= 3
 
 
-UP = Layer(
-    seed=1,
-    batch=2,
-    channels=128,
-    out_channels=200,
-    size=(2, 3, 3),
-    kernel=(2, 2, 2),
-    stride=(2, 2, 2),
-    padding=(0, 0, 0),
-    output_padding=(0, 0, 0),
-    dilation=(1, 1, 1),
-    groups=1,
-    bias=True,
-    layout="contiguous",
-)
+UP = dataclasses.replace(residues.UP, channels=128, out_channels=200, size=(2, 3, 3))
 
 
 @pytest.mark.parametrize(
