@@ -48,7 +48,7 @@ UP = dataclasses.replace(residues.UP, channels=128, out_channels=200, size=(2, 3
         ({"kernel": (3, 3, 3), "stride": (1, 1, 1), "padding": (1, 1, 1)}, GATHERED),
         ({"channels": 72}, GATHERED),  # filled up to two blocks of 64
         ({"channels": 72, "kernel": (4, 2, 2)}, OTHERS),  # blocks that two depth taps share
-        ({"channels": 16, "size": (4, 40, 40)}, OTHERS),  # many pixels of few channels
+        ({"channels": 16, "size": (2, 40, 40)}, OTHERS),  # many pixels of few channels
     ],
     ids=str,
 )
