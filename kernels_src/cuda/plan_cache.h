@@ -16,7 +16,7 @@ struct PlanKey {
   ConvTransposeLayer layer;
   int64_t dtype, math, kernel_choice, device;
 #ifdef TCONV_WALKS_DEPTH
-  int64_t slices, in_depth;
+  int64_t slices, in_depth, out_stride_n;
 #endif
 
   bool operator==(const PlanKey& other) const { return std::memcmp(this, &other, sizeof(PlanKey)) == 0; }
@@ -42,9 +42,14 @@ const Plan& remembered_plan(const ConvCall& call) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
 #ifdef TCONV_WALKS_DEPTH
-  const PlanKey key = {
-      call.layer,        call.dtype,         call.math, call.kernel_choice, call.depth.key() << 32 | device,
-      call.depth.slices, call.depth.in_depth};
+  const PlanKey key = {call.layer,
+                       call.dtype,
+                       call.math,
+                       call.kernel_choice,
+                       call.depth.key() << 32 | device,
+                       call.depth.slices,
+                       call.depth.in_depth,
+                       call.depth.out_stride_n};
 #else
   const PlanKey key = {call.layer, call.dtype, call.math, call.kernel_choice, device};
 #endif
