@@ -5,11 +5,12 @@ from pathlib import Path
 
 from generator.calls import summary
 from generator.errors import Refusal
-from generator.fuse import Fused, Plan, label
+from generator.fuse import Fused, Plan, is_ordinary_conv, label
 from generator.ir import Node
 from generator.program import Program, read_program
 from generator.references import transposed_references
 
+_ORDINARY = "but on Hopper the kernel without steps runs it where its stride is one and images many"
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
 
@@ -87,7 +88,10 @@ def _lines(program: Program, plan: Plan) -> list[Line]:
                     Line(f"{_place(node)}{label(node)}: in {where} of {summary(item)}", False)
                 )
         elif not item.op.startswith(("python.", "aten.sym_")):
-            lines.append(Line(f"{_place(item)}{label(item)}: left, {plan.why[item]}", True))
+            why = plan.why[item]
+            if program.ordinary and is_ordinary_conv(program.reference, item):
+                why = _ORDINARY
+            lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     return lines
 
 

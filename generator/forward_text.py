@@ -6,7 +6,7 @@ import textwrap
 
 from generator.calls import Modules, call_text, modules_of
 from generator.expressions import Expressions, attribute_path
-from generator.fuse import Fused, Plan
+from generator.fuse import STEPLESS, Fused, Plan, is_ordinary_conv
 from generator.ir import Node, Region, Value, leaves
 from generator.reference import Reference
 
@@ -120,8 +120,10 @@ def _item_text(
         modules_of(item, modules)
         return call_text(item, suffixes[item.headers], text, modules)
     if item.op == "layer":
-        layer = attribute_path(reference.model, item.path)
-        return f"{layer}({text.argument(item.args[0])})"
+        layer, x = attribute_path(reference.model, item.path), text.argument(item.args[0])
+        if (suffix := suffixes.get(STEPLESS)) is not None and is_ordinary_conv(reference, item):
+            return f"_ordinary_conv(_operator{suffix}, {layer}, {x})"
+        return f"{layer}({x})"
     return text.call(item.op, item.args, item.kwargs)
 
 

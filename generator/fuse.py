@@ -23,6 +23,7 @@ TRANSPOSED = {  # with their dimensions
     "aten.conv_transpose2d.input": 2,
     "aten.conv_transpose3d.input": 3,
 }
+STEPLESS = ("conv", (), 0, None)  # Fused.headers of a convolution that nothing is fused behind
 _LAYERS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _RECORDS = {record.module: record for record in ops.UNARY if record.module is not None}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -330,6 +331,13 @@ def dimensions_of(node: Node) -> int | None:
     """Those of a transposed convolution, None for other nodes."""
     ops_of = (call.op for call in (node, *node.inner))
     return next((TRANSPOSED[op] for op in ops_of if op in TRANSPOSED), None)
+
+
+def is_ordinary_conv(reference: Reference, node: Node) -> bool:
+    """Is it an nn.Conv2d that generator/runtime/ordinary_conv.py may serve?"""
+    if node.op != "layer":
+        return False
+    return layer_class(reference.model.get_submodule(node.path)) is nn.Conv2d
 
 
 def label(node: Node) -> str:

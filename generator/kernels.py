@@ -66,6 +66,7 @@ class Kernels:
     own_gradients: bool = True
     cuda_alone: bool = False  # without the C++ half
     calls: list[Fused] = dataclasses.field(default_factory=list)  # all that use these kernels
+    ordinary: bool = False  # do ordinary convolutions, too?
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -99,6 +100,13 @@ class Kernels:
         forbids it?
         """
         return self.entries == ["conv"] and any(map(splits_channels, self.calls))
+
+    @property
+    def sampled(self) -> bool:
+        """Is the input's scale found, for what runs beside ordinary convolutions? Behind softmax
+        the constant one does not serve.
+        """
+        return self.entries == ["conv"] and self.ordinary
 
     @property
     def branched(self) -> bool:
@@ -194,7 +202,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
-    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls)
+    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, program.ordinary)
     if not fused:
         return made
     headers = [_headers(f) for f in fused]
@@ -213,7 +221,8 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             made.entries,
             given,
             made.volumes,
-            *(made.interleaved, made.paired, made.joined, made.split, made.branched),
+            *(made.interleaved, made.paired, made.joined, made.split),
+            *(made.sampled, made.branched),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),

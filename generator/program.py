@@ -12,7 +12,14 @@ from generator.errors import Refusal
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
-from generator.fuse import Fused, Plan, fuse, require_transposed
+from generator.fuse import (
+    STEPLESS,
+    Fused,
+    Plan,
+    fuse,
+    is_ordinary_conv,
+    require_transposed,
+)
 from generator.reference import Reference, load_reference
 
 
@@ -37,6 +44,14 @@ class Program:
     def calls(self) -> list[Fused]:
         """All calls of ours, of both modes."""
         return [fused for plan in self.plans for fused in plan.fused]
+
+    @property
+    def ordinary(self) -> bool:
+        """May a kernel of ours serve ordinary convolutions, too?"""
+        items = [item for plan in self.plans for item in plan.items if not isinstance(item, Fused)]
+        return STEPLESS in self.kernels and any(
+            is_ordinary_conv(self.reference, item) for item in items
+        )
 
 
 def read_program(path: Path) -> Program:

@@ -21,12 +21,14 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
-# and, for steps of branches, conv_transpose_hopper_types.h.
+# and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
+# input_scale.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
+_SAMPLED = "TCONV_SAMPLES_INPUTS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
 _LEFT_OUT = ("TCONV_WITHOUT_FP32", "TCONV_WITHOUT_FP16", "TCONV_WITHOUT_BF16")
@@ -42,6 +44,7 @@ def resolve(
     paired: bool = False,
     joined: bool = False,
     split: bool = False,
+    sampled: bool = False,
     branched: bool = False,
     chained: bool = False,
     in_parts: bool = False,
@@ -52,8 +55,9 @@ def resolve(
     headers stand before this text already; `volumes`: with what three dimensions need; `packed`:
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
     of rows; `joined`: with joined columns; `split`: with output channels in parts, as with volumes,
-    and the gathered kernel; `branched`: for chains with steps of branches; `chained`: gradients
-    through chains; `in_parts`: one that compiles in parts, by dtype.
+    and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
+    with steps of branches; `chained`: gradients through chains; `in_parts`: one that compiles in
+    parts, by dtype.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -66,6 +70,7 @@ def resolve(
         _ZEROED: paired or joined,
         _SPLIT: split or volumes,
         _GATHERED: split and not (volumes and packed),  # volumes' gradients do without
+        _SAMPLED: sampled,
         _BRANCHED: branched,
         _CHAINED: chained,
         _IN_PARTS: in_parts,
@@ -132,16 +137,18 @@ def cuda_source(
     paired: bool = False,
     joined: bool = False,
     split: bool = False,
+    sampled: bool = False,
     branched: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
-    joined columns; `split`: with output channels in parts. All serve the entry "conv" alone.
+    joined columns; `split`: with output channels in parts; `sampled`: with the input's scale from
+    a sample. All serve the entry "conv" alone.
     `branched`: for chains with steps of branches.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
-    forms = (interleaved, paired, joined, split)
+    forms = (interleaved, paired, joined, split, sampled)
     return _resolved(paths, replacements, (), volumes, forms, branched, in_parts=True)
 
 
@@ -174,7 +181,7 @@ def _resolved(
     replacements: dict[str, str],
     given: tuple[Path, ...],
     volumes: bool,
-    forms: tuple[bool, bool, bool, bool] = (False, False, False, False),
+    forms: tuple[bool, bool, bool, bool, bool] = (False, False, False, False, False),
     branched: bool = False,
     in_parts: bool = False,
 ) -> str:
@@ -182,7 +189,7 @@ def _resolved(
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, in_parts=in_parts)
     # Headers first: each is there once, whichever of the entries is built.
-    forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED)
+    forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED, _SAMPLED)
     without = dict.fromkeys((_PACKED, *forms), False)
     conditions = {_VOLUMES: volumes} | without
     texts = [path.read_text(encoding="utf-8") for path in paths]

@@ -96,6 +96,34 @@ def test_values_of_any_size_are_answered(emulated_many_channels, size):
     assert_within(y, DEEP.reference(*operands), conv_bound(DEEP, *operands, torch.float32))
 
 
+@pytest.mark.parametrize("all_small", [False, True])
+def test_small_channels_beside_larger_ones_raise_no_guard(emulated_many_channels, all_small):
+    """The strict kernel's answer, which is closer, is for those alone beside which there are
+    none.
+    """
+    x, *rest = DEEP.tensors()
+    x[:, : 130 if all_small else 40] *= 1e-8
+    y, gathered = emulate(emulated_many_channels, DEEP, (x, *rest[:1], None))
+    exact = DEEP.reference(x.double(), rest[0].double(), None)
+    error = float((y - exact).norm() / exact.norm())
+    assert gathered and (error < 2e-6 if all_small else 1e-5 < error < 1e-3)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e6])
+def test_many_pixels_are_scaled_by_a_sample_of_them(emulated_many_channels, size):
+    """As after a softmax: few values near one, all others far below."""
+    case = Case(in_channels=16, out_channels=8, size=(256, 256), kernel=(1, 1), bias=False)
+    x, weight, _ = case.tensors()
+    x = torch.where(torch.rand(x.shape) < 0.001, x.abs().clamp(max=1), x * 1e-4) * size
+    with emulated_many_channels.on(detect_races=True), tf32(True), forced("hopper"):
+        y = emulated_many_channels.operator(x, weight, None, *case.parameters)
+        assert emulated_many_channels.races() == []
+    exact = case.reference(x, weight, None)
+    assert_within(y, exact, conv_bound(case, x, weight, None, torch.float32, tf32=True))
+    error = float((y - exact).norm() / exact.norm())
+    assert error > 1e-5  # of TF32: no strict kernel ran
+
+
 @pytest.mark.parametrize("operand", ["x", "weight"])
 def test_infinity_is_where_its_products_are(emulated_many_channels, operand):
     x, weight, bias = DEEP.tensors()

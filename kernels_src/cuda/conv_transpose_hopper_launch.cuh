@@ -8,6 +8,9 @@
 #include "conv_transpose_hopper.cuh"
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
+#ifdef TCONV_SAMPLES_INPUTS
+#include "input_scale.cuh"
+#endif
 #include "overlapped_launch.cuh"
 #ifdef TCONV_GATHERS_PIXELS
 #include "conv_transpose_gathered_launch.cuh"
@@ -179,6 +182,25 @@ void describe_depth(HopperArgs<Storage>& args, const ConvCall& call) {
 }
 
 #endif
+#ifdef TCONV_SAMPLES_INPUTS
+// Clears the state of a call, which then says what its inputs are multiplied by. Of few pixels the sample would take as
+// long as it can save.
+inline int64_t launch_layer_scale(const ConvCall& call, GuardState* state) {
+  constexpr int64_t kLeastPixels = 1 << 16;
+  const ConvTransposeLayer& p = call.layer;
+#ifdef TCONV_WALKS_DEPTH
+  const bool samples = call.dtype == kFloat32 && !call.depth.walks() && p.batch * p.in_h * p.in_w >= kLeastPixels;
+#else
+  const bool samples = call.dtype == kFloat32 && p.batch * p.in_h * p.in_w >= kLeastPixels;
+#endif
+  if (samples)
+    return launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
+                                             p.x_stride_h, p.x_stride_w),
+                              state, call.stream);
+  return static_cast<int64_t>(cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(call.stream)));
+}
+
+#endif
 template <int kShapeIndex, bool kPooled, typename Storage>
 int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
@@ -247,9 +269,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
 #else
   if (sizeof(Storage) == 4 && clears) {  // nothing raises the guard over 16-bit inputs
 #endif
+#ifdef TCONV_SAMPLES_INPUTS
+    TCONV_RETURN_IF_ERROR(launch_layer_scale(call, guard));
+#else
     const cudaError_t cleared =
         cudaMemsetAsync(&guard->out_of_range, 0, sizeof(int), static_cast<cudaStream_t>(call.stream));
     if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+#endif
   }
 
   WeightsArgs<Storage> weights{};

@@ -1,4 +1,7 @@
 // Exported functions of pattern 1: transposed convolution with an element-wise epilogue.
+#ifdef TCONV_SAMPLES_INPUTS
+#define TCONV_INPUT_SCALE_FROM_DEVICE  // fp16_containers.cuh
+#endif
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
 #include "dtype_parts.h"

@@ -16,6 +16,8 @@ namespace cuda {
 // bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
+constexpr float kLargestContainer = 65504.0f;              // of scaled inputs
+constexpr float kSmallContainer = 0x1p-12f * kInputScale;  // below this subnormals beside it would show
 
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
@@ -26,7 +28,7 @@ struct GuardState {
 };
 
 // What inputs are multiplied by: a constant, but in the gradients' library, whose inputs are gradients of any
-// magnitude.
+// magnitude, and beside ordinary convolutions.
 struct InputScale {
 #ifdef TCONV_INPUT_SCALE_FROM_DEVICE
   int exponent;
@@ -65,8 +67,7 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  constexpr float kSmall = 0x1p-12f * kInputScale;
-  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
+  const bool overflow = !(magnitude <= kLargestContainer), small = magnitude < kSmallContainer;
   if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
   bool raise = __any_sync(0xFFFFFFFFu, overflow);
   if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());

@@ -12,9 +12,15 @@ namespace cuda {
 struct MagnitudeSampleConfig {
   static constexpr int kThreads = 256;
   static constexpr int kBlocks = 256;  // at most, for each tensor
+#ifdef TCONV_SAMPLES_INPUTS
+  // Inputs of layers: values 2^4 times as large as the sample's largest fit, and those down to 2^-25 of it keep 11
+  // bits, for behind a softmax most are small.
+  static constexpr int kExponent = 11;
+#else
   // The sample's largest value lies in [2^7, 2^8) then: values 2^8 times as large fit, and those down to 2^-21 of it
   // keep 11 bits.
   static constexpr int kExponent = 7;
+#endif
 };
 
 struct SampledTensor {

@@ -5,7 +5,7 @@
 
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
-#include "gradient_scales.cuh"
+#include "input_scale.cuh"
 #ifdef TCONV_WALKS_DEPTH
 #include "depth_scales.cuh"
 #endif
@@ -17,16 +17,6 @@ namespace cuda {
 inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
   if (plan.kernel != kHopper || dtype != kFloat32) return -1;
   return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
-}
-
-// What a tensor of these sizes and strides is multiplied by, for the Hopper kernel, which clears the rest of the state.
-inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state, void* stream) {
-  const cudaError_t cleared = cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(stream));
-  if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
-  MagnitudeSampleArgs args{};
-  args.tensors[0] = tensor;
-  args.largest[0] = &state->largest;
-  return launch_sample_magnitudes(args, 1, stream);
 }
 
 inline int64_t launch_recomputed_conv(const ConvCall& call) {

@@ -1,4 +1,6 @@
-"""Many channels over few pixels, as the first layers of a decoder have them."""
+"""Many channels over few pixels, as the first layers of a decoder have them, and an ordinary
+convolution behind.
+"""
 
 import torch
 import torch.nn as nn
@@ -18,9 +20,10 @@ class Model(nn.Module):
             dilation=dilation,
             groups=groups,
         )
+        self.smooth = nn.Conv2d(out_channels, 8, 3, padding=1)
 
     def forward(self, x):
-        return self.conv(x)
+        return self.smooth(self.conv(x))
 
 
 def get_inputs():
