@@ -10,7 +10,10 @@ from generator.ir import Node
 from generator.program import Program, read_program
 from generator.references import transposed_references
 
-_ORDINARY = "but on Hopper the kernel without steps runs it where its stride is one and images many"
+_ORDINARY = (
+    "but on Hopper the kernel without steps runs it where no gradient is wanted, its stride is one "
+    "and its images are large or many"
+)
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
 

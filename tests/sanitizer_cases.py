@@ -119,6 +119,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(MANY_CHANNELS, (130, 192, 3, 2, 1), (3, 130, 4, 5), dtype, "hopper")
             yield Run(MANY_CHANNELS, (256, 128, 4, 2, 1), (128, 256, 8, 8), dtype, "hopper")
             yield Run(MANY_CHANNELS, (16, 256, 3, 1, 1), (2, 16, 20, 40), dtype, "hopper")
+            # The input's scale from a sample.
+            yield Run(MANY_CHANNELS, (16, 40, 3, 1, 1), (1, 16, 256, 256), dtype, "hopper")
         for shape in (
             (3, 64, 10, 28),
             (2, 64, 60, 60),
@@ -145,6 +147,8 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     """Whether the run's outputs are finite. `load` gives the namespace of a problem's solution."""
     torch.manual_seed(0)
     model = load(run.problem)["ModelNew"](*run.arguments)
+    if run.problem == MANY_CHANNELS:
+        model.smooth = torch.nn.Identity()  # PyTorch's kernels are not to be looked at
     model = model.to(run.dtype).to("cuda").train(run.training)
     x = torch.randn(run.shape).to(run.dtype)
     old, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, run.allow_tf32

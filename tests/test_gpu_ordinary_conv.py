@@ -47,24 +47,16 @@ def test_it_is_ours_and_right(shelf, layer, dtype, allowed, behind_softmax):
     x = torch.randn(batch, channels, height, width, device="cuda")
     if behind_softmax:
         x = torch.softmax(4 * x, -1)
-    x = x.to(dtype).requires_grad_()
+    x = x.to(dtype)
     solution = shelf[MANY_CHANNELS].solution
     operator = Counted(solution["_operator"])
-    with tf32(allowed):
+    with tf32(allowed), torch.no_grad():
         y = solution["_ordinary_conv"](operator, conv, x)
-        grad = torch.randn_like(y)
-        y.backward(grad)
-    ours = batch * height * width >= 1 << 16 or dtype == torch.float32
-    assert operator.calls == ours
-    exact = [t.detach().double().requires_grad_() for t in (x, conv.weight, conv.bias)]
+    assert operator.calls == (batch * height * width >= 1 << 16 or dtype == torch.float32)
+    exact = [t.detach().double() for t in (x, conv.weight, conv.bias)]
     arguments = {"padding": conv.padding, "dilation": conv.dilation}
     wanted = nn.functional.conv2d(*exact, **arguments)
-    wanted.backward(grad.double())
     is_tf32 = dtype == torch.float32 and allowed
     factor = bound_factor(conv.weight[0].numel(), dtype, dtype, tf32=is_tf32)
-    magnitude = nn.functional.conv2d(*(t.detach().abs() for t in exact), **arguments)
-    assert_within(y, wanted.detach(), factor * magnitude)
-    most = {torch.float16: 2e-3, torch.bfloat16: 1e-2}.get(dtype, 1e-3 if is_tf32 else 1e-5)
-    for given, true in zip((x, conv.weight, conv.bias), exact, strict=True):
-        error = (given.grad.double() - true.grad).norm() / true.grad.norm()
-        assert float(error) < most
+    magnitude = nn.functional.conv2d(*(t.abs() for t in exact), **arguments)
+    assert_within(y, wanted, factor * magnitude)

@@ -1,5 +1,5 @@
 """nn.Conv2d of stride one by the kernels of the transposed convolution, where those are faster than
-PyTorch's.
+PyTorch's and no gradient is wanted.
 """
 
 import functools as _functools
@@ -7,7 +7,7 @@ import functools as _functools
 import torch
 from torch import nn as _nn
 
-from generator.runtime.dispatch import _as_operator, _transformed
+from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
 
 # Of a batch. Measured on an H200: in 16 bits, and with few products, PyTorch's is as fast on less.
 _MANY_PIXELS, _FEW_PIXELS, _MANY_PRODUCTS = 1 << 16, 1 << 12, 1 << 30
@@ -18,6 +18,8 @@ def _ordinary_conv(operator, module, x):
     with its kernel turned round and dilation * (kernel_size - 1) - padding for its padding.
     """
     if not (_calls_conv2d(module) and _pays(module, x)):
+        return module(x)
+    if _wants_gradient(x, module.weight, module.bias):  # which often leaves fp16's range
         return module(x)
     axes = zip(module.dilation, module.kernel_size, module.padding, strict=True)
     padding = tuple(dilation * (size - 1) - cut for dilation, size, cut in axes)
