@@ -98,6 +98,8 @@ def picture(figure: Figure, name: str, title: str, text: str) -> Picture:
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()  # lays out once, for both formats
     figure.set_layout_engine("none")
+    for axes in figure.axes:  # the solver's last digits are its version's, and name clip paths
+        axes.set_position([round(end, 6) for end in axes.get_position().bounds])
     content = io.StringIO()
     matplotlib.rcParams["svg.hashsalt"] = name
     figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
