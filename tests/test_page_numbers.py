@@ -141,7 +141,7 @@ def test_the_ranges_of_fp16_containers_are_the_kernels():
     """docs/precision.md in words, kernels_src/ in numbers."""
     assert float(constant("kInputScale").removesuffix("f")) == 2**8
     assert constant("kSmallestExact") == "0x1p-22f"
-    assert constant("kSmallContainer") == "0x1p-12f * kInputScale"
+    assert constant("kSmall") == "0x1p-12f * kInputScale"
     assert constant("kFewGroupChannels") == "8" and constant("kMinUsefulFraction") == "1.0 / 32"
     assert constant("kMaxPhases") == "16"
 

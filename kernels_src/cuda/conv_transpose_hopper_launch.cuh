@@ -9,7 +9,7 @@
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
 #ifdef TCONV_SAMPLES_INPUTS
-#include "input_scale.cuh"
+#include "gradient_scales.cuh"
 #endif
 #include "overlapped_launch.cuh"
 #ifdef TCONV_GATHERS_PIXELS
@@ -33,6 +33,9 @@
 
 namespace tconv {
 namespace cuda {
+#ifdef TCONV_SAMPLES_INPUTS
+#include "input_scale.cuh"
+#endif
 namespace hopper {
 
 // Why no kernel for Hopper can run a call on a device, or null.

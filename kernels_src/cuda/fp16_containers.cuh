@@ -16,8 +16,6 @@ namespace cuda {
 // bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
-constexpr float kLargestContainer = 65504.0f;              // of scaled inputs
-constexpr float kSmallContainer = 0x1p-12f * kInputScale;  // below this subnormals beside it would show
 
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
@@ -67,7 +65,8 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  const bool overflow = !(magnitude <= kLargestContainer), small = magnitude < kSmallContainer;
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
   if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
   bool raise = __any_sync(0xFFFFFFFFu, overflow);
   if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());

@@ -35,20 +35,12 @@ struct GatheredPixelsArgs {
   GuardState* guard;
 };
 
-// guard_packed by halves, since a sum has products of all the block's channels: raises the guard where a value of this
-// warp overflows, and says whether all are small.
-__device__ __forceinline__ bool watch_warp(__half2 largest, GuardState* guard) {
-  const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  if (__any_sync(0xFFFFFFFFu, !(magnitude <= kLargestContainer)) && threadIdx.x % 32 == 0) guard->out_of_range = 1;
-  return __all_sync(0xFFFFFFFFu, magnitude < kSmallContainer);
-}
-
 template <typename Storage>
 __global__ void __launch_bounds__(GatheredPixelsConfig::kThreads)
     pack_gathered_pixels_kernel(const __grid_constant__ GatheredPixelsArgs<Storage> args) {
   using Config = GatheredPixelsConfig;
   __shared__ uint4 chunks[Config::kThreads];
-  __shared__ bool small[Config::kChunks];
+  __shared__ uint32_t largest_of[Config::kChunks];
   const int run = static_cast<int>(args.by_all_blocks.quotient(blockIdx.x));
   const int all_blocks = static_cast<int>(args.by_all_blocks.divisor);
   const int of_all = static_cast<int>(blockIdx.x) - run * all_blocks;
@@ -78,8 +70,9 @@ __global__ void __launch_bounds__(GatheredPixelsConfig::kThreads)
     __half2 largest = __floats2half2_rn(0.0f, 0.0f);
 #pragma unroll
     for (int k = 0; k < 4; ++k) words[k] = pack_scaled_inputs(values[2 * k], values[2 * k + 1], largest, scale.value);
-    const bool is_small = watch_warp(largest, args.guard);
-    if (lane == 0) small[chunk] = is_small;
+    const uint32_t bits = *reinterpret_cast<const uint32_t*>(&largest);
+    const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFFu, max(bits & 0xFFFFu, bits >> 16));  // NaN above all
+    if (lane == 0) largest_of[chunk] = of_warp;
   } else {
 #pragma unroll
     for (int k = 0; k < 4; ++k) words[k] = pack_pair(values[2 * k], values[2 * k + 1]);
@@ -87,16 +80,16 @@ __global__ void __launch_bounds__(GatheredPixelsConfig::kThreads)
   chunks[lane * Config::kChunks + (chunk ^ lane % 8)] = make_uint4(words[0], words[1], words[2], words[3]);
   __syncthreads();
   if constexpr (sizeof(Storage) == 4) {
-    bool all_small = true;
+    // Of all the block's channels, since a sum has products of all.
+    uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < Config::kChunks; ++i) all_small = all_small && small[i];
-    if (all_small) {
-      const float smallest_exact = InputScale(args.guard).smallest_exact;
-      bool subnormal = false;
+    for (int i = 0; i < Config::kChunks; ++i) most = max(most, largest_of[i]);
+    const uint32_t pair = most << 16 | most;
+    const float smallest_exact = InputScale(args.guard).smallest_exact;
+    guard_range(*reinterpret_cast<const __half2*>(&pair), args.guard, smallest_exact, [&](auto&& inspect) {
 #pragma unroll
-      for (int k = 0; k < 8; ++k) subnormal |= values[k] != 0.0f && fabsf(values[k]) < smallest_exact;
-      if (subnormal) args.guard->out_of_range = 1;
-    }
+      for (int k = 0; k < 8; ++k) inspect(values[k]);
+    });
   }
   const int nth = threadIdx.x / Config::kChunks, of_pixel = threadIdx.x % Config::kChunks;
   const int stored = run * Config::kPixels + nth;

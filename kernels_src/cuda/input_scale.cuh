@@ -1,10 +1,6 @@
-// The Hopper convolution's input scale, from a sample of the input.
+// The Hopper convolution's input scale, from a sample of the input: for headers that include this within namespace
+// tconv::cuda, behind gradient_scales.cuh.
 #pragma once
-
-#include "gradient_scales.cuh"
-
-namespace tconv {
-namespace cuda {
 
 // What a tensor of these sizes and strides is multiplied by, for the Hopper kernel, which clears the rest of the state.
 inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state, void* stream) {
@@ -15,6 +11,3 @@ inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state
   args.largest[0] = &state->largest;
   return launch_sample_magnitudes(args, 1, stream);
 }
-
-}  // namespace cuda
-}  // namespace tconv

@@ -5,7 +5,7 @@
 
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
-#include "input_scale.cuh"
+#include "gradient_scales.cuh"
 #ifdef TCONV_WALKS_DEPTH
 #include "depth_scales.cuh"
 #endif
@@ -18,6 +18,8 @@ inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
   if (plan.kernel != kHopper || dtype != kFloat32) return -1;
   return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
 }
+
+#include "input_scale.cuh"
 
 inline int64_t launch_recomputed_conv(const ConvCall& call) {
   const KernelPlan& plan = choose_kernel<Outputs::kAlone>(call);

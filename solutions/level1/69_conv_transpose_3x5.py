@@ -27,10 +27,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     f3cadbb4bf6faf234cabb7f28cbc57780b6ca356149dcf6243d3fef51b810e80
+sha256 of CUDA_SOURCE:     8805c7fbc106d45c18c81f01eaadcbb1a625d9a0d6d6b188b7e95094dd626c28
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 9859416b6bfae628bb8443dc0a7c93577496c8fc0dc59ae5e60c3a3bc1018685
+sha256 of GRADIENT_CUDA_SOURCE: f995be1b8fac712390e3a7cc949af2b5349ff7afb1ffd512d92c5477abe40351
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -1809,8 +1809,6 @@ namespace cuda {
 // bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
-constexpr float kLargestContainer = 65504.0f;              // of scaled inputs
-constexpr float kSmallContainer = 0x1p-12f * kInputScale;  // below this subnormals beside it would show
 
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
@@ -1860,7 +1858,8 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  const bool overflow = !(magnitude <= kLargestContainer), small = magnitude < kSmallContainer;
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
   if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
   bool raise = __any_sync(0xFFFFFFFFu, overflow);
   if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
@@ -8063,7 +8062,7 @@ struct GradientCall {
 // ==== lines 682 to 770 of CUDA_SOURCE
 // ==== lines 1593 to 1644 of CUDA_SOURCE
 // ==== lines 782 to 913 of CUDA_SOURCE
-// ==== lines 2770 to 2905 of CUDA_SOURCE
+// ==== lines 2769 to 2904 of CUDA_SOURCE
 
 // ==== lines 1390 to 1429 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -8240,9 +8239,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 // ==== lines 1481 to 1575 of CUDA_SOURCE
 
 // ==== lines 1577 to 1593 of CUDA_SOURCE
-// ==== lines 1644 to 2747 of CUDA_SOURCE
+// ==== lines 1644 to 2746 of CUDA_SOURCE
 
-// ==== lines 2907 to 3214 of CUDA_SOURCE
+// ==== lines 2906 to 3213 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -8252,19 +8251,19 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 3214 to 3235 of CUDA_SOURCE
+// ==== lines 3213 to 3234 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 3235 to 3421 of CUDA_SOURCE
+// ==== lines 3234 to 3420 of CUDA_SOURCE
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 3431 to 3918 of CUDA_SOURCE
+// ==== lines 3430 to 3917 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3918 to 4244 of CUDA_SOURCE
+// ==== lines 3917 to 4243 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8357,10 +8356,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4238 to 4665 of CUDA_SOURCE
+// ==== lines 4237 to 4664 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4665 to 5082 of CUDA_SOURCE
+// ==== lines 4664 to 5081 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -8369,13 +8368,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5088 to 5108 of CUDA_SOURCE
+// ==== lines 5087 to 5107 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5108 to 5138 of CUDA_SOURCE
+// ==== lines 5107 to 5137 of CUDA_SOURCE
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 5147 to 5570 of CUDA_SOURCE
+// ==== lines 5146 to 5569 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -8725,9 +8724,6 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 // forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
 // are.
 
-// ---- kernels_src/cuda/input_scale.cuh
-// The Hopper convolution's input scale, from a sample of the input.
-
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
 // device, for gradients may be of any magnitude: from the largest of a sample of each tensor, with room for larger
@@ -8840,6 +8836,16 @@ inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int cou
 namespace tconv {
 namespace cuda {
 
+// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
+inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
+  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
+  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
+}
+
+// ---- kernels_src/cuda/input_scale.cuh
+// The Hopper convolution's input scale, from a sample of the input: for headers that include this within namespace
+// tconv::cuda, behind gradient_scales.cuh.
+
 // What a tensor of these sizes and strides is multiplied by, for the Hopper kernel, which clears the rest of the state.
 inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state, void* stream) {
   const cudaError_t cleared = cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(stream));
@@ -8848,18 +8854,6 @@ inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state
   args.tensors[0] = tensor;
   args.largest[0] = &state->largest;
   return launch_sample_magnitudes(args, 1, stream);
-}
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
-inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
-  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
-  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
 }
 
 inline int64_t launch_recomputed_conv(const ConvCall& call) {

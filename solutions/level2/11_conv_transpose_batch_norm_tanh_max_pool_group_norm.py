@@ -30,10 +30,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     e36f586f486b46c413f9e5fc8ed0409b370e0cfc8adebe913761ab7a96fd1f84
+sha256 of CUDA_SOURCE:     90be617b5cd2414b692449c15d3ab05fec4a6296ce3e05222ac35f6a083983e1
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 04a60d2fe028c2078afb16fe68284cf6d413a93f274da006d8bd1d4ba44ebefd
+sha256 of GRADIENT_CUDA_SOURCE: a3602767b7ddde167549a47a9bec19cee86c6858bfecbe19caaae982fe725df7
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -2853,8 +2853,6 @@ namespace cuda {
 // bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
-constexpr float kLargestContainer = 65504.0f;              // of scaled inputs
-constexpr float kSmallContainer = 0x1p-12f * kInputScale;  // below this subnormals beside it would show
 
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
@@ -2904,7 +2902,8 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  const bool overflow = !(magnitude <= kLargestContainer), small = magnitude < kSmallContainer;
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
   if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
   bool raise = __any_sync(0xFFFFFFFFu, overflow);
   if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
@@ -10075,7 +10074,7 @@ struct GradientCall {
 // ==== lines 1898 to 1998 of CUDA_SOURCE
 // ==== lines 463 to 493 of CUDA_SOURCE
 
-// ==== lines 3808 to 3943 of CUDA_SOURCE
+// ==== lines 3807 to 3942 of CUDA_SOURCE
 
 // ==== lines 2479 to 2518 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -10254,9 +10253,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 2570 to 2664 of CUDA_SOURCE
 
-// ==== lines 2666 to 3785 of CUDA_SOURCE
+// ==== lines 2666 to 3784 of CUDA_SOURCE
 
-// ==== lines 3945 to 4252 of CUDA_SOURCE
+// ==== lines 3944 to 4251 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -10266,9 +10265,9 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 4252 to 4273 of CUDA_SOURCE
+// ==== lines 4251 to 4272 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 4273 to 4371 of CUDA_SOURCE
+// ==== lines 4272 to 4370 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
@@ -10281,12 +10280,12 @@ struct PackedInput {
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
 // ==== lines 583 to 605 of CUDA_SOURCE
-// ==== lines 4376 to 4841 of CUDA_SOURCE
+// ==== lines 4375 to 4840 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4841 to 5167 of CUDA_SOURCE
+// ==== lines 4840 to 5166 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10379,10 +10378,10 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5161 to 5588 of CUDA_SOURCE
+// ==== lines 5160 to 5587 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5588 to 6005 of CUDA_SOURCE
+// ==== lines 5587 to 6004 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -10391,13 +10390,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6011 to 6031 of CUDA_SOURCE
+// ==== lines 6010 to 6030 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6031 to 6061 of CUDA_SOURCE
+// ==== lines 6030 to 6060 of CUDA_SOURCE
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6070 to 6493 of CUDA_SOURCE
+// ==== lines 6069 to 6492 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -10747,9 +10746,6 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 // forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
 // are.
 
-// ---- kernels_src/cuda/input_scale.cuh
-// The Hopper convolution's input scale, from a sample of the input.
-
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
 // device, for gradients may be of any magnitude: from the largest of a sample of each tensor, with room for larger
@@ -10862,6 +10858,16 @@ inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int cou
 namespace tconv {
 namespace cuda {
 
+// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
+inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
+  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
+  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
+}
+
+// ---- kernels_src/cuda/input_scale.cuh
+// The Hopper convolution's input scale, from a sample of the input: for headers that include this within namespace
+// tconv::cuda, behind gradient_scales.cuh.
+
 // What a tensor of these sizes and strides is multiplied by, for the Hopper kernel, which clears the rest of the state.
 inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state, void* stream) {
   const cudaError_t cleared = cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(stream));
@@ -10870,18 +10876,6 @@ inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state
   args.tensors[0] = tensor;
   args.largest[0] = &state->largest;
   return launch_sample_magnitudes(args, 1, stream);
-}
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
-inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
-  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
-  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
 }
 
 inline int64_t launch_recomputed_conv(const ConvCall& call) {

@@ -30,12 +30,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     86b9e16d1ccd6d4d5da5c8dcd76683fa11c32cae9df3691e744655f2f16596b4
+sha256 of CUDA_SOURCE:     3c0d966ffecdfe9202cdbdb087a1ac7bc592548da0daf5dfd317f6563b9a528d
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 0045e9e557b8a8ab8cd0aa1c102fb76b047a3756ede21115f94e394214a325f7
+sha256 of GRADIENT_CUDA_SOURCE: 871c9784123d66f3f877f930c303dd0dcccd29dca25024196e8a2aa9c98e9ff5
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 7da79276c00f7beebbfb44e106ab653335ccae40aff5fa3337159270802d8990
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
 """
 
@@ -936,8 +936,6 @@ namespace cuda {
 // bits.
 constexpr float kInputScale = 256.0f;
 constexpr float kSmallestExact = 0x1p-22f;
-constexpr float kLargestContainer = 65504.0f;              // of scaled inputs
-constexpr float kSmallContainer = 0x1p-12f * kInputScale;  // below this subnormals beside it would show
 
 // Device-side words of a call; cleared before its kernels run.
 struct GuardState {
@@ -987,7 +985,8 @@ __device__ __forceinline__ uint32_t pack_scaled_inputs(float a, float b, __half2
 template <typename Subnormal>
 __device__ __forceinline__ void guard_packed(__half2 largest, GuardState* guard, Subnormal&& subnormal) {
   const float magnitude = __half2float(__hmax_nan(__low2half(largest), __high2half(largest)));
-  const bool overflow = !(magnitude <= kLargestContainer), small = magnitude < kSmallContainer;
+  constexpr float kSmall = 0x1p-12f * kInputScale;
+  const bool overflow = !(magnitude <= 65504.0f), small = magnitude < kSmall;
   if (!__any_sync(0xFFFFFFFFu, overflow || small)) return;
   bool raise = __any_sync(0xFFFFFFFFu, overflow);
   if (!raise && __all_sync(0xFFFFFFFFu, small)) raise = __any_sync(0xFFFFFFFFu, subnormal());
@@ -10902,14 +10901,14 @@ struct Epilogue {
     (void)args;
     (void)channel;
 // ==== lines 501 to 549 of CUDA_SOURCE
-// ==== lines 1015 to 1103 of CUDA_SOURCE
-// ==== lines 1282 to 1333 of CUDA_SOURCE
-// ==== lines 3372 to 3472 of CUDA_SOURCE
-// ==== lines 1622 to 1652 of CUDA_SOURCE
+// ==== lines 1014 to 1102 of CUDA_SOURCE
+// ==== lines 1281 to 1332 of CUDA_SOURCE
+// ==== lines 3371 to 3471 of CUDA_SOURCE
+// ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6233 to 6368 of CUDA_SOURCE
+// ==== lines 6232 to 6367 of CUDA_SOURCE
 
-// ==== lines 1101 to 1140 of CUDA_SOURCE
+// ==== lines 1100 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -11077,28 +11076,28 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4617 to 4645 of CUDA_SOURCE
+// ==== lines 4616 to 4644 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4645 to 5146 of CUDA_SOURCE
+// ==== lines 4644 to 5145 of CUDA_SOURCE
 
-// ==== lines 5198 to 5292 of CUDA_SOURCE
+// ==== lines 5197 to 5291 of CUDA_SOURCE
 
-// ==== lines 5294 to 5405 of CUDA_SOURCE
-// ==== lines 861 to 1011 of CUDA_SOURCE
+// ==== lines 5293 to 5404 of CUDA_SOURCE
+// ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5406 to 5594 of CUDA_SOURCE
+// ==== lines 5405 to 5593 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
 
 
-// ==== lines 1141 to 1192 of CUDA_SOURCE
+// ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5598 to 6210 of CUDA_SOURCE
+// ==== lines 5597 to 6209 of CUDA_SOURCE
 
-// ==== lines 6370 to 6390 of CUDA_SOURCE
+// ==== lines 6369 to 6389 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11106,8 +11105,8 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 846 to 861 of CUDA_SOURCE
 
-// ==== lines 1190 to 1282 of CUDA_SOURCE
-// ==== lines 1333 to 1507 of CUDA_SOURCE
+// ==== lines 1189 to 1281 of CUDA_SOURCE
+// ==== lines 1332 to 1506 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -11117,9 +11116,9 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 1507 to 1528 of CUDA_SOURCE
+// ==== lines 1506 to 1527 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 1528 to 1617 of CUDA_SOURCE
+// ==== lines 1527 to 1616 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_pool.cuh
 // Max-pooling in the Hopper convolution's epilogue: 2 x 2 windows side by side, before BatchNorm. BatchNorm is affine
 // per channel and the activation after it never decreases, so that a window's largest result comes from its largest
@@ -11135,18 +11134,18 @@ struct PackedInput {
 #include <cstring>
 
 
-// ==== lines 1650 to 1732 of CUDA_SOURCE
+// ==== lines 1649 to 1731 of CUDA_SOURCE
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 1742 to 1762 of CUDA_SOURCE
-// ==== lines 2034 to 2501 of CUDA_SOURCE
+// ==== lines 1741 to 1761 of CUDA_SOURCE
+// ==== lines 2033 to 2500 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3046 to 3372 of CUDA_SOURCE
+// ==== lines 3045 to 3371 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11245,14 +11244,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6390 to 6485 of CUDA_SOURCE
-// ==== lines 2688 to 2762 of CUDA_SOURCE
-// ==== lines 6488 to 6740 of CUDA_SOURCE
+// ==== lines 6389 to 6484 of CUDA_SOURCE
+// ==== lines 2687 to 2761 of CUDA_SOURCE
+// ==== lines 6487 to 6739 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6740 to 6762 of CUDA_SOURCE
-// ==== lines 4187 to 4518 of CUDA_SOURCE
-// ==== lines 6764 to 6828 of CUDA_SOURCE
+// ==== lines 6739 to 6761 of CUDA_SOURCE
+// ==== lines 4186 to 4517 of CUDA_SOURCE
+// ==== lines 6763 to 6827 of CUDA_SOURCE
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -11261,13 +11260,13 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6834 to 6854 of CUDA_SOURCE
+// ==== lines 6833 to 6853 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6854 to 6884 of CUDA_SOURCE
+// ==== lines 6853 to 6883 of CUDA_SOURCE
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6893 to 7316 of CUDA_SOURCE
+// ==== lines 6892 to 7315 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -11617,9 +11616,6 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
 // forward's kernels, but for the input's scale, which is found on the device, as all scales of the gradients' library
 // are.
 
-// ---- kernels_src/cuda/input_scale.cuh
-// The Hopper convolution's input scale, from a sample of the input.
-
 // ---- kernels_src/cuda/gradient_scales.cuh
 // Powers of two that bring operands of gradients into the range of fp16 containers (fp16_containers.cuh), found on the
 // device, for gradients may be of any magnitude: from the largest of a sample of each tensor, with room for larger
@@ -11732,6 +11728,16 @@ inline int64_t launch_sample_magnitudes(const MagnitudeSampleArgs& args, int cou
 namespace tconv {
 namespace cuda {
 
+// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
+inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
+  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
+  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
+}
+
+// ---- kernels_src/cuda/input_scale.cuh
+// The Hopper convolution's input scale, from a sample of the input: for headers that include this within namespace
+// tconv::cuda, behind gradient_scales.cuh.
+
 // What a tensor of these sizes and strides is multiplied by, for the Hopper kernel, which clears the rest of the state.
 inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state, void* stream) {
   const cudaError_t cleared = cudaMemsetAsync(state, 0, sizeof(GuardState), static_cast<cudaStream_t>(stream));
@@ -11740,18 +11746,6 @@ inline int64_t launch_input_scale(const SampledTensor& tensor, GuardState* state
   args.tensors[0] = tensor;
   args.largest[0] = &state->largest;
   return launch_sample_magnitudes(args, 1, stream);
-}
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-// Where the Hopper kernel has its guard, and what input scales follow from, in its workspace; -1 where it has none.
-inline int64_t hopper_guard_offset(const KernelPlan& plan, int64_t dtype) {
-  if (plan.kernel != kHopper || dtype != kFloat32) return -1;
-  return reinterpret_cast<char*>(hopper::HopperWorkspace(plan.hopper).guard(nullptr)) - static_cast<char*>(nullptr);
 }
 
 inline int64_t launch_recomputed_conv(const ConvCall& call) {
@@ -15770,7 +15764,7 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 #include <utility>
 
 // ==== lines 141 to 187 of CUDA_SOURCE
-// ==== lines 1026 to 1103 of CUDA_SOURCE
+// ==== lines 1025 to 1102 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_moments.cuh
 // Moments within a warp and across a block, and what a normalisation does to one channel.
 
@@ -15780,13 +15774,13 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
 #include <cstring>
 
 // ==== lines 522 to 549 of CUDA_SOURCE
-// ==== lines 1622 to 1732 of CUDA_SOURCE
+// ==== lines 1621 to 1731 of CUDA_SOURCE
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 1742 to 1762 of CUDA_SOURCE
-// ==== lines 3752 to 3889 of CUDA_SOURCE
+// ==== lines 1741 to 1761 of CUDA_SOURCE
+// ==== lines 3751 to 3888 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -15865,7 +15859,7 @@ struct GroupNormGradientCall {
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
 };
 
-// ==== lines 1281 to 1333 of CUDA_SOURCE
+// ==== lines 1280 to 1332 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
