@@ -28,7 +28,6 @@ from tests.sweeps import swept
 PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
-PATHS += [REFERENCES / "many_channels.py"]  # gathered pixels, and the input's scale from a sample
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
 LIBRARIES += [MANY_CHANNELS_GRADIENTS]
 PATHS += LIBRARIES

@@ -133,14 +133,20 @@ def test_others_stay_pytorchs(on_hopper, other):
     assert not asked(conv, x.to(conv.weight.dtype))
 
 
-def test_layouts_devices_and_compilers(on_hopper, monkeypatch):
+def test_layouts_and_devices(on_hopper):
     conv, x = large()
     assert not ordinary_conv._pays(conv, x)  # on no CUDA device
     assert not asked(conv, x.to(memory_format=torch.channels_last))
     assert not asked(conv, x[0])
     assert not asked(conv, x[:0])
+
+
+def test_compilers_see_pytorchs(pays, monkeypatch):
     monkeypatch.setattr(ordinary_conv, "_as_operator", lambda: True)
-    assert not asked(conv, x)
+    operator = Transposed()
+    with torch.no_grad():
+        ordinary_conv._ordinary_conv(operator, nn.Conv2d(3, 4, 3), torch.randn(2, 3, 6, 7))
+    assert operator.calls == 0
 
 
 def test_a_solution_calls_it_where_a_kernel_is_there():

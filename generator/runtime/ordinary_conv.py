@@ -17,6 +17,8 @@ def _ordinary_conv(operator, module, x):
     """module(x), by `operator` where it pays: a convolution of stride one is the transposed one
     with its kernel turned round and dilation * (kernel_size - 1) - padding for its padding.
     """
+    if _as_operator() or _transformed():  # compilers choose a layout for PyTorch's
+        return module(x)
     if not (_calls_conv2d(module) and _pays(module, x)):
         return module(x)
     if _wants_gradient(x, module.weight, module.bias):  # which often leaves fp16's range
@@ -47,9 +49,7 @@ def _calls_conv2d(module) -> bool:
 
 
 def _pays(module, x) -> bool:
-    """Measured on Hopper, for contiguous images. Compilers see PyTorch's convolution, for which
-    they choose a layout.
-    """
+    """Measured on Hopper, for contiguous images."""
     weight = module.weight
     return (
         x.is_cuda
@@ -66,8 +66,6 @@ def _pays(module, x) -> bool:
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
         and _is_hopper(x.device.index)
-        and not _as_operator()
-        and not _transformed()
     )
 
 
