@@ -12,14 +12,7 @@ from generator.errors import Refusal
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
-from generator.fuse import (
-    STEPLESS,
-    Fused,
-    Plan,
-    fuse,
-    is_ordinary_conv,
-    require_transposed,
-)
+from generator.fuse import STEPLESS, Fused, Plan, fuse, is_ordinary_conv, require_transposed
 from generator.reference import Reference, load_reference
 
 

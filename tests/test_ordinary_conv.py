@@ -77,7 +77,16 @@ def hooked() -> nn.Conv2d:
     return conv
 
 
-@pytest.mark.parametrize("make", [lambda: Doubled(3, 4, 3), hooked, lambda: nn.Identity()])
+def replaced() -> nn.Conv2d:
+    conv = nn.Conv2d(3, 4, 3)
+    conv.forward = torch.zeros_like
+    return conv
+
+
+MAKERS = [lambda: Doubled(3, 4, 3), hooked, replaced, nn.Identity]
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_other_modules_are_called(pays, make):
     module, operator, x = make(), Transposed(), torch.randn(2, 3, 6, 7)
     with torch.no_grad():

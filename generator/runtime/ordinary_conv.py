@@ -8,6 +8,7 @@ import torch
 from torch import nn as _nn
 
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
+from generator.runtime.inner_modules import _HOOKS
 
 # Of a batch. Measured on an H200: in 16 bits, and with few products, PyTorch's is as fast on less.
 _MANY_PIXELS, _FEW_PIXELS, _MANY_PRODUCTS = 1 << 16, 1 << 12, 1 << 30
@@ -39,13 +40,8 @@ def _turned_round(weight):
 def _calls_conv2d(module) -> bool:
     """Would a call run nn.Conv2d's forward, and nothing else?"""
     own = module.__dict__
-    return type(module) is _nn.Conv2d and not (
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
-    )
+    changed = "forward" in own or any(own[hook] for hook in _HOOKS)
+    return type(module) is _nn.Conv2d and not changed
 
 
 def _pays(module, x) -> bool:

@@ -191,10 +191,9 @@ void describe_depth(HopperArgs<Storage>& args, const ConvCall& call) {
 inline int64_t launch_layer_scale(const ConvCall& call, GuardState* state) {
   constexpr int64_t kLeastPixels = 1 << 16;
   const ConvTransposeLayer& p = call.layer;
+  bool samples = call.dtype == kFloat32 && p.batch * p.in_h * p.in_w >= kLeastPixels;
 #ifdef TCONV_WALKS_DEPTH
-  const bool samples = call.dtype == kFloat32 && !call.depth.walks() && p.batch * p.in_h * p.in_w >= kLeastPixels;
-#else
-  const bool samples = call.dtype == kFloat32 && p.batch * p.in_h * p.in_w >= kLeastPixels;
+  samples = samples && !call.depth.walks();  // images of volumes lie otherwise
 #endif
   if (samples)
     return launch_input_scale(sampled_tensor(call.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
