@@ -7,11 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from tests.builds_ahead import VOLUME_ONLY
-from tests.random_dimensions import layer
+from tests.random_dimensions import layer, volume
 from tests.solution_tools import relative_error
 from tests.sweeps import swept
 
 LAYERS = 100
+# With few channels, and with so many that they are packed in several blocks.
+DRAWN = {"narrow": lambda seed: layer(3, seed), "wide": volume}
+GRID = [(drawn, start) for start in range(0, 8 * LAYERS, LAYERS) for drawn in DRAWN]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +39,11 @@ def assert_near(found, exact, case):
     torch.testing.assert_close(found.double(), exact, msg=str(case), **near)
 
 
-@pytest.mark.parametrize("start", swept(range(0, 8 * LAYERS, LAYERS), (0,)))
-def test_random_layers(solution, start):
+@pytest.mark.parametrize(("drawn", "start"), swept(GRID, (0, 1), names=2))
+def test_random_layers(solution, drawn, start):
     served = 0
     for seed in range(start, start + LAYERS):
-        case = layer(3, seed)
+        case = DRAWN[drawn](seed)
         exact = case.operands()
         given = [None if t is None else t.detach().float().requires_grad_() for t in exact]
         try:

@@ -7,6 +7,9 @@
 #include "conv_outputs.h"
 #include "conv_transpose_pack.h"
 #include "conv_transpose_plain.h"
+#ifdef TCONV_WALKS_DEPTH
+#include "edge_rows.h"
+#endif
 #include "rows.h"
 #include "workspace.h"
 
@@ -93,20 +96,24 @@ class PackedConvTranspose {
     const int64_t first_channel = plan_.tiles[item.first_tile].first;
     const float* x = static_cast<const float*>(call_.x) + (outputs.first_sample + item.sample) * p_.x_stride_n +
                      item.group * plan_.group_in * p_.x_stride_c;
+#ifdef TCONV_WALKS_DEPTH
+    const ChannelsRead read(call_, item.sample, plan_.group_in);
+    // Once at least: where nothing is read, outputs are bias alone.
+    for (int64_t first_ci = read.first; first_ci == read.first || first_ci < read.last;
+         first_ci += phase.channel_block) {
+      const int64_t channels = std::min(phase.channel_block, read.last - first_ci);
+#else
     for (int64_t first_ci = 0; first_ci < plan_.group_in; first_ci += phase.channel_block) {
       const int64_t channels = std::min(phase.channel_block, plan_.group_in - first_ci);
+#endif
       if (phase.tap_count() > 0)
         for (int64_t c = 0; c < channels; ++c)
 #ifdef TCONV_WALKS_DEPTH
         {
-          float* const plane = planes + c * phase.plane;
           const float* channel = x + (first_ci + c) * p_.x_stride_c;
           if (call_.depth.walks())
             channel = input_plane(call_, item.sample, WalkChannel(call_, item.group, first_ci + c));
-          if (channel == nullptr)
-            std::memset(plane, 0, phase.plane * sizeof(float));
-          else
-            pack_plane(p_, phase, channel, first_row, plane);
+          pack_plane(p_, phase, channel, first_row, planes + c * phase.plane);
         }
 #else
           pack_plane(p_, phase, x + (first_ci + c) * p_.x_stride_c, first_row, planes + c * phase.plane);
@@ -125,9 +132,15 @@ class PackedConvTranspose {
             ((item.group * plan_.group_out + tile.first) * plan_.group_in + first_ci * tile.count) * phase.tap_count();
         args.sums = tile_sums;
         args.sums_stride = plan_.sums_stride;
+#ifdef TCONV_WALKS_DEPTH
+        args.accumulate = first_ci > read.first;
+        run_line(p_, phase, first_row, rows, tiles.function(tile.count), tile.count, tiles.pixels(tile.count), args);
+        if (first_ci + channels == read.last) finish_tile(outputs, item, phase, tile, first_row, rows, tile_sums);
+#else
         args.accumulate = first_ci > 0;
         tiles.function(tile.count)(args, ceil_div(phase.line(rows), tiles.pixels(tile.count)));
         if (first_ci + channels == plan_.group_in) finish_tile(outputs, item, phase, tile, first_row, rows, tile_sums);
+#endif
       }
     }
   }

@@ -23,6 +23,27 @@ struct WalkChannel {
   }
 };
 
+// The channels of a group that an image reads something of: neighbours, since a tap's slice moves by a constant.
+struct ChannelsRead {
+  int64_t first, last;
+
+  ChannelsRead(const ConvCall& call, int64_t image, int64_t group_in) : first(0), last(group_in) {
+    const DepthWalk& walk = call.depth;
+    if (!walk.walks()) return;
+    const int64_t slice = walk.first + image % walk.slices;
+    const auto absent = [&](int64_t tap) {
+      const int64_t at = slice + tap * walk.step;
+      return at < 0 || at >= walk.in_depth;
+    };
+    int64_t begin = 0, end = walk.taps;
+    while (begin < end && absent(begin)) ++begin;
+    while (begin < end && absent(end - 1)) --end;
+    const int64_t of_tap = group_in / walk.taps;
+    first = begin * of_tap;
+    last = end * of_tap;
+  }
+};
+
 // The plane of x that it is in an image; null: zeros.
 inline const float* input_plane(const ConvCall& call, int64_t image, const WalkChannel& at) {
   const DepthWalk& walk = call.depth;
