@@ -52,6 +52,9 @@ rsqrt, reciprocal), forward keeps that, as PyTorch does; backward computes no co
 _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
+_BATCH_NORM = """\
+BatchNorm2d in training mode, where no gradient is wanted, on Hopper and large images, is a library
+of its own, too (BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE), built when first called."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -142,7 +145,7 @@ def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[State
     early = [f"{name} = {value}" for name, value in constants.items() if not is_late[name]]
     late = [f"{name} = {value}" for name, value in constants.items() if is_late[name]]
     parts = [statement for statement in own if not statement.is_import]
-    of_gradients = _texts(kernels.gradient_sources)
+    of_gradients = _texts(kernels.gradient_sources | kernels.norm_sources)
     if len(kernels.all) < 2:
         return [*_texts(kernels.sources), *of_gradients, *early, _join(parts), "", "", *late]
     # Chains stand above what is registered of them, the repetition of sources above all.
@@ -172,7 +175,7 @@ def _forward(program: Program, kernels: Kernels) -> tuple[Checks, str, str]:
         for fused in plan.fused:
             modules_of(fused, modules)
     training, evaluation = (
-        body(reference, plan, kernels.suffixes, modules, taken) for plan in program.plans
+        body(reference, plan, kernels, modules, taken) for plan in program.plans
     )
     lines = [f"{name} = {module_path(path)}" for path, name in modules.names.items()]
     made = dataclasses.replace(program.checks, constants=list(program.checks.constants))
@@ -211,11 +214,12 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     parts += [_filled(METHODS[entry]) for entry in kernels.entries]
     dimensions = {fused.dimensions for plan in program.plans for fused in plan.fused}
     parts += [_filled(LIFTED[count]) for count in sorted(dimensions) if count in LIFTED]
-    left = [line.text for line in explained(program) if line.is_left]
+    left = [line.text for line in explained(program, kernels.normalises) if line.is_left]
     if kernels.all:
         parts += [
             _CUDA_KERNELS if kernels.cuda_alone else _KERNELS,
             *([_gradients(kernels)] if kernels.gradient_sources else []),
+            *([_BATCH_NORM] if kernels.normalises else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,
         ]
@@ -253,7 +257,8 @@ def _filled(text: str, indent: str = "") -> str:
 def _digests(kernels: Kernels) -> dict[str, str]:
     """SHA-256 of the sources as the solution's module holds them."""
     made = {name: digest(kernels.held(name)) for name in kernels.sources}
-    return made | {name: digest(f"\n{text}") for name, text in kernels.gradient_sources.items()}
+    others = kernels.gradient_sources | kernels.norm_sources
+    return made | {name: digest(f"\n{text}") for name, text in others.items()}
 
 
 def _digest(own: list[Statement], constants: dict[str, str]) -> str:
@@ -306,6 +311,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "NORM_GRADIENT_OPERATOR_SOURCE",
         "POOL_GRADIENT_CUDA_SOURCE",
         "POOL_GRADIENT_OPERATOR_SOURCE",
+        "BATCH_NORM_CUDA_SOURCE",
+        "BATCH_NORM_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from generator.calls import summary
 from generator.errors import Refusal
-from generator.fuse import Fused, Plan, is_ordinary_conv, label
+from generator.fuse import Fused, Plan, is_batch_norm, is_ordinary_conv, label
 from generator.ir import Node
 from generator.program import Program, read_program
 from generator.references import transposed_references
@@ -13,6 +13,10 @@ from generator.references import transposed_references
 _ORDINARY = (
     "but on Hopper the kernel without steps runs it where no gradient is wanted, its stride is one "
     "and its images are large or many"
+)
+_NORMALISED = (
+    "but on Hopper kernels of ours run it in training mode where no gradient is wanted and its "
+    "images are large or many"
 )
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
@@ -26,13 +30,15 @@ class Line:
     is_left: bool
 
 
-def explained(program: Program) -> list[Line]:
+def explained(program: Program, normalises: bool = True) -> list[Line]:
     """A line for each operator of forward in training mode, then for those that eval mode has
-    otherwise.
+    otherwise. `normalises`: with a library of BatchNorm, where one serves.
     """
-    lines = _lines(program, program.training)
+    normalises &= program.normalises
+    lines = _lines(program, program.training, normalises)
     known = {line.text for line in lines}
-    more = [line for line in _lines(program, program.evaluation) if line.text not in known]
+    others = _lines(program, program.evaluation, normalises)
+    more = [line for line in others if line.text not in known]
     lines += [Line(f"{line.text} (in eval mode)", line.is_left) for line in more]
     return lines
 
@@ -80,7 +86,7 @@ def _counted(names: list[str]) -> str:
     )
 
 
-def _lines(program: Program, plan: Plan) -> list[Line]:
+def _lines(program: Program, plan: Plan, normalises: bool) -> list[Line]:
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -94,6 +100,8 @@ def _lines(program: Program, plan: Plan) -> list[Line]:
             why = plan.why[item]
             if program.ordinary and is_ordinary_conv(program.reference, item):
                 why = _ORDINARY
+            elif normalises and is_batch_norm(program.reference, item):
+                why = _NORMALISED
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     return lines
 

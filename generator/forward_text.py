@@ -6,8 +6,9 @@ import textwrap
 
 from generator.calls import Modules, call_text, modules_of
 from generator.expressions import Expressions, attribute_path
-from generator.fuse import STEPLESS, Fused, Plan, is_ordinary_conv
+from generator.fuse import STEPLESS, Fused, Plan, is_batch_norm, is_ordinary_conv
 from generator.ir import Node, Region, Value, leaves
+from generator.kernels import Kernels
 from generator.reference import Reference
 
 
@@ -32,7 +33,7 @@ class Names:
 
 
 def body(
-    reference: Reference, plan: Plan, suffixes: dict[tuple, str], modules: Modules, taken: set[str]
+    reference: Reference, plan: Plan, kernels: Kernels, modules: Modules, taken: set[str]
 ) -> str:
     """The statements of one mode, without indentation, the return last."""
     text = Expressions(reference, device_of_inputs(plan))
@@ -45,7 +46,7 @@ def body(
         if regions != opened:
             lines += _switches(regions, opened, text)
             opened = regions
-        call = _item_text(reference, item, suffixes, text, modules)
+        call = _item_text(reference, item, kernels, text, modules)
         result = item.result
         is_end = place + 1 == len(plan.items) and plan.outputs is result and not opened
         for value in last_use.get(place, ()):
@@ -112,17 +113,20 @@ def _is_read(value: Value, last_use: dict[int, list[Value]]) -> bool:
 def _item_text(
     reference: Reference,
     item: Fused | Node,
-    suffixes: dict[tuple, str],
+    kernels: Kernels,
     text: Expressions,
     modules: Modules,
 ) -> str:
     if isinstance(item, Fused):
         modules_of(item, modules)
-        return call_text(item, suffixes[item.headers], text, modules)
+        return call_text(item, kernels.suffixes[item.headers], text, modules)
     if item.op == "layer":
         layer, x = attribute_path(reference.model, item.path), text.argument(item.args[0])
-        if (suffix := suffixes.get(STEPLESS)) is not None and is_ordinary_conv(reference, item):
+        suffix = kernels.suffixes.get(STEPLESS)
+        if suffix is not None and is_ordinary_conv(reference, item):
             return f"_ordinary_conv(_operator{suffix}, {layer}, {x})"
+        if kernels.normalises and is_batch_norm(reference, item):
+            return f"_large_batch_norm({layer}, {x})"
         return f"{layer}({x})"
     return text.call(item.op, item.args, item.kwargs)
 

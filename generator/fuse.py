@@ -335,9 +335,18 @@ def dimensions_of(node: Node) -> int | None:
 
 def is_ordinary_conv(reference: Reference, node: Node) -> bool:
     """Is it an nn.Conv2d that generator/runtime/ordinary_conv.py may serve?"""
+    return _is_layer(reference, node, nn.Conv2d)
+
+
+def is_batch_norm(reference: Reference, node: Node) -> bool:
+    """Is it an nn.BatchNorm2d that generator/runtime/large_batch_norm.py may serve?"""
+    return _is_layer(reference, node, nn.BatchNorm2d)
+
+
+def _is_layer(reference: Reference, node: Node, kind: type[nn.Module]) -> bool:
     if node.op != "layer":
         return False
-    return layer_class(reference.model.get_submodule(node.path)) is nn.Conv2d
+    return layer_class(reference.model.get_submodule(node.path)) is kind
 
 
 def label(node: Node) -> str:

@@ -67,6 +67,7 @@ class Kernels:
     cuda_alone: bool = False  # without the C++ half
     calls: list[Fused] = dataclasses.field(default_factory=list)  # all that use these kernels
     ordinary: bool = False  # do ordinary convolutions, too?
+    normalises: bool = False  # is there a library of BatchNorm alone?
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -147,6 +148,17 @@ class Kernels:
         return made
 
     @property
+    def norm_sources(self) -> dict[str, str]:
+        """Of the library of BatchNorm alone."""
+        if not self.normalises:
+            return {}
+        cuda = gradient_cuda_source("batch_norm")
+        return {
+            "BATCH_NORM_CUDA_SOURCE": without_shared_lines(cuda, self.held("CUDA_SOURCE")),
+            "BATCH_NORM_OPERATOR_SOURCE": gradient_operator_source("batch_norm"),
+        }
+
+    @property
     def suffixes(self) -> dict[tuple, str]:
         """By what makes a kernel."""
         return {kernel.fused.headers: kernel.suffix for kernel in self.all}
@@ -202,7 +214,8 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
-    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, program.ordinary)
+    ours = program.ordinary, program.normalises and own_gradients
+    made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours)
     if not fused:
         return made
     headers = [_headers(f) for f in fused]

@@ -12,7 +12,15 @@ from generator.errors import Refusal
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
-from generator.fuse import STEPLESS, Fused, Plan, fuse, is_ordinary_conv, require_transposed
+from generator.fuse import (
+    STEPLESS,
+    Fused,
+    Plan,
+    fuse,
+    is_batch_norm,
+    is_ordinary_conv,
+    require_transposed,
+)
 from generator.reference import Reference, load_reference
 
 
@@ -45,6 +53,14 @@ class Program:
         return STEPLESS in self.kernels and any(
             is_ordinary_conv(self.reference, item) for item in items
         )
+
+    @property
+    def normalises(self) -> bool:
+        """May kernels of ours serve a BatchNorm2d, too? Beside ordinary convolutions, which take
+        the same large images.
+        """
+        items = [item for plan in self.plans for item in plan.items if not isinstance(item, Fused)]
+        return self.ordinary and any(is_batch_norm(self.reference, item) for item in items)
 
 
 def read_program(path: Path) -> Program:

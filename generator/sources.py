@@ -232,9 +232,9 @@ def gradient_cuda_source(
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
-    ("batch_norm_pool_gradient"). `chains`: the text of generated_gradient.h, or None for the
-    identity's; beside "gradients" those of chains and GroupNorm are in it, too. `split`: with
-    output channels of convolutions in parts.
+    ("batch_norm_pool_gradient"); or of BatchNorm alone ("batch_norm"). `chains`: the text of
+    generated_gradient.h, or None for the identity's; beside "gradients" those of chains and
+    GroupNorm are in it, too. `split`: with output channels of convolutions in parts.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"

@@ -29,6 +29,7 @@ GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all s
 # Likewise but for the chains.
 NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"
 POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
+BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
@@ -36,11 +37,12 @@ VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three
 CHAINED_GRADIENTS = Path("chained_gradients")  # GRADIENTS with the chains of NORM_GRADIENTS
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 
-# Libraries of gradients by the fixture that has them emulated.
+# Libraries beside the forward by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
     "emulated_gradients": GRADIENTS,
     "emulated_norm_gradients": NORM_GRADIENTS,
     "emulated_pool_gradients": POOL_GRADIENTS,
+    "emulated_batch_norm": BATCH_NORM,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
     "emulated_many_channels_gradients": MANY_CHANNELS_GRADIENTS,
@@ -56,8 +58,8 @@ OPTIMISED = dict.fromkeys(
 
 
 def cuda_source_of(path: Path) -> str:
-    """Of a reference's solution, or of a library of gradients."""
-    if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS):
+    """Of a reference's solution, or of a library beside it."""
+    if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, BATCH_NORM):
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:
@@ -83,9 +85,9 @@ class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
     `emulated` has those of the object files of EMULATED, VOLUME_ONLY and MANY_CHANNELS, by name;
-    `gradients` those of the libraries of gradients, by source; `compiled` those of (object file,
-    nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler is
-    missing.
+    `gradients` those of the libraries beside the forward, by source; `compiled` those of (object
+    file, nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler
+    is missing.
     """
 
     def __init__(self, folder: Path, shelf: SolutionShelf, items: list):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.builds_ahead import (
+    BATCH_NORM,
     CHAINED_GRADIENTS,
     EMULATED,
     GRADIENTS,
@@ -152,6 +153,12 @@ def emulated_pool_gradients(builds_ahead):
     """The library of those through BatchNorm and max-pool, likewise."""
     built = builds_ahead.gradients[POOL_GRADIENTS].result()
     return emulator.EmulatedGradients(built, "batch_norm_pool_gradient")
+
+
+@pytest.fixture(scope="session")
+def emulated_batch_norm(builds_ahead):
+    """The library of BatchNorm alone, likewise."""
+    return emulator.EmulatedGradients(builds_ahead.gradients[BATCH_NORM].result(), "batch_norm")
 
 
 @pytest.fixture(scope="session")

@@ -148,7 +148,8 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     torch.manual_seed(0)
     model = load(run.problem)["ModelNew"](*run.arguments)
     if run.problem == MANY_CHANNELS:
-        model.smooth = torch.nn.Identity()  # PyTorch's kernels are not to be looked at
+        # PyTorch's kernels are not to be looked at.
+        model.smooth = model.norm = torch.nn.Identity()
     model = model.to(run.dtype).to("cuda").train(run.training)
     x = torch.randn(run.shape).to(run.dtype)
     old, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, run.allow_tf32
@@ -160,6 +161,8 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
         if run.problem in ("69", VOLUME_ONLY, CHAIN, MANY_CHANNELS):
             with environment(TCONV_KERNEL=run.kernel):
                 finite &= _gradients_are_finite(run, model, x)
+        if run.problem == MANY_CHANNELS and run.dtype == torch.float32:
+            finite &= _normalised_is_finite(load(run.problem), _on_device(x, run.layout))
     finally:
         torch.backends.cudnn.allow_tf32 = old
     return finite
@@ -183,6 +186,14 @@ def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
             return finite  # forward's kernel, but not the gradients'
         finite &= all(bool(g.cpu().isfinite().all()) for g in found)
     return finite
+
+
+def _normalised_is_finite(solution: dict, x: torch.Tensor) -> bool:
+    """By the kernels of BatchNorm alone, which serve larger images, and every vector there is."""
+    vectors = [torch.rand(x.shape[1]).to("cuda") for _ in range(4)]
+    counted = torch.tensor(2).to("cuda")
+    y = solution["_batch_norm_kernels"]()(x, *vectors, counted, 0.0, 1e-5)
+    return bool(torch.cat([y.flatten(), *vectors]).cpu().isfinite().all())
 
 
 def _on_device(x: torch.Tensor, layout: str) -> torch.Tensor:

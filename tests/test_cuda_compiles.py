@@ -10,6 +10,7 @@ import pytest
 
 from generator.sources import KERNELS
 from tests.builds_ahead import (
+    BATCH_NORM,
     CHAIN_GRADIENTS,
     GRADIENTS,
     MANY_CHANNELS_GRADIENTS,
@@ -29,7 +30,7 @@ PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
-LIBRARIES += [MANY_CHANNELS_GRADIENTS]
+LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 

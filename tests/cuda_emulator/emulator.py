@@ -148,7 +148,8 @@ class EmulatedLibrary:
 class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
-    "batch_norm_pool_gradient"), which has the first.
+    "batch_norm_pool_gradient"), which has the first; or that of BatchNorm alone ("batch_norm"),
+    whose operator is `normalise`.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`. gathered: of a solution with the gathered kernel.
     """
@@ -170,6 +171,9 @@ class EmulatedGradients(EmulatedLibrary):
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
         self.namespace = getattr(torch.ops, name)
+        if entry == "batch_norm":
+            self.normalise = self.namespace.normalise.default
+            return
         self.backward = self.namespace.backward.default
         if entry == "gradients":
             self.convolve = self.namespace.convolve.default

@@ -1,5 +1,5 @@
-"""Many channels over few pixels, as the first layers of a decoder have them, and an ordinary
-convolution behind.
+"""Many channels over few pixels, as the first layers of a decoder have them, and behind them an
+ordinary convolution and BatchNorm.
 """
 
 import torch
@@ -21,9 +21,10 @@ class Model(nn.Module):
             groups=groups,
         )
         self.smooth = nn.Conv2d(out_channels, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
 
     def forward(self, x):
-        return self.smooth(self.conv(x))
+        return self.norm(self.smooth(self.conv(x)))
 
 
 def get_inputs():

@@ -1,0 +1,87 @@
+"""nn.BatchNorm2d in fp32 by a batch's statistics, by a library of kernels that is built when first
+called: where those are faster than PyTorch's and no gradient is wanted.
+"""
+
+import torch
+from torch import nn as _nn
+
+from generator.runtime.allocation import _ALLOCATION
+from generator.runtime.build import _short_digest
+from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
+from generator.runtime.generated import (
+    BATCH_NORM_CUDA_SOURCE,
+    BATCH_NORM_OPERATOR_SOURCE,
+    CUDA_SOURCE,
+)
+from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
+from generator.runtime.ordinary_conv import _calls, _is_hopper
+
+# Of a tensor. Measured on an H200.
+_MANY_VALUES, _MOST_VALUES = 1 << 22, 1 << 31
+_BATCH_NORM_CUDA = _with_shared_lines(BATCH_NORM_CUDA_SOURCE, CUDA_SOURCE)
+_BATCH_NORM_NAMESPACE = (
+    f"tconv_batch_norm_{_short_digest(_BATCH_NORM_CUDA, BATCH_NORM_OPERATOR_SOURCE)}"
+)
+
+
+def _large_batch_norm(module, x):
+    """module(x), by the kernels where it pays."""
+    if _as_operator() or _transformed():
+        return module(x)
+    if not (_calls(module, _nn.BatchNorm2d) and module.training and _norm_pays(module, x)):
+        return module(x)
+    if _wants_gradient(x, module.weight, module.bias):
+        return module(x)
+    keeps, counted, momentum = module.track_running_stats, None, module.momentum
+    if keeps and module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(1)
+        counted = module.num_batches_tracked if momentum is None else None
+    running = (module.running_mean, module.running_var) if keeps else (None, None)
+    normalise = _batch_norm_kernels()
+    with _ALLOCATION:
+        return normalise(
+            x, module.weight, module.bias, *running, counted, momentum or 0.0, module.eps
+        )
+
+
+def _fake_normalise(value, *args):
+    return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+
+def _batch_norm_kernels():
+    """The operator of kernels_src/binding/operator_batch_norm.cpp."""
+    namespace, _ = _load_operators(
+        _BATCH_NORM_NAMESPACE,
+        BATCH_NORM_OPERATOR_SOURCE,
+        _BATCH_NORM_CUDA,
+        {"normalise": _fake_normalise},
+    )
+    return namespace.normalise.default
+
+
+def _norm_pays(module, x) -> bool:
+    """Measured on Hopper, for contiguous images."""
+    return (
+        x.is_cuda
+        and x.dim() == 4
+        and _MANY_VALUES <= x.numel() <= _MOST_VALUES
+        and x.numel() > x.shape[1] == module.num_features
+        and x.dtype == torch.float32
+        and x.is_contiguous()
+        and all(_fits(v, x) for v in (module.weight, module.bias))
+        and all(_fits(v, x) for v in (module.running_mean, module.running_var))
+        and (module.running_mean is None) == (module.running_var is None)
+        and _is_hopper(x.device.index)
+    )
+
+
+def _fits(vector, x) -> bool:
+    """Is it what the kernels read or write of each channel, or None?"""
+    if vector is None:
+        return True
+    return (
+        vector.dtype == x.dtype
+        and vector.shape == (x.shape[1],)
+        and vector.device == x.device
+        and vector.is_contiguous()
+    )

@@ -1,0 +1,137 @@
+"""nn.BatchNorm2d by kernels of ours: what they are called with, and when PyTorch runs it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from generator.explain import explained
+from generator.runtime import large_batch_norm
+from tests.solution_tools import REFERENCES, generated, program_of
+
+
+class Normalised:
+    """PyTorch's own in the place of the operator, which counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x, weight, bias, mean, var, counted, momentum, eps):
+        self.calls += 1
+        factor = momentum if counted is None else 1.0 / float(counted)
+        return F.batch_norm(x, mean, var, weight, bias, True, factor, eps)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    made = Normalised()
+    monkeypatch.setattr(large_batch_norm, "_batch_norm_kernels", lambda: made)
+    return made
+
+
+@pytest.fixture
+def pays(monkeypatch):
+    monkeypatch.setattr(large_batch_norm, "_norm_pays", lambda module, x: True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"momentum": None},
+        {"affine": False, "momentum": 0.3},
+        {"track_running_stats": False},
+        {"track_running_stats": False, "momentum": None},
+    ],
+    ids=str,
+)
+def test_as_the_module(kernels, pays, arguments):
+    torch.manual_seed(0)
+    ours = nn.BatchNorm2d(3, **arguments)
+    theirs = copy.deepcopy(ours)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 3, 4, 5)
+            assert torch.equal(large_batch_norm._large_batch_norm(ours, x), theirs(x))
+    assert kernels.calls == 3
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def hooked() -> nn.Module:
+    norm = nn.BatchNorm2d(3)
+    norm.register_forward_hook(lambda module, given, out: 2 * out)
+    return norm
+
+
+class Doubled(nn.BatchNorm2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "make", [hooked, lambda: Doubled(3), lambda: nn.BatchNorm2d(3).eval(), nn.Identity]
+)
+def test_other_modules_are_called(kernels, pays, make):
+    module, x = make(), torch.randn(2, 3, 4, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(large_batch_norm._large_batch_norm(module, x), module(x))
+    assert kernels.calls == 0
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight", "nothing"])
+def test_gradients_are_pytorchs(kernels, pays, wanted):
+    norm = nn.BatchNorm2d(3).requires_grad_(wanted == "weight")
+    x = torch.randn(2, 3, 4, 5).requires_grad_(wanted == "x")
+    y = large_batch_norm._large_batch_norm(norm, x)
+    assert kernels.calls == (wanted == "nothing") == (not y.requires_grad)
+
+
+def test_compilers_see_pytorchs(kernels, pays, monkeypatch):
+    monkeypatch.setattr(large_batch_norm, "_as_operator", lambda: True)
+    with torch.no_grad():
+        large_batch_norm._large_batch_norm(nn.BatchNorm2d(3), torch.randn(2, 3, 4, 5))
+    assert kernels.calls == 0
+
+
+class OnCuda(torch.Tensor):
+    """A tensor on no device that says so."""
+
+    is_cuda = True
+    device = torch.device("meta")
+
+
+def asked(norm, shape=(8, 64, 128, 128), dtype=torch.float32, change=lambda x: x) -> bool:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    return large_batch_norm._norm_pays(norm.to("meta"), change(x).as_subclass(OnCuda))
+
+
+def test_what_pays(monkeypatch):
+    monkeypatch.setattr(large_batch_norm, "_is_hopper", lambda device: True)
+    assert asked(nn.BatchNorm2d(64)) and asked(nn.BatchNorm2d(64, affine=False))
+    assert asked(nn.BatchNorm2d(64, track_running_stats=False))
+    assert not asked(nn.BatchNorm2d(63))  # whose error is PyTorch's
+    assert not asked(nn.BatchNorm2d(64), (1, 64, 16, 16))  # few values
+    assert not asked(nn.BatchNorm2d(1 << 22), (1, 1 << 22, 1, 1))  # one a channel: an error
+    assert not asked(nn.BatchNorm2d(64), dtype=torch.float16)
+    assert not asked(nn.BatchNorm2d(64, dtype=torch.float64))
+    assert not asked(nn.BatchNorm2d(64), change=lambda x: x.mT)
+    assert not asked(nn.BatchNorm2d(64), change=lambda x: x[0])
+    monkeypatch.setattr(large_batch_norm, "_is_hopper", lambda device: False)
+    assert not asked(nn.BatchNorm2d(64))
+
+
+def test_a_solution_calls_it_beside_ordinary_convolutions():
+    text = generated(REFERENCES / "many_channels.py")
+    assert "_large_batch_norm(self.norm, " in text and 'BATCH_NORM_CUDA_SOURCE = r"""' in text
+    program = program_of(REFERENCES / "many_channels.py")
+    assert any("in training mode where no gradient" in line.text for line in explained(program))
+    other = generated(REFERENCES / "dcgan_block.py")
+    assert "BatchNorm2d" in other and "_large_batch_norm" not in other
+
+
+def test_pytorchs_gradients_come_without_it():
+    text = generated(REFERENCES / "many_channels.py", own_gradients=False)
+    assert "_large_batch_norm" not in text and "in training mode where no" not in text
