@@ -16,7 +16,7 @@ _ORDINARY = (
 )
 _NORMALISED = (
     "but on Hopper kernels of ours run it in training mode where no gradient is wanted and its "
-    "images are large or many"
+    "images are large or many, and a softmax over rows that alone reads it"
 )
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")

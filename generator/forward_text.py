@@ -1,15 +1,36 @@
 """The body of ModelNew.forward: calls of ours and PyTorch's operators, in the reference's order."""
 
 import ast
+import dataclasses
 import inspect
 import textwrap
 
 from generator.calls import Modules, call_text, modules_of
 from generator.expressions import Expressions, attribute_path
-from generator.fuse import STEPLESS, Fused, Plan, is_batch_norm, is_ordinary_conv
+from generator.fuse import STEPLESS, Fused, Plan, is_batch_norm, is_ordinary_conv, is_softmax
 from generator.ir import Node, Region, Value, leaves
 from generator.kernels import Kernels
 from generator.reference import Reference
+
+
+@dataclasses.dataclass(frozen=True)
+class NormSoftmax:
+    """BatchNorm and a softmax that alone reads it, in one call."""
+
+    norm: Node
+    softmax: Node
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [self.norm, self.softmax]
+
+    @property
+    def result(self) -> Value:
+        return self.softmax.result
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return self.norm.regions
 
 
 class Names:
@@ -37,6 +58,8 @@ def body(
 ) -> str:
     """The statements of one mode, without indentation, the return last."""
     text = Expressions(reference, device_of_inputs(plan))
+    if kernels.normalises:
+        plan = dataclasses.replace(plan, items=_with_softmax(reference, plan))
     names = Names(taken)
     last_use = _last_uses(plan)
     lines: list[str] = []
@@ -66,11 +89,37 @@ def body(
     return "\n".join(lines)
 
 
+def _with_softmax(reference: Reference, plan: Plan) -> list[Fused | Node | NormSoftmax]:
+    """The items of a plan, each BatchNorm together with what alone reads it, a softmax."""
+    nodes = [node for item in plan.items for node in _nodes(item)]
+    read = [value for node in nodes for value in node.operands()]
+    read += leaves(plan.outputs)
+    items: list[Fused | Node | NormSoftmax] = []
+    for item in plan.items:
+        before = items[-1] if items else None
+        if (
+            isinstance(item, Node)
+            and isinstance(before, Node)
+            and is_batch_norm(reference, before)
+            and is_softmax(reference, item)
+            and list(item.operands()) == [before.result]
+            and read.count(before.result) == 1
+            and item.regions == before.regions
+        ):
+            items[-1] = NormSoftmax(before, item)
+        else:
+            items.append(item)
+    return items
+
+
+def _nodes(item: Fused | Node | NormSoftmax) -> list[Node]:
+    return [item] if isinstance(item, Node) else item.nodes
+
+
 def device_of_inputs(plan: Plan) -> str | None:
     """The text of the device on which forward's inputs are."""
     for item in plan.items:
-        nodes = item.nodes if isinstance(item, Fused) else [item]
-        for value in (v for node in nodes for v in node.operands()):
+        for value in (v for node in _nodes(item) for v in node.operands()):
             if value.kind == "input" and value.shape is not None:
                 return f"{Expressions.value(None, value)}.device"
     return None
@@ -94,8 +143,7 @@ def _last_uses(plan: Plan) -> dict[int, list[Value]]:
     """By the place of an item, the results that nothing reads after it."""
     last: dict[Value, int] = {}
     for place, item in enumerate(plan.items):
-        nodes = item.nodes if isinstance(item, Fused) else [item]
-        for node in nodes:
+        for node in _nodes(item):
             for value in node.operands():
                 last[value] = place
     for value in leaves(plan.outputs):
@@ -112,7 +160,7 @@ def _is_read(value: Value, last_use: dict[int, list[Value]]) -> bool:
 
 def _item_text(
     reference: Reference,
-    item: Fused | Node,
+    item: Fused | Node | NormSoftmax,
     kernels: Kernels,
     text: Expressions,
     modules: Modules,
@@ -120,6 +168,9 @@ def _item_text(
     if isinstance(item, Fused):
         modules_of(item, modules)
         return call_text(item, kernels.suffixes[item.headers], text, modules)
+    if isinstance(item, NormSoftmax):
+        norm, softmax = (attribute_path(reference.model, node.path) for node in item.nodes)
+        return f"_large_batch_norm({norm}, {text.argument(item.norm.args[0])}, {softmax})"
     if item.op == "layer":
         layer, x = attribute_path(reference.model, item.path), text.argument(item.args[0])
         suffix = kernels.suffixes.get(STEPLESS)

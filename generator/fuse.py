@@ -343,6 +343,11 @@ def is_batch_norm(reference: Reference, node: Node) -> bool:
     return _is_layer(reference, node, nn.BatchNorm2d)
 
 
+def is_softmax(reference: Reference, node: Node) -> bool:
+    """Is it an nn.Softmax, which large_batch_norm.py may take along?"""
+    return _is_layer(reference, node, nn.Softmax)
+
+
 def _is_layer(reference: Reference, node: Node, kind: type[nn.Module]) -> bool:
     if node.op != "layer":
         return False

@@ -18,6 +18,7 @@ class NormCase:
     tracks: bool = True
     momentum: float | None = 0.1
     mean: float = 0.0
+    softmax: bool = False  # over rows of it
 
     def __str__(self):
         return "-".join(str(value) for value in dataclasses.astuple(self)).replace(" ", "")
@@ -49,7 +50,7 @@ class NormCase:
             *(exact["value"], exact["running_mean"], exact["running_var"]),
             *(exact["weight"], exact["bias"], True, factor, 1e-5),
         )
-        found = normalise(*given.values(), self.momentum or 0.0, 1e-5)
+        found = normalise(*given.values(), self.momentum or 0.0, 1e-5, self.softmax)
         assert found.dtype == torch.float32 and found.shape == y.shape
         # Roundings of the value, of the scale and of the sum; of the mean, in units of the spread.
         terms = (y - self._vector(exact["bias"], y)).abs() + y.abs()
@@ -57,6 +58,11 @@ class NormCase:
         weight = self._vector(exact["weight"], y, 1.0).abs()
         read = exact["value"].abs() / spread
         bound = 2.0**-24 * (8 * terms + weight * (2 * read + 4)) + 1e-30
+        if self.softmax:
+            # Of what is normalised twice its largest error in the row; of exp, sum and quotient.
+            bound = bound.amax(3, keepdim=True)
+            y = torch.softmax(y, 3)
+            bound = y * (3 * bound + 2.0**-24 * (8 + 2 * y.shape[3].bit_length())) + 1e-30
         assert bool(((found.double() - y).abs() <= bound).all())
         if self.tracks:
             for name in ("running_mean", "running_var"):
@@ -77,17 +83,24 @@ CASES = [
     NormCase(2, 3, (33, 35), mean=1000.0),
     NormCase(70, 2, (1, 1)),
     NormCase(2, 33, (16, 32), momentum=0.0),
+    NormCase(2, 3, (3, 64), softmax=True),
+    NormCase(2, 2, (5, 128), softmax=True, affine=False),  # the last piece holds one row
+    NormCase(1, 3, (4, 256), softmax=True, mean=20.0),
+    NormCase(3, 1, (2, 512), softmax=True, momentum=None),
 ]
 
 
 def random_case(seed: int) -> NormCase:
     rng = random.Random(seed)
+    softmax = rng.random() < 0.3
+    width = rng.choice([64, 128, 256, 512]) if softmax else rng.randint(1, 40)
     return NormCase(
         rng.randint(2, 5),
-        rng.randint(1, 40),
-        (rng.randint(1, 40), rng.randint(1, 40)),
+        rng.randint(1, 4 if softmax else 40),
+        (rng.randint(1, 9 if softmax else 40), width),
         affine=rng.random() < 0.7,
         tracks=rng.random() < 0.7,
         momentum=rng.choice([None, 0.1, 0.5]),
         mean=rng.choice([0.0, 3.0, 100.0]),
+        softmax=softmax,
     )

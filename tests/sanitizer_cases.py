@@ -149,7 +149,7 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     model = load(run.problem)["ModelNew"](*run.arguments)
     if run.problem == MANY_CHANNELS:
         # PyTorch's kernels are not to be looked at.
-        model.smooth = model.norm = torch.nn.Identity()
+        model.smooth = model.norm = model.soft = torch.nn.Identity()
     model = model.to(run.dtype).to("cuda").train(run.training)
     x = torch.randn(run.shape).to(run.dtype)
     old, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, run.allow_tf32
@@ -192,8 +192,11 @@ def _normalised_is_finite(solution: dict, x: torch.Tensor) -> bool:
     """By the kernels of BatchNorm alone, which serve larger images, and every vector there is."""
     vectors = [torch.rand(x.shape[1]).to("cuda") for _ in range(4)]
     counted = torch.tensor(2).to("cuda")
-    y = solution["_batch_norm_kernels"]()(x, *vectors, counted, 0.0, 1e-5)
-    return bool(torch.cat([y.flatten(), *vectors]).cpu().isfinite().all())
+    normalise = solution["_batch_norm_kernels"]()
+    found = [normalise(x, *vectors, counted, 0.0, 1e-5, False)]
+    if x.shape[3] in solution["_SOFTMAX_WIDTHS"]:
+        found.append(normalise(x, *vectors, counted, 0.0, 1e-5, True))
+    return all(bool(t.cpu().isfinite().all()) for t in (*found, *vectors))
 
 
 def _on_device(x: torch.Tensor, layout: str) -> torch.Tensor:

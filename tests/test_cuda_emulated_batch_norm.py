@@ -39,7 +39,7 @@ def test_what_is_not_finite_stays_in_its_channel(emulated_batch_norm, value):
     given = CASES[0].tensors()
     given["value"][1, 1, 2, 3] = value
     with emulated_batch_norm.on():
-        found = emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5)
+        found = emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, False)
     assert bool(found[:, 1].isnan().all()) and bool(found[:, [0, 2]].isfinite().all())
 
 
@@ -47,9 +47,18 @@ def test_an_image_off_every_boundary(emulated_batch_norm):
     given = CASES[0].tensors()
     shifted = torch.cat([torch.zeros(1), given["value"].flatten()])[1:]
     with emulated_batch_norm.on():
-        plain = emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5)
+        plain = emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, False)
         given = CASES[0].tensors() | {"value": shifted.view(given["value"].shape)}
-        assert torch.equal(emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5), plain)
+        assert torch.equal(emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, False), plain)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_softmax_of_what_is_not_finite(emulated_batch_norm, value):
+    given = CASES[-4].tensors()
+    given["value"][0, 2, 1, 3] = value
+    with emulated_batch_norm.on():
+        found = emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, True)
+    assert bool(found[:, 2].isnan().all()) and bool(found[:, :2].isfinite().all())
 
 
 def test_what_is_refused_is_named(emulated_batch_norm):
@@ -63,4 +72,6 @@ def test_what_is_refused_is_named(emulated_batch_norm):
         ({"running_mean": torch.zeros(6)[::2]}, RuntimeError, "running_mean must be contiguous"),
     ):
         with emulated_batch_norm.on(), pytest.raises(error, match=said):
-            emulated_batch_norm.normalise(*(given | changed).values(), 0.1, 1e-5)
+            emulated_batch_norm.normalise(*(given | changed).values(), 0.1, 1e-5, False)
+    with emulated_batch_norm.on(), pytest.raises(RuntimeError, match="rows of 64, 128, 256 or 512"):
+        emulated_batch_norm.normalise(*given.values(), 0.1, 1e-5, True)

@@ -10,7 +10,11 @@ from tests.batch_norm_tools import CASES, NormCase, random_case
 from tests.builds_ahead import MANY_CHANNELS
 
 pytestmark = pytest.mark.gpu
-LARGE = [NormCase(8, 64, (64, 512)), NormCase(3, 7, (451, 449), mean=50.0, momentum=None)]
+LARGE = [
+    NormCase(8, 64, (64, 512)),
+    NormCase(8, 16, (64, 512), softmax=True),
+    NormCase(3, 7, (451, 449), mean=50.0, momentum=None),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +38,9 @@ def test_two_runs_give_the_same_bits(normalise, case):
     assert torch.equal(case.check(normalise, "cuda"), case.check(normalise, "cuda"))
 
 
+@pytest.mark.parametrize("softmax", [None, nn.Softmax(-1)], ids=str)
 @pytest.mark.parametrize("arguments", [{}, {"momentum": None}, {"affine": False}], ids=str)
-def test_modules_in_a_graph_and_out_of_it(shelf, arguments):
+def test_modules_in_a_graph_and_out_of_it(shelf, arguments, softmax):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("BatchNorm is ours on Hopper alone")
     call = shelf[MANY_CHANNELS].solution["_large_batch_norm"]
@@ -45,16 +50,16 @@ def test_modules_in_a_graph_and_out_of_it(shelf, arguments):
     assert shelf[MANY_CHANNELS].solution["_norm_pays"](ours, x)
     theirs = copy.deepcopy(ours).double()
     with torch.no_grad():
-        wanted = [theirs(x.double()) for _ in range(3)]
-        call(ours, x)
+        wanted = [(softmax or nn.Identity())(theirs(x.double())) for _ in range(3)]
+        call(ours, x, softmax)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            call(ours, x)
+            call(ours, x, softmax)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = call(ours, x)
+            found = call(ours, x, softmax)
         graph.replay()
     torch.testing.assert_close(found.double(), wanted[2], rtol=1e-5, atol=1e-5)
     for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):

@@ -1,6 +1,7 @@
 """nn.BatchNorm2d by kernels of ours: what they are called with, and when PyTorch runs it."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ class Normalised:
     def __init__(self):
         self.calls = 0
 
-    def __call__(self, x, weight, bias, mean, var, counted, momentum, eps):
+    def __call__(self, x, weight, bias, mean, var, counted, momentum, eps, softmax):
         self.calls += 1
+        self.softmax = softmax
         factor = momentum if counted is None else 1.0 / float(counted)
-        return F.batch_norm(x, mean, var, weight, bias, True, factor, eps)
+        y = F.batch_norm(x, mean, var, weight, bias, True, factor, eps)
+        return torch.softmax(y, 3) if softmax else y
 
 
 @pytest.fixture
@@ -58,6 +61,25 @@ def test_as_the_module(kernels, pays, arguments):
     assert kernels.calls == 3
     for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("softmax", "width", "joined"),
+    [
+        *((nn.Softmax(-1), 64, True), (nn.Softmax(3), 128, True), (nn.Softmax(1), 64, False)),
+        *((nn.Softmax(-1), 60, False), (nn.LogSoftmax(-1), 64, False)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_softmax_is_taken_along(kernels, monkeypatch, softmax, width, joined, ours):
+    monkeypatch.setattr(large_batch_norm, "_norm_pays", lambda module, x: ours)
+    norm = nn.BatchNorm2d(3)
+    theirs, x = copy.deepcopy(norm), torch.randn(2, 3, 4, width)
+    with torch.no_grad():
+        y = large_batch_norm._large_batch_norm(norm, x, softmax)
+        assert torch.equal(y, softmax(theirs(x)))
+    assert kernels.calls == ours and (not ours or kernels.softmax == joined)
 
 
 def hooked() -> nn.Module:
@@ -113,8 +135,8 @@ def test_what_pays(monkeypatch):
     assert asked(nn.BatchNorm2d(64)) and asked(nn.BatchNorm2d(64, affine=False))
     assert asked(nn.BatchNorm2d(64, track_running_stats=False))
     assert not asked(nn.BatchNorm2d(63))  # whose error is PyTorch's
-    assert not asked(nn.BatchNorm2d(64), (1, 64, 16, 16))  # few values
-    assert not asked(nn.BatchNorm2d(1 << 22), (1, 1 << 22, 1, 1))  # one a channel: an error
+    assert not asked(nn.BatchNorm2d(8), (1, 8, 256, 512))  # few values
+    assert not asked(nn.BatchNorm2d(64), (8, 64, 64, 64))  # few of a channel
     assert not asked(nn.BatchNorm2d(64), dtype=torch.float16)
     assert not asked(nn.BatchNorm2d(64, dtype=torch.float64))
     assert not asked(nn.BatchNorm2d(64), change=lambda x: x.mT)
@@ -125,7 +147,10 @@ def test_what_pays(monkeypatch):
 
 def test_a_solution_calls_it_beside_ordinary_convolutions():
     text = generated(REFERENCES / "many_channels.py")
-    assert "_large_batch_norm(self.norm, " in text and 'BATCH_NORM_CUDA_SOURCE = r"""' in text
+    assert (
+        re.search(r"_large_batch_norm\(self\.norm, \w+, self\.soft\)", text)
+        and 'BATCH_NORM_CUDA_SOURCE = r"""' in text
+    )
     program = program_of(REFERENCES / "many_channels.py")
     assert any("in training mode where no gradient" in line.text for line in explained(program))
     other = generated(REFERENCES / "dcgan_block.py")

@@ -1,5 +1,6 @@
-"""nn.BatchNorm2d in fp32 by a batch's statistics, by a library of kernels that is built when first
-called: where those are faster than PyTorch's and no gradient is wanted.
+"""nn.BatchNorm2d in fp32 by a batch's statistics, and softmax over rows behind it, by a library of
+kernels that is built when first called: where those are faster than PyTorch's and no gradient is
+wanted.
 """
 
 import torch
@@ -16,22 +17,35 @@ from generator.runtime.generated import (
 from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
 from generator.runtime.ordinary_conv import _calls, _is_hopper
 
-# Of a tensor. Measured on an H200.
-_MANY_VALUES, _MOST_VALUES = 1 << 22, 1 << 31
+# Measured on an H200: on fewer values of a channel, or of a tensor, PyTorch's is as fast.
+_MANY_OF_CHANNEL, _MANY_VALUES, _MOST_VALUES = 1 << 16, 1 << 21, 1 << 31
+_SOFTMAX_WIDTHS = (64, 128, 256, 512)
 _BATCH_NORM_CUDA = _with_shared_lines(BATCH_NORM_CUDA_SOURCE, CUDA_SOURCE)
 _BATCH_NORM_NAMESPACE = (
     f"tconv_batch_norm_{_short_digest(_BATCH_NORM_CUDA, BATCH_NORM_OPERATOR_SOURCE)}"
 )
 
 
-def _large_batch_norm(module, x):
-    """module(x), by the kernels where it pays."""
+def _large_batch_norm(module, x, softmax=None):
+    """module(x), or softmax(module(x)), by the kernels where it pays."""
+    if not _are_kernels(module, x):
+        y = module(x)
+        return y if softmax is None else softmax(y)
+    if softmax is not None and not _is_over_rows(softmax, x):
+        return softmax(_normalised(module, x, False))
+    return _normalised(module, x, softmax is not None)
+
+
+def _are_kernels(module, x) -> bool:
     if _as_operator() or _transformed():
-        return module(x)
+        return False
     if not (_calls(module, _nn.BatchNorm2d) and module.training and _norm_pays(module, x)):
-        return module(x)
-    if _wants_gradient(x, module.weight, module.bias):
-        return module(x)
+        return False
+    return not _wants_gradient(x, module.weight, module.bias)
+
+
+def _normalised(module, x, softmax):
+    """By the kernels, as nn.BatchNorm2d counts batches and keeps statistics."""
     keeps, counted, momentum = module.track_running_stats, None, module.momentum
     if keeps and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
@@ -40,8 +54,15 @@ def _large_batch_norm(module, x):
     normalise = _batch_norm_kernels()
     with _ALLOCATION:
         return normalise(
-            x, module.weight, module.bias, *running, counted, momentum or 0.0, module.eps
+            *(x, module.weight, module.bias, *running),
+            *(counted, momentum or 0.0, module.eps, softmax),
         )
+
+
+def _is_over_rows(softmax, x) -> bool:
+    """Is it what the kernels know?"""
+    over_rows = _calls(softmax, _nn.Softmax) and softmax.dim in (-1, 3)
+    return over_rows and x.shape[3] in _SOFTMAX_WIDTHS and x.data_ptr() % 16 == 0
 
 
 def _fake_normalise(value, *args):
@@ -65,7 +86,8 @@ def _norm_pays(module, x) -> bool:
         x.is_cuda
         and x.dim() == 4
         and _MANY_VALUES <= x.numel() <= _MOST_VALUES
-        and x.numel() > x.shape[1] == module.num_features
+        and x.numel() >= _MANY_OF_CHANNEL * x.shape[1]
+        and x.shape[1] == module.num_features
         and x.dtype == torch.float32
         and x.is_contiguous()
         and all(_fits(v, x) for v in (module.weight, module.bias))

@@ -1,6 +1,6 @@
 // The operator of the library of BatchNorm alone, in fp32: value [batch, channels, height, width], normalised by its
 // statistics. running_mean and running_var, where given, move towards them by momentum or, where num_batches is given,
-// by 1 / num_batches.
+// by 1 / num_batches. softmax: over rows of it, of 64, 128, 256 or 512 values that begin at 16 bytes.
 #include "../batch_norm_call.h"
 #include "cuda_half.h"
 
@@ -24,6 +24,7 @@ void normalise(StableIValue* values, uint64_t, uint64_t) {
   OptionalTensor running_mean = stack.optional_tensor(), running_var = stack.optional_tensor();
   OptionalTensor num_batches = stack.optional_tensor();
   const double momentum = stack.number(), eps = stack.number();
+  const bool softmax = stack.boolean();
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
   const auto sizes = value.sizes();
@@ -35,6 +36,8 @@ void normalise(StableIValue* values, uint64_t, uint64_t) {
   check_channel_vector("weight", weight, channels, value), check_channel_vector("bias", bias, channels, value);
   check_written("running_mean", running_mean, channels, value),
       check_written("running_var", running_var, channels, value);
+  if (softmax && sizes[3] != 64 && sizes[3] != 128 && sizes[3] != 256 && sizes[3] != 512)
+    refuse("softmax must be over rows of 64, 128, 256 or 512 values, got ", shape_text(value));
   value = dense(value), weight = dense(weight), bias = dense(bias);
   const Tensor result = allocate(sizes.data(), 4, dtype, device);
 
@@ -48,6 +51,7 @@ void normalise(StableIValue* values, uint64_t, uint64_t) {
                        static_cast<const int64_t*>(pointer_of(num_batches))};
   call.value = pointer_of(value), call.result = pointer_of(result);
   call.batch = sizes[0], call.channels = channels, call.plane = plane;
+  call.softmax_width = softmax ? sizes[3] : 0;
   launch(call, device);
   stack.give(result);
 }
@@ -58,7 +62,7 @@ void normalise(StableIValue* values, uint64_t, uint64_t) {
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "normalise(Tensor value, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-      "Tensor? num_batches, float momentum, float eps) -> Tensor");
+      "Tensor? num_batches, float momentum, float eps, bool softmax) -> Tensor");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("normalise", &tconv::binding::normalise); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("normalise", &tconv::binding::normalise); }

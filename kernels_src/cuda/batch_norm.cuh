@@ -1,10 +1,10 @@
 // BatchNorm by a batch's statistics, of a tensor in memory: moments of pieces of planes -> one affine map per channel
-// -> the maps applied. The tensor is read twice and written once.
+// -> the maps applied, and softmax over rows where it is asked for. The tensor is read twice and written once.
 #pragma once
 
 #include "../batch_norm_call.h"
-#include "batch_norm_apply.cuh"
 #include "batch_norm_plan.cuh"
+#include "batch_norm_softmax.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -25,8 +25,12 @@ inline int64_t launch_batch_norm(const BatchNormCall& call) {
   const auto stream = static_cast<cudaStream_t>(call.conv.stream);
   const auto* value = static_cast<const float*>(call.value);
   TCONV_RETURN_IF_ERROR(plan.run(value, call.conv.workspace, stream));
-  return norm::launch_batch_norm_apply(value, plan.maps(call.conv.workspace).table, static_cast<float*>(call.result),
-                                       call.batch, call.channels, call.plane, stream);
+  const auto* table = plan.maps(call.conv.workspace).table;
+  auto* result = static_cast<float*>(call.result);
+  if (call.softmax_width > 0)
+    return norm::launch_batch_norm_softmax(value, table, result, call.batch, call.channels, call.plane,
+                                           call.softmax_width, stream);
+  return norm::launch_batch_norm_apply(value, table, result, call.batch, call.channels, call.plane, stream);
 }
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
 """Many channels over few pixels, as the first layers of a decoder have them, and behind them an
-ordinary convolution and BatchNorm.
+ordinary convolution, BatchNorm and softmax over rows.
 """
 
 import torch
@@ -22,9 +22,10 @@ class Model(nn.Module):
         )
         self.smooth = nn.Conv2d(out_channels, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
+        self.soft = nn.Softmax(dim=-1)
 
     def forward(self, x):
-        return self.norm(self.smooth(self.conv(x)))
+        return self.soft(self.norm(self.smooth(self.conv(x))))
 
 
 def get_inputs():
