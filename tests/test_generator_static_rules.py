@@ -123,7 +123,9 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
     reference = load_text(path.read_text())
     shared = {"ModelNew", "CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE", "torch", "nn"}
     shared |= {
-        f"{p}GRADIENT_{of}_SOURCE" for p in ("", "NORM_", "POOL_") for of in ("CUDA", "OPERATOR")
+        f"{p}_{of}_SOURCE"
+        for p in ("GRADIENT", "NORM_GRADIENT", "POOL_GRADIENT", "BATCH_NORM")
+        for of in ("CUDA", "OPERATOR")
     }
     for statement in split(generated(path)):
         for name in statement.defines - shared:

@@ -157,6 +157,42 @@ def test_a_solution_calls_it_beside_ordinary_convolutions():
     assert "BatchNorm2d" in other and "_large_batch_norm" not in other
 
 
+_READ_TWICE = """\
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 4, 2, stride=2)
+        self.smooth = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.soft = nn.Softmax(dim=-1)
+
+    def forward(self, x):
+        y = self.norm(self.smooth(self.up(x)))
+        return self.soft(y){more}
+
+
+def get_inputs():
+    return [torch.randn(2, 3, 5, 6)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(("more", "joined"), [("", True), (" * y", False), (", y", False)])
+def test_softmax_that_reads_alone_is_taken_along(tmp_path, more, joined):
+    path = tmp_path / "reference.py"
+    path.write_text(_READ_TWICE.format(more=more))
+    text = generated(path)
+    assert bool(re.search(r"_large_batch_norm\(self\.norm, \w+, self\.soft\)", text)) == joined
+    assert bool(re.search(r"= self\.soft\(|return self\.soft\(", text)) == (not joined)
+
+
 def test_pytorchs_gradients_come_without_it():
     text = generated(REFERENCES / "many_channels.py", own_gradients=False)
     assert "_large_batch_norm" not in text and "in training mode where no" not in text
