@@ -21,6 +21,7 @@ from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
 LAYERS = 24
+WIDE_LAYERS = 10
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The gradient of x is the forward's kernel, which portable ones do not stand in for here; "both":
 # of x and weight, from one packing of grad.
@@ -127,6 +128,23 @@ def for_both(case: Layer, dtype) -> Layer:
     )
 
 
+def for_weight_alone(case: Layer) -> Layer:
+    """Of one residue in depth, so that volumes are packed at once: planes of up to 32 channels,
+    whose pixels are narrow, or some more; rows of one segment or several.
+    """
+    stride = (1, *(1 + (case.seed >> axis) % 2 for axis in (0, 1)))
+    axes = list(zip(stride, case.dilation, case.output_padding, strict=True))
+    made = dataclasses.replace(
+        case,
+        stride=stride,
+        output_padding=tuple(min(o, max(s, d) - 1) for s, d, o in axes),
+        channels=case.groups * 8 * (1 + case.seed % 9),
+        out_channels=case.groups * 8 * (1 + case.seed % 4),
+        kernel=(case.kernel[0], 3, 3) if case.seed % 2 else case.kernel,
+    )
+    return dataclasses.replace(made, size=(*made.size[:2], made.size[2] + case.seed % 5 * 16))
+
+
 def of_kind(**changes) -> Layer:
     """A small layer whose taps of depth go beyond x."""
     given = {
@@ -180,6 +198,25 @@ def test_random_layers(emulated_volume_gradients, kind, dtype, start):
             served += check(emulated_volume_gradients, of, case, x, weight, grad)
             assert emulated_volume_gradients.races() == [], case
     assert served > LAYERS / 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "start"),
+    swept(itertools.product(DTYPES, range(0, 4 * WIDE_LAYERS, WIDE_LAYERS)), names=2),
+)
+def test_random_layers_of_the_weight_alone(emulated_volume_gradients, dtype, start):
+    served = 0
+    for seed in range(start, start + WIDE_LAYERS):
+        case = for_weight_alone(volume(seed))
+        made = operands(case, dtype)
+        if made is None or made[2].numel() == 0:
+            continue
+        x, weight, grad = made
+        grad = list(LAYOUTS.values())[seed % len(LAYOUTS)](grad)
+        with emulated_volume_gradients.on(seed=seed, detect_races=True), forced("hopper"):
+            served += check(emulated_volume_gradients, "weight", case, x, weight, grad)
+            assert emulated_volume_gradients.races() == [], case
+    assert served > WIDE_LAYERS / 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

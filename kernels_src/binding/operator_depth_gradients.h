@@ -23,6 +23,9 @@ struct DepthGradientInputs {
     return true;
   }
 
+  // Are numbers of slices 32-bit ones?
+  bool can_count_images() const { return of.x.size(0) <= INT_MAX / 4 / of.x.size(2); }
+
   // Of all slices; but for its results.
   GradientCall volumes() const {
     const auto strides = grad.strides();
@@ -68,6 +71,18 @@ inline Tensor declined(const DepthGradientInputs& in) {
 inline Tensor weight_gradient_of_volumes(const DepthGradientInputs& in) {
   if (!in.fits()) return declined(in);
   const Device device = device_of(in.of.x);
+  const auto kernel = in.of.weight.sizes();
+  const int64_t sizes[] = {kernel[0] * kernel[1], kernel[2], kernel[3], kernel[4]};
+  if (in.of.g.stride == 1 && in.can_count_images()) {  // one residue: at once, where that is served
+    std::vector<GradientCall> whole = {in.volumes()};
+    whole[0].grad_weight = pointer_of(in.of.weight);
+    if (all_served(whole, device)) {
+      Tensor found = allocate(sizes, 4, torch_dtype_of(in.of.x), device);
+      whole[0].grad_weight = pointer_of(found);
+      launch(whole[0], device);
+      return found;
+    }
+  }
   std::vector<GradientCall> calls;
   int64_t taps = 0;
   const int64_t residues = std::min(in.of.g.stride, in.of.out_depth());
@@ -79,8 +94,6 @@ inline Tensor weight_gradient_of_volumes(const DepthGradientInputs& in) {
     calls.push_back(call);
   }
   if (!all_served(calls, device)) return declined(in);
-  const auto kernel = in.of.weight.sizes();
-  const int64_t sizes[] = {kernel[0] * kernel[1], kernel[2], kernel[3], kernel[4]};
   Tensor found = allocate(sizes, 4, torch_dtype_of(in.of.x), device);
   if (taps < kernel[2]) torch::stable::zero_(found);  // those through which no slice is read
   for (GradientCall& call : calls) {
@@ -93,7 +106,7 @@ inline Tensor weight_gradient_of_volumes(const DepthGradientInputs& in) {
 // The gradient of x as [batch * in_channels, depth, height, width], and, where `both`, the weight's as above.
 inline std::vector<Tensor> gradients_of_volumes(const DepthGradientInputs& in, bool both) {
   const std::vector<Tensor> nothing(both ? 2 : 1, declined(in));
-  if (!in.fits() || in.of.x.size(0) > INT_MAX / 4 / in.of.x.size(2)) return nothing;
+  if (!in.fits() || !in.can_count_images()) return nothing;
   const Device device = device_of(in.of.x);
   const int32_t dtype = torch_dtype_of(in.of.x);
   std::vector<GradientCall> calls = {in.volumes()};

@@ -31,6 +31,10 @@ struct GradientsPlan {
     if (call.grad_x != nullptr && p.batch > 0) input.emplace(call);
 #ifdef TCONV_WALKS_DEPTH
     const bool volumes = of_volumes(call);
+    if (of_volumes_alone(call)) {
+      plan_weight_alone(call, device);
+      return;
+    }
     if (volumes)
       weight.emplace(over_planes(call), device);
     else if (call.grad_weight != nullptr)
@@ -49,7 +53,7 @@ struct GradientsPlan {
     if (packed && packed->usable) {
       raise(packed->total_bytes);
 #ifdef TCONV_WALKS_DEPTH
-      if (volumes) add_residues(call, device);
+      if (volumes) add_residues(call, device, packed->packed_at);
 #endif
       return;
     }
@@ -64,13 +68,23 @@ struct GradientsPlan {
 #ifdef TCONV_WALKS_DEPTH
 
  private:
+  // The weight's of whole volumes.
+  void plan_weight_alone(const GradientCall& call, const DeviceLimits& device) {
+    weight.emplace(over_planes(call), device, true);
+    total_bytes = weight->total_bytes;
+    if (weight->status == kOk && weight->kernel == kHopper && packs_chunks(call.conv.layer))
+      add_residues(call, device, 0);
+    else
+      status = kUnsupportedKernel;  // residue by residue then
+  }
+
   // The kernels behind the packed ones, whose place in the workspace they have.
-  void add_residues(const GradientCall& call, const DeviceLimits& device) {
+  void add_residues(const GradientCall& call, const DeviceLimits& device, int64_t place) {
     const int64_t bytes = residues_workspace_bytes(call, device);
     if (bytes < 0)
       status = kUnsupportedKernel;
     else
-      total_bytes = std::max(total_bytes, packed->packed_at + bytes);
+      total_bytes = std::max(total_bytes, place + bytes);
   }
 #endif
 };
@@ -92,6 +106,11 @@ int64_t launch_gradients(const GradientCall& call) {
   const GradientsPlan plan(call, device);
   TCONV_RETURN_IF_ERROR(plan.status);
   void* const workspace = call.conv.workspace;
+#ifdef TCONV_WALKS_DEPTH
+  if constexpr (sizeof(Storage) < 8)
+    if (of_volumes_alone(call))
+      return launch_volume_weight_gradient<Storage>(call, *plan.weight, workspace, device, NothingElse{});
+#endif
 #ifdef TCONV_READS_PACKED
   if constexpr (sizeof(Storage) < 8) {
     if (plan.packed) {

@@ -17,6 +17,11 @@ inline bool of_volumes(const GradientCall& call) {
   return call.depth.in > 0 && call.grad_x != nullptr && call.grad_weight != nullptr;
 }
 
+// For the weight's alone? x is then packed once for all depth taps, where residue by residue it is once for each.
+inline bool of_volumes_alone(const GradientCall& call) {
+  return call.depth.in > 0 && call.grad_x == nullptr && call.grad_weight != nullptr;
+}
+
 // The weight's gradient over images of planes; call.depth says where their slices lie in grad.
 inline GradientCall over_planes(const GradientCall& call) {
   const SlidingAxis axis = SlidingLayer(call.conv.layer, call.depth).d;
@@ -84,12 +89,15 @@ inline int64_t residues_workspace_bytes(const GradientCall& call, const DeviceLi
   return taps == call.depth.kernel ? bytes : -1;  // a tap that reads no slice is no residue's
 }
 
+// Do chunks of 8 channels lie in one slice each?
+inline bool packs_chunks(const ConvTransposeLayer& p) {
+  return p.out_channels / p.groups % 8 == 0 && p.in_channels / p.groups % 8 == 0;
+}
+
 // Do channels of planes and taps lie as both kernels read them? Those that fill up a tap's blocks are multiplied, too.
 inline bool packs_volumes(const GradientCall& call, const SlidingLayer& sliding) {
   constexpr int64_t kMostPadding = 2;
-  const ConvTransposeLayer& p = call.conv.layer;
-  return p.out_channels / p.groups % 8 == 0 && p.in_channels / p.groups % 8 == 0 &&
-         packed_tap_channels(sliding) <= kMostPadding * sliding.channels_per_group;
+  return packs_chunks(call.conv.layer) && packed_tap_channels(sliding) <= kMostPadding * sliding.channels_per_group;
 }
 
 template <typename Storage, typename AfterGo>

@@ -30,7 +30,12 @@ struct WeightGradientPlan {
   PortableGradientPlan strict;  // of fp32, by itself or behind a kernel whose containers may not hold the operands
   int64_t total_bytes;
 
+#ifdef TCONV_WALKS_DEPTH
+  // may_narrow: planes serve nothing else.
+  WeightGradientPlan(const GradientCall& call, const DeviceLimits& device, bool may_narrow = false)
+#else
   WeightGradientPlan(const GradientCall& call, const DeviceLimits& device)
+#endif
       : status(kOk),
         kernel(kPlain),
 #ifdef TCONV_WALKS_DEPTH
@@ -43,7 +48,11 @@ struct WeightGradientPlan {
         portable{},
         strict{} {
     const int64_t choice = call.conv.kernel_choice;
+#ifdef TCONV_WALKS_DEPTH
+    if (choice != kPlain && choice != kDirect) choose_tensor_cores(call, device, may_narrow);
+#else
     if (choice != kPlain && choice != kDirect) choose_tensor_cores(call, device);
+#endif
     if ((choice == kPortable || choice == kHopper) && kernel != choice) status = kUnsupportedKernel;
 #ifdef TCONV_WALKS_DEPTH
     if (call.conv.depth.walks() && kernel == kPlain) status = kUnsupportedKernel;  // its sums lie side by side
@@ -63,7 +72,11 @@ struct WeightGradientPlan {
 
  private:
   // Leaves kPlain where no tensor-core kernel can, or should, do the call.
+#ifdef TCONV_WALKS_DEPTH
+  void choose_tensor_cores(const GradientCall& call, const DeviceLimits& device, bool may_narrow) {
+#else
   void choose_tensor_cores(const GradientCall& call, const DeviceLimits& device) {
+#endif
     const ConvTransposeLayer& p = call.conv.layer;
     const int64_t choice = call.conv.kernel_choice;
     if (call.conv.dtype == kFloat64 || device.compute_major < 8 || p.batch == 0 ||
@@ -86,7 +99,11 @@ struct WeightGradientPlan {
       if (!strict.usable) return;
     }
     if ((!fp32 || tf32) && choice != kPortable) {
+#ifdef TCONV_WALKS_DEPTH
+      hopper = pixels::hopper_gradient_plan(p, sliding, device, may_narrow);
+#else
       hopper = pixels::hopper_gradient_plan(p, sliding, device);
+#endif
       if (hopper.usable) {
         kernel = kHopper;
         return;

@@ -41,12 +41,18 @@ struct Ring {
 
 struct Rings {
   Ring x, planes;
+#ifdef TCONV_WALKS_DEPTH
+  static constexpr int kBoundary = 1024;  // which slots of wide pixels begin at
+#endif
 
   // The planes first: memcheck takes what a product reads of them for blocks behind each other, beyond the last slot.
   __device__ __forceinline__ Rings(const WeightGradientHopperArgs& args, uint32_t base) {
     planes = {base, 0, 0, args.planes_slots, static_cast<int>(args.layout.planes.segment_bytes)};
     x = {planes.slots + planes.size * planes.slot_bytes, 0, 0, args.x_slots,
          static_cast<int>(args.layout.x.segment_bytes)};
+#ifdef TCONV_WALKS_DEPTH
+    x.slots = (x.slots + kBoundary - 1) / kBoundary * kBoundary;
+#endif
     x.full = x.slots + x.size * x.slot_bytes;
     x.empty = x.full + 8 * x.size;
     planes.full = x.empty + 8 * x.size;
@@ -112,9 +118,33 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
 __device__ __forceinline__ uint32_t pixels_low(uint32_t shared, uint32_t block_bytes) {
   return (block_bytes >> 4) << 16 | (shared & 0x3FFFF) >> 4;
 }
+#ifdef TCONV_WALKS_DEPTH
+// The descriptor of narrow pixels, of 64 bytes.
+__device__ __forceinline__ uint64_t narrow_pixels_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle64B = 2u << 30;
+  constexpr uint32_t kStrideByteOffset = 8 * 64 >> 4;
+  return static_cast<uint64_t>(kSwizzle64B | kStrideByteOffset) << 32 | low;
+}
+#endif
 constexpr uint32_t kProductStep = WeightGradientConfig::kStepPixels * WeightGradientConfig::kPixelBytes >> 4;
 
 // Products of 16 pixels side by side, committed as one group.
+#ifdef TCONV_WALKS_DEPTH
+// kColumns: of a tap, 64, or 32 of narrow pixels.
+template <int kProducts, int kTaps, bool kBFloat16, int kColumns>
+__device__ __forceinline__ void multiply_pixels_of_row(float (&acc)[kTaps * kColumns / 2], uint32_t a, uint32_t b) {
+  constexpr bool kNarrow = kColumns < WeightGradientConfig::kBlockChannels;
+  hopper::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < kProducts; ++k) {
+    const uint32_t low = b + k * (kNarrow ? kProductStep / 2 : kProductStep);
+    PixelWgmma<kTaps * kColumns>::template multiply<kBFloat16>(
+        acc, hopper::matrix_descriptor(a + k * kProductStep),
+        kNarrow ? narrow_pixels_descriptor(low) : hopper::matrix_descriptor(low));
+  }
+  hopper::wgmma_commit();
+}
+#else
 template <int kProducts, int kTaps, bool kBFloat16>
 __device__ __forceinline__ void multiply_pixels_of_row(float (&acc)[kTaps * 32], uint32_t a, uint32_t b) {
   hopper::wgmma_fence();
@@ -124,8 +154,21 @@ __device__ __forceinline__ void multiply_pixels_of_row(float (&acc)[kTaps * 32],
                                                          hopper::matrix_descriptor(b + k * kProductStep));
   hopper::wgmma_commit();
 }
+#endif
 
 // Straight-line code for each number of them, because a loop would wait for every product.
+#ifdef TCONV_WALKS_DEPTH
+template <int kTaps, bool kBFloat16, int kColumns>
+__device__ __forceinline__ void multiply_row(float (&acc)[kTaps * kColumns / 2], int products, uint32_t a, uint32_t b) {
+  static_assert(WeightGradientConfig::kMaxSegment == 4 * WeightGradientConfig::kStepPixels, "up to four products");
+  switch (products) {
+    case 1: return multiply_pixels_of_row<1, kTaps, kBFloat16, kColumns>(acc, a, b);
+    case 2: return multiply_pixels_of_row<2, kTaps, kBFloat16, kColumns>(acc, a, b);
+    case 3: return multiply_pixels_of_row<3, kTaps, kBFloat16, kColumns>(acc, a, b);
+    default: return multiply_pixels_of_row<4, kTaps, kBFloat16, kColumns>(acc, a, b);
+  }
+}
+#else
 template <int kTaps, bool kBFloat16>
 __device__ __forceinline__ void multiply_row(float (&acc)[kTaps * 32], int products, uint32_t a, uint32_t b) {
   static_assert(WeightGradientConfig::kMaxSegment == 4 * WeightGradientConfig::kStepPixels, "up to four products");
@@ -136,9 +179,14 @@ __device__ __forceinline__ void multiply_row(float (&acc)[kTaps * 32], int produ
     default: return multiply_pixels_of_row<4, kTaps, kBFloat16>(acc, a, b);
   }
 }
+#endif
 
 // What a warpgroup does: the sums of one quad over every ways-th row, from row `way` on.
+#ifdef TCONV_WALKS_DEPTH
+template <int kTaps, bool kBFloat16, int kColumns>
+#else
 template <int kTaps, bool kBFloat16>
+#endif
 __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, const Rings& rings,
                                          const QuadGroup& group, const Quad& quad, int way, RowCursor at, int splits,
                                          float* part) {
@@ -147,14 +195,29 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
   const int products = layout.segment / WeightGradientConfig::kStepPixels;
   const int lag = (quad.tap_row - group.first_row) * layout.step_h, span = group.row_span * layout.step_h;
   const uint32_t x_low = pixels_low(rings.x.slots, 1024);  // one block of 64: no distance is read
+#ifdef TCONV_WALKS_DEPTH
+  constexpr int kTapBytes = 2 * kColumns;  // between neighbours
+  const uint32_t planes_low =
+      pixels_low(rings.planes.slots + quad.first_column * layout.step_w * kTapBytes, layout.step_w * kTapBytes);
+#else
   const uint32_t planes_low =
       pixels_low(rings.planes.slots + quad.first_column * layout.step_w * WeightGradientConfig::kPixelBytes,
                  layout.step_w * WeightGradientConfig::kPixelBytes);
+#endif
   float4* const sums = reinterpret_cast<float4*>(part) + threadIdx.x % 128;
 
+#ifdef TCONV_WALKS_DEPTH
+  constexpr int kValues = kTaps * kColumns / 2;
+  float acc[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) acc[i] = 0.0f;
+  // Of a thread's quads of values in a part, whose tiles have 64 columns.
+  const auto in_part = [](int i) { return (i / (kColumns / 8) * 8 + i % (kColumns / 8)) * 128; };
+#else
   float acc[kTaps * 32];
 #pragma unroll
   for (int i = 0; i < kTaps * 32; ++i) acc[i] = 0.0f;
+#endif
   Place x_at, planes_at;
   int previous_x = -1, previous_planes = 0;  // slots that products under way read
   const auto release = [&](int x_slot, int planes_slot) {
@@ -191,7 +254,11 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
       if (turn == 0) {
         const uint32_t a = hopper::uniform(x_low + x_at.slot * (rings.x.slot_bytes >> 4));
         const uint32_t b = hopper::uniform(planes_low + planes_at.slot * (rings.planes.slot_bytes >> 4));
+#ifdef TCONV_WALKS_DEPTH
+        multiply_row<kTaps, kBFloat16, kColumns>(acc, products, a, b);
+#else
         multiply_row<kTaps, kBFloat16>(acc, products, a, b);
+#endif
         hopper::wgmma_wait<1>();  // the row before this one is done with its slots
         if (previous_x >= 0) release(previous_x, previous_planes);
         previous_x = x_at.slot, previous_planes = planes_at.slot;
@@ -212,6 +279,20 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     if (until_promotion == 0 || done) {
       finish_products();
       hopper::pin_registers(acc);
+#ifdef TCONV_WALKS_DEPTH
+      if (add) {
+#pragma unroll
+        for (int i = 0; i < kValues / 4; ++i) {
+          const float4 before = sums[in_part(i)];
+          acc[4 * i] += before.x, acc[4 * i + 1] += before.y, acc[4 * i + 2] += before.z, acc[4 * i + 3] += before.w;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kValues / 4; ++i) {
+        sums[in_part(i)] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+        acc[4 * i] = acc[4 * i + 1] = acc[4 * i + 2] = acc[4 * i + 3] = 0.0f;
+      }
+#else
       if (add) {
 #pragma unroll
         for (int i = 0; i < kTaps * 8; ++i) {
@@ -224,12 +305,38 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
         sums[i * 128] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
         acc[4 * i] = acc[4 * i + 1] = acc[4 * i + 2] = acc[4 * i + 3] = 0.0f;
       }
+#endif
       add = true;
       until_promotion = WeightGradientConfig::kPromoteRows;
       if (done) return;
     }
   }
 }
+
+#ifdef TCONV_WALKS_DEPTH
+template <bool kBFloat16, int kColumns>
+__device__ __forceinline__ void sum_quad_of(const WeightGradientHopperArgs& args, const Rings& rings,
+                                            const QuadGroup& group, const Quad& quad, int way, const RowCursor& rows,
+                                            int splits, float* part) {
+  switch (quad.taps) {
+    case 1: return sum_quad<1, kBFloat16, kColumns>(args, rings, group, quad, way, rows, splits, part);
+    case 2: return sum_quad<2, kBFloat16, kColumns>(args, rings, group, quad, way, rows, splits, part);
+    case 3: return sum_quad<3, kBFloat16, kColumns>(args, rings, group, quad, way, rows, splits, part);
+    default: return sum_quad<4, kBFloat16, kColumns>(args, rings, group, quad, way, rows, splits, part);
+  }
+}
+#endif
+
+#ifdef TCONV_WALKS_DEPTH
+template <bool kBFloat16>
+__device__ __forceinline__ void sum_all_rows(const WeightGradientHopperArgs& args, const Rings& rings, int ways,
+                                             int way, RowCursor at, int splits, float* part);
+
+// Tiles of sums that a warpgroup leaves.
+TCONV_HD int warpgroup_tiles(const WeightGradientLayout& layout) {
+  return layout.all_rows ? layout.taps() : WeightGradientHopperConfig::kMaxTaps;
+}
+#endif
 
 template <bool kBFloat16>
 __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
@@ -247,7 +354,11 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
   const int split = nth - args.first_split[group_index];
   const int splits = args.first_split[group_index + 1] - args.first_split[group_index];
   const QuadTable table(layout.taps_h, layout.taps_w);
+#ifdef TCONV_WALKS_DEPTH
+  const QuadGroup group = layout.all_rows ? QuadGroup::of_all(table) : QuadGroup(table, group_index);
+#else
   const QuadGroup group(table, group_index);
+#endif
   const SegmentPlace place(layout, pair);
   const RowCursor rows(layout, split);
   if (threadIdx.x == 0) {
@@ -267,6 +378,13 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
     if (warpgroup >= group.count * group.ways) return;
     const Quad quad = table[group.begin + warpgroup % group.count];
     const int way = warpgroup / group.count;
+#ifdef TCONV_WALKS_DEPTH
+    float* const part = args.parts + (static_cast<int64_t>(blockIdx.x) * Config::kConsumers + warpgroup) *
+                                         (warpgroup_tiles(layout) * WeightGradientConfig::kTileValues);
+    if (layout.all_rows) return sum_all_rows<kBFloat16>(args, rings, group.ways, way, rows, splits, part);
+    if (layout.narrow) return sum_quad_of<kBFloat16, 32>(args, rings, group, quad, way, rows, splits, part);
+    sum_quad_of<kBFloat16, 64>(args, rings, group, quad, way, rows, splits, part);
+#else
     float* const part = args.parts + (static_cast<int64_t>(blockIdx.x) * Config::kConsumers + warpgroup) *
                                          (Config::kMaxTaps * WeightGradientConfig::kTileValues);
     switch (quad.taps) {
@@ -275,6 +393,7 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
       case 3: return sum_quad<3, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
       default: return sum_quad<4, kBFloat16>(args, rings, group, quad, way, rows, splits, part);
     }
+#endif
   }
 #endif
 }

@@ -1,6 +1,9 @@
 // Host side of the Hopper weight gradient: what it can do, how much scratch it wants, its launches.
 #pragma once
 
+#ifdef TCONV_WALKS_DEPTH
+#include "weight_gradient_all_rows.cuh"
+#endif
 #include "weight_gradient_hopper.cuh"
 #include "weight_gradient_portable_launch.cuh"
 
@@ -35,24 +38,42 @@ inline void share_splits(HopperGradientPlan& plan, const QuadTable& table, int64
 }
 
 inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeLayer& p, const SlidingLayer& sliding,
+#ifdef TCONV_WALKS_DEPTH
+                                               const DeviceLimits& device, bool may_narrow = false) {
+#else
                                                const DeviceLimits& device) {
+#endif
   using Config = WeightGradientHopperConfig;
   HopperGradientPlan plan{};
   if (device.compute_major != 9 || device.compute_minor != 0) return plan;
+#ifdef TCONV_WALKS_DEPTH
+  plan.goes = PackedGoes(p, sliding, 1, false, may_narrow);
+#else
   plan.goes = PackedGoes(p, sliding, 1);
+#endif
   const WeightGradientLayout& layout = plan.goes.layout;
   const QuadTable table(layout.taps_h, layout.taps_w);
+#ifdef TCONV_WALKS_DEPTH
+  plan.num_groups = layout.all_rows ? 1 : table.num_groups();
+#else
   plan.num_groups = table.num_groups();
+#endif
   constexpr int kMostPixelsBetweenTaps = 0x3FFF * 16 / WeightGradientConfig::kPixelBytes;  // what a descriptor can say
   if (plan.num_groups > Config::kMaxGroups || layout.step_w > kMostPixelsBetweenTaps) return plan;
   int span = 0;  // rows of the planes between the first and the last that a row of pixels reads
   for (int group = 0; group < plan.num_groups; ++group)
     span = std::max(span, QuadGroup(table, group).row_span * layout.step_h);
+#ifdef TCONV_WALKS_DEPTH
+  if (layout.all_rows) span = QuadGroup::of_all(table).row_span * layout.step_h;
+#endif
   // As many rows ahead as there is room for, up to what hides the copies' latency.
   for (int ahead = Config::kTargetSlots; ahead >= 2 && !plan.usable; --ahead) {
     plan.x_slots = ahead, plan.planes_slots = span + ahead;
     plan.smem_bytes =
         plan.x_slots * (layout.x.segment_bytes + 16) + plan.planes_slots * (layout.planes.segment_bytes + 16);
+#ifdef TCONV_WALKS_DEPTH
+    if (layout.narrow) plan.smem_bytes += Rings::kBoundary;
+#endif
     plan.usable = plan.planes_slots <= Config::kMaxSlots && plan.smem_bytes <= device.smem_per_block;
   }
   if (!plan.usable || std::max(layout.x.segment_bytes, layout.planes.segment_bytes) > device.smem_per_block) {
@@ -60,9 +81,19 @@ inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeLayer& p, cons
     return plan;
   }
   share_splits(plan, table, int64_t{layout.strips} * layout.runs * plan.goes.samples, device.sm_count);
+#ifdef TCONV_WALKS_DEPTH
+  if (layout.all_rows)
+    plan.first_split[1] = static_cast<int>(std::min<int64_t>(std::max(1, device.sm_count / layout.pairs()),
+                                                             int64_t{layout.strips} * layout.runs * plan.goes.samples));
+  plan.total_bytes = plan.goes.total_bytes + int64_t{plan.first_split[plan.num_groups]} * layout.pairs() *
+                                                 Config::kConsumers * warpgroup_tiles(layout) *
+                                                 WeightGradientConfig::kTileValues *
+                                                 static_cast<int64_t>(sizeof(float));
+#else
   plan.total_bytes = plan.goes.total_bytes +
                      int64_t{plan.first_split[plan.num_groups]} * layout.pairs() * Config::kConsumers *
                          Config::kMaxTaps * WeightGradientConfig::kTileValues * static_cast<int64_t>(sizeof(float));
+#endif
   return plan;
 }
 
@@ -70,6 +101,9 @@ inline HopperGradientPlan hopper_gradient_plan(const ConvTransposeLayer& p, cons
 struct HopperPlaces {
   int taps_h, taps_w, num_pairs;
   int first_split[WeightGradientHopperConfig::kMaxGroups + 1];
+#ifdef TCONV_WALKS_DEPTH
+  int all_rows_tiles = 0;  // of a warpgroup that has all taps
+#endif
 
   // As accumulators lie in a warpgroup's registers, four values of a thread side by side.
   __device__ __forceinline__ static int in_tile(int row, int column) {
@@ -79,6 +113,13 @@ struct HopperPlaces {
 
   __device__ __forceinline__ TapParts operator()(int pair, int tap) const {
     using Config = WeightGradientHopperConfig;
+#ifdef TCONV_WALKS_DEPTH
+    if (all_rows_tiles > 0) {
+      const int of_block = Config::kConsumers * all_rows_tiles;
+      return {static_cast<int64_t>(pair) * of_block + tap, first_split[1], Config::kConsumers, num_pairs * of_block,
+              all_rows_tiles};
+    }
+#endif
     const QuadTable table(taps_h, taps_w);
     const int tap_row = tap / taps_w, tap_column = tap - tap_row * taps_w;
     const int index = table.index_of(tap_row, tap_column);
@@ -124,6 +165,9 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
   }
   HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
   std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
+#ifdef TCONV_WALKS_DEPTH
+  if (goes.layout.all_rows) places.all_rows_tiles = warpgroup_tiles(goes.layout);
+#endif
   return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace), state,
                                               nullptr);
 }

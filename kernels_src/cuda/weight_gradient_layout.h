@@ -64,6 +64,8 @@ struct WeightGradientLayout {
   // Of a volume's images. x lies there once where its depth taps, x_taps of them, are whole blocks: a tap is another
   // image, so many before, and those beyond x are zeros. Else x_taps is 1, and taps are channels.
   int slices, x_taps, tap_slices;
+  bool all_rows;  // of taps, in each warpgroup (weight_gradient_all_rows.cuh)
+  bool narrow;    // planes' pixels are of 32 channels, in the 64-byte swizzle: chunk c of pixel p at c XOR p / 2 mod 4
 
   TCONV_HD int x_blocks() const { return x.blocks * x_taps; }
   TCONV_HD int pairs() const { return groups * x_blocks() * planes.blocks; }  // of channel blocks
@@ -98,8 +100,14 @@ inline int choose_segment(int64_t width) {
   return best;
 }
 
+#ifdef TCONV_WALKS_DEPTH
+// may_narrow: planes of few channels may be narrow.
+inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces,
+                                                   bool may_narrow = false) {
+#else
 inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, const SlidingLayer& sliding,
                                                    int pieces) {
+#endif
   using Config = WeightGradientConfig;
   WeightGradientLayout layout;
   layout.groups = static_cast<int>(p.groups);
@@ -134,6 +142,11 @@ inline WeightGradientLayout weight_gradient_layout(const ConvTransposeLayer& p, 
 #endif
   layout.planes =
       operand(sliding.channels_per_group, sliding.h.plane_size, layout.segment + (sliding.w.taps - 1) * sliding.w.step);
+#ifdef TCONV_WALKS_DEPTH
+  layout.narrow = may_narrow && sliding.channels_per_group <= WeightGradientConfig::kBlockChannels / 2;
+  layout.all_rows = layout.narrow && layout.taps_h == 3 && layout.taps_w == 3;
+  if (layout.narrow) layout.planes.segment_bytes /= 2;
+#endif
   return layout;
 }
 

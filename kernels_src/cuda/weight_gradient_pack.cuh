@@ -51,6 +51,13 @@ struct PackArgs {
   VolumeImages images;  // for from_n
   int first_image;      // that is packed
   int class_channels;   // of a class in depth; `classes` and channels are within one
+  bool narrow;          // as the layout has it
+
+  // Where 16 bytes of a pixel lie in a segment's image.
+  __device__ __forceinline__ int chunk_at(int pixel, int chunk) const {
+    return narrow ? pixel * (WeightGradientConfig::kPixelBytes / 2) + ((chunk ^ pixel / 2) & 3) * 16
+                  : pixel * WeightGradientConfig::kPixelBytes + ((chunk ^ pixel) & 7) * 16;
+  }
 #endif
 
   __device__ __forceinline__ float scale() const {
@@ -195,11 +202,18 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
         words[0][k] = pack_pair(values[2 * k], values[2 * k + 1]);
       }
     }
+#ifdef TCONV_WALKS_DEPTH
+    if (!args.narrow || chunk < 4)
+#endif
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i)
+      for (int i = 0; i < kPieces; ++i)
+#ifdef TCONV_WALKS_DEPTH
+        *reinterpret_cast<uint4*>(image + args.chunk_at(i * packed.segment_pixels + pixel, chunk)) =
+#else
       *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
                                 ((chunk ^ pixel) & 7) * 16) =
-          make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+#endif
+            make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
   }
   if constexpr (kContainers) {
     __syncwarp();

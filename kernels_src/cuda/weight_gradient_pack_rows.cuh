@@ -116,12 +116,22 @@ struct PairWords {
   }
 
   // Lanes 4 to 7 of 8 begin with the second pixel: all 8 then write to other banks.
+#ifdef TCONV_WALKS_DEPTH
+  template <typename Args>
+  __device__ __forceinline__ void store(const Args& args, unsigned char* image, int pixel, int chunk) const {
+    if (args.narrow && chunk >= 4) return;
+#else
   __device__ __forceinline__ void store(unsigned char* image, int pixel, int chunk) const {
+#endif
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int second = i ^ (threadIdx.x / 4 & 1), at = pixel + second;
       const uint32_t halves = second == 0 ? 0x5410 : 0x7632;
+#ifdef TCONV_WALKS_DEPTH
+      *reinterpret_cast<uint4*>(image + args.chunk_at(at, chunk)) =
+#else
       *reinterpret_cast<uint4*>(image + at * WeightGradientConfig::kPixelBytes + ((chunk ^ at) & 7) * 16) =
+#endif
           make_uint4(__byte_perm(words[0], words[1], halves), __byte_perm(words[2], words[3], halves),
                      __byte_perm(words[4], words[5], halves), __byte_perm(words[6], words[7], halves));
     }
@@ -229,10 +239,18 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         unsigned char* const image = images + i * bytes;
+#ifdef TCONV_WALKS_DEPTH
+        if (first_pixel < packed.segment_pixels) firsts[i].store(args, image, first_pixel, chunk);
+#else
         if (first_pixel < packed.segment_pixels) firsts[i].store(image, first_pixel, chunk);
+#endif
         load_row(firsts[i], row + 2, 0);
         if (first_pixel + Config::kStepPixels < packed.segment_pixels) {
+#ifdef TCONV_WALKS_DEPTH
+          beyonds.store(args, image, first_pixel + Config::kStepPixels, chunk);
+#else
           beyonds.store(image, first_pixel + Config::kStepPixels, chunk);
+#endif
           load_row(beyonds, row + 1, 1);
         }
         __syncthreads();
@@ -258,11 +276,19 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
         const int pixel = first_pixel + step * Config::kStepPixels + which * Pixels::kApart;
         uint32_t words[kPieces][4];
         packer.pack(pixels, which, words);
+#ifdef TCONV_WALKS_DEPTH
+        if (pixel < packed.segment_pixels && (!args.narrow || chunk < 4))
+#else
         if (pixel < packed.segment_pixels)
+#endif
 #pragma unroll
           for (int i = 0; i < kPieces; ++i)
+#ifdef TCONV_WALKS_DEPTH
+            *reinterpret_cast<uint4*>(image + args.chunk_at(i * packed.segment_pixels + pixel, chunk)) =
+#else
             *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
                                       ((chunk ^ pixel) & 7) * 16) =
+#endif
                 make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
       }
       if (++step * Config::kStepPixels >= packed.segment_pixels) break;

@@ -26,8 +26,14 @@ struct PackedGoes {
 
   PackedGoes() = default;
   // in_place: nothing is packed in the workspace.
+#ifdef TCONV_WALKS_DEPTH
+  PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces, bool in_place = false,
+             bool may_narrow = false)
+      : layout(weight_gradient_layout(p, sliding, pieces, may_narrow)),
+#else
   PackedGoes(const ConvTransposeLayer& p, const SlidingLayer& sliding, int pieces, bool in_place = false)
       : layout(weight_gradient_layout(p, sliding, pieces)),
+#endif
         images(static_cast<int>(p.batch)),
         samples(static_cast<int>(layout.samples(p.batch))),
         x_bytes(0),
@@ -160,6 +166,7 @@ PackArgs<Storage> pack_args(const GradientCall& call, const SlidingLayer& slidin
   args.from = static_cast<const Storage*>(planes ? call.grad : call.conv.x);
   args.channels_per_class = static_cast<int>(args.images.by_tap_channels.divisor);
   args.class_channels = args.classes * args.channels_per_class;
+  args.narrow = planes && layout.narrow;
   if (planes) args.from_n |= call.depth.grad_stride;  // packs_pairs asks whether both are even
 #endif
   args.num_segments =

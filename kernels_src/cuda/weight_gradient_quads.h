@@ -81,6 +81,16 @@ struct QuadGroup {
     }
     row_span = last - first_row;
   }
+#ifdef TCONV_WALKS_DEPTH
+
+  // Of all quads as one, which warpgroups share by rows of pixels.
+  TCONV_HD static QuadGroup of_all(const QuadTable& table) {
+    QuadGroup group(table, 0);
+    group.begin = 0, group.count = 1, group.ways = WeightGradientHopperConfig::kConsumers;
+    group.first_row = 0, group.row_span = table.taps_h - 1, group.taps = table.taps_h * table.taps_w;
+    return group;
+  }
+#endif
 };
 
 }  // namespace cuda

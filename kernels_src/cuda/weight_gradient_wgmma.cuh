@@ -27,6 +27,19 @@ TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 256, TCONV_NAMES_256, "%128", "%129", TCO
                    TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
                    TCONV_ACC_4(124))
 
+#ifdef TCONV_WALKS_DEPTH
+// Of pixels of 32 channels, 64 bytes in the 64-byte swizzle: blocks of 32 columns.
+// clang-format off
+#define TCONV_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TCONV_NAMES_96 TCONV_NAMES_64 ", " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+// clang-format on
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 32, TCONV_NAMES_32, "%16", "%17", TCONV_ACC_4(0), TCONV_ACC_4(4), TCONV_ACC_4(8),
+                   TCONV_ACC_4(12))
+TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 96, TCONV_NAMES_96, "%48", "%49", TCONV_ACC_20(0), TCONV_ACC_20(20),
+                   TCONV_ACC_4(40), TCONV_ACC_4(44))
+#endif
+
 }  // namespace pixels
 }  // namespace cuda
 }  // namespace tconv

@@ -30,7 +30,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     8805c7fbc106d45c18c81f01eaadcbb1a625d9a0d6d6b188b7e95094dd626c28
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: f995be1b8fac712390e3a7cc949af2b5349ff7afb1ffd512d92c5477abe40351
+sha256 of GRADIENT_CUDA_SOURCE: 5eb070949a967a98c4a6bf9af95317ebd059653c826273673cafd03c9888f88e
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -9310,6 +9310,7 @@ TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 256, TCONV_NAMES_256, "%128", "%129", TCO
                    TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
                    TCONV_ACC_4(124))
 
+
 }  // namespace pixels
 }  // namespace cuda
 }  // namespace tconv
@@ -9530,6 +9531,8 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     }
   }
 }
+
+
 
 template <bool kBFloat16>
 __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
@@ -9756,10 +9759,10 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i)
+      for (int i = 0; i < kPieces; ++i)
       *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
                                 ((chunk ^ pixel) & 7) * 16) =
-          make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+            make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
   }
   if constexpr (kContainers) {
     __syncwarp();

@@ -33,7 +33,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     90be617b5cd2414b692449c15d3ab05fec4a6296ce3e05222ac35f6a083983e1
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: a3602767b7ddde167549a47a9bec19cee86c6858bfecbe19caaae982fe725df7
+sha256 of GRADIENT_CUDA_SOURCE: 7e0dcf5dede328aab3041e16cad6a7fd423a9360a891d982995c25fc534e5564
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -11332,6 +11332,7 @@ TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 256, TCONV_NAMES_256, "%128", "%129", TCO
                    TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
                    TCONV_ACC_4(124))
 
+
 }  // namespace pixels
 }  // namespace cuda
 }  // namespace tconv
@@ -11552,6 +11553,8 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     }
   }
 }
+
+
 
 template <bool kBFloat16>
 __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
@@ -11778,10 +11781,10 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i)
+      for (int i = 0; i < kPieces; ++i)
       *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
                                 ((chunk ^ pixel) & 7) * 16) =
-          make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+            make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
   }
   if constexpr (kContainers) {
     __syncwarp();

@@ -33,7 +33,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     3c0d966ffecdfe9202cdbdb087a1ac7bc592548da0daf5dfd317f6563b9a528d
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 871c9784123d66f3f877f930c303dd0dcccd29dca25024196e8a2aa9c98e9ff5
+sha256 of GRADIENT_CUDA_SOURCE: df8ef1d68db1415c03db212f0b98191120de134419d4102f5f62af43ea7af243
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
@@ -12202,6 +12202,7 @@ TCONV_DEFINE_WGMMA(PixelWgmma, "1, 1", 256, TCONV_NAMES_256, "%128", "%129", TCO
                    TCONV_ACC_20(40), TCONV_ACC_20(60), TCONV_ACC_20(80), TCONV_ACC_20(100), TCONV_ACC_4(120),
                    TCONV_ACC_4(124))
 
+
 }  // namespace pixels
 }  // namespace cuda
 }  // namespace tconv
@@ -12422,6 +12423,8 @@ __device__ __forceinline__ void sum_quad(const WeightGradientHopperArgs& args, c
     }
   }
 }
+
+
 
 template <bool kBFloat16>
 __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
@@ -12648,10 +12651,10 @@ __device__ __forceinline__ void pack_segment(const PackArgs<Storage>& args, unsi
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i)
+      for (int i = 0; i < kPieces; ++i)
       *reinterpret_cast<uint4*>(image + (i * packed.segment_pixels + pixel) * WeightGradientConfig::kPixelBytes +
                                 ((chunk ^ pixel) & 7) * 16) =
-          make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
+            make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]);
   }
   if constexpr (kContainers) {
     __syncwarp();

@@ -216,14 +216,17 @@ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b) {
     for (int chunk = 0; chunk < 2; ++chunk) reads.open.push_back({operand_at(b, i, chunk) - kSharedBase, 16});
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
 }
-// Of operands with pixels as K, 128 bytes of 64 channels each in the 128-byte swizzle: the address of a pixel's channel
-// in the block of 64 that begins `block` leading byte offsets from the start.
+// Of operands with pixels as K, 128 bytes of 64 channels each in the 128-byte swizzle, or 64 bytes of 32 in that of 64
+// (bits 4 and 5 turn with bits 7 and 8): the address of a pixel's channel in the block that begins `block` leading byte
+// offsets from the start.
+inline int pixel_bytes(uint64_t descriptor) { return descriptor >> 62 == 2 ? 64 : 128; }
 inline uint32_t pixel_operand_at(uint64_t descriptor, int pixel, int block, int channel) {
   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3FFF) << 4,
                  group = static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4;
   const uint32_t distance = static_cast<uint32_t>(descriptor >> 16 & 0x3FFF) << 4;
-  const uint32_t at = start + block * distance + pixel / 8 * group + pixel % 8 * 128 + channel * 2;
-  return at ^ (at >> 7 & 7) << 4;
+  const uint32_t bytes = pixel_bytes(descriptor), turned = bytes == 64 ? 3 : 7;
+  const uint32_t at = start + block * distance + pixel / 8 * group + pixel % 8 * bytes + channel * 2;
+  return at ^ (at >> 7 & turned) << 4;
 }
 
 template <int N, bool kBFloat16>
@@ -233,22 +236,23 @@ void wgmma_pixels(float (&d)[N / 2], uint64_t a, uint64_t b) {
     std::memcpy(&bits, at_shared(pixel_operand_at(descriptor, pixel, block, channel), 2, "an operand of wgmma"), 2);
     return kBFloat16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : half_values[bits];
   };
-  const int row = current % 128 / 32 * 16 + lane() / 4;
+  const int row = current % 128 / 32 * 16 + lane() / 4, channels = pixel_bytes(b) / 2;
   for (int pixel = 0; pixel < 16; ++pixel) {
     const float of_a[2] = {value(a, pixel, 0, row), value(a, pixel, 0, row + 8)};
     for (int j = 0; j < N / 8; ++j)
       for (int e = 0; e < 2; ++e) {
         const int column = 8 * j + 2 * (lane() % 4) + e;
-        const float of_b = value(b, pixel, column / 64, column % 64);
+        const float of_b = value(b, pixel, column / channels, column % channels);
         for (int half = 0; half < 2; ++half) d[4 * j + 2 * half + e] += of_a[half] * of_b;
       }
   }
   if (!detect_races || lane() != 0) return;  // one lane stands for its warp
   Reads& reads = product_reads[warp()];
   for (int pixel = 0; pixel < 16; ++pixel)
-    for (int block = -1; block < N / 64; ++block) {  // all channels of a pixel are its 128 bytes
-      const uint32_t at = block < 0 ? pixel_operand_at(a, pixel, 0, 0) : pixel_operand_at(b, pixel, block, 0);
-      reads.open.push_back({at / 128 * 128 - kSharedBase, 128});
+    for (int block = -1; block < N / channels; ++block) {  // all channels of a pixel are all of its bytes
+      const uint64_t descriptor = block < 0 ? a : b;
+      const uint32_t at = pixel_operand_at(descriptor, pixel, block < 0 ? 0 : block, 0), bytes = pixel_bytes(descriptor);
+      reads.open.push_back({at / bytes * bytes - kSharedBase, bytes});
     }
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
 }
