@@ -161,6 +161,8 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
         if run.problem in ("69", VOLUME_ONLY, CHAIN, MANY_CHANNELS):
             with environment(TCONV_KERNEL=run.kernel):
                 finite &= _gradients_are_finite(run, model, x)
+        if run.problem == VOLUME_ONLY and run.kernel == "hopper":
+            finite &= _weights_alone_are_finite(load(run.problem), run.dtype)
         if run.problem == MANY_CHANNELS and run.dtype == torch.float32:
             finite &= _normalised_is_finite(load(run.problem), _on_device(x, run.layout))
     finally:
@@ -185,6 +187,22 @@ def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
                 raise
             return finite  # forward's kernel, but not the gradients'
         finite &= all(bool(g.cpu().isfinite().all()) for g in found)
+    return finite
+
+
+def _weights_alone_are_finite(solution: dict, dtype: torch.dtype) -> bool:
+    """The weight's gradient of volumes whose planes have narrow pixels: with all taps in a
+    warpgroup, and with those of a row.
+    """
+    operator = solution["_gradient_library"]().depth_weight_gradient.default
+    finite = True
+    for kernel in ((2, 3, 3), (3, 2, 4)):
+        shape = [size + taps - 1 for size, taps in zip((3, 5, 66), kernel, strict=True)]
+        sizes = (1, 24, *shape), (1, 16, 3, 5, 66), (16, 24, *kernel)
+        tensors = [torch.rand(size).to(dtype).to("cuda") for size in sizes]
+        axes = (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1)
+        numbers = [number for axis in axes for number in axis]
+        finite &= bool(operator(*tensors, None, *numbers, 1, True).cpu().isfinite().all())
     return finite
 
 

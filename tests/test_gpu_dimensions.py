@@ -103,7 +103,7 @@ def test_the_kernel_in_place_is_right(shelf, shape, stride, size):
 
 @pytest.mark.parametrize(
     ("channels", "groups", "stride", "kernel"),
-    [(64, 1, 2, 3), (48, 1, 1, 3), (32, 4, 2, 3), (32, 1, 2, 2), (24, 1, 1, 2)],
+    [(64, 1, 2, 3), (48, 1, 1, 3), (32, 4, 2, 3), (32, 1, 2, 2), (40, 1, 1, 2)],
 )
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -143,3 +143,34 @@ def test_both_gradients_from_one_packing(
     for ours, theirs, size in zip(found, wanted, most, strict=True):
         error = (ours.view(theirs.shape).double().cpu() - theirs).abs()
         assert bool((error <= 4 * step * size + 1e-7).all()), float((error / size).max())
+
+
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (2, 2, 3), (3, 5, 4), (2, 3, 3)], ids=str)
+@pytest.mark.parametrize("channels", [8, 24, 32, 48])
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+@pytest.mark.parametrize("outlier", [False, True])
+def test_the_weights_gradient_alone(shelf, kernel, channels, dtype, outlier):
+    """Of whole volumes; planes of at most 32 channels have narrow pixels."""
+    made = torch.Generator().manual_seed(channels)
+    x = torch.randn((2, 40, 6, 37, 98), generator=made).to(dtype)
+    weight = torch.zeros((40, channels, *kernel), dtype=dtype)
+    axes = [(1, 1, 1), (1, 1, 0), (0, 0, 0), (1, 1, 1)]
+    exact = weight.double().requires_grad_()
+
+    def conv(x, weight):
+        return torch.nn.functional.conv_transpose3d(x, weight, None, axes[0], axes[1])
+
+    out = conv(x.double(), exact)
+    grad = torch.randn(out.shape, generator=made).to(dtype)
+    if outlier:
+        grad *= 1e-3
+        grad[0, 1, 2, 3, 4] = 1e4
+    operator = shelf["volume_only"].solution["_gradient_library"]().depth_weight_gradient.default
+    numbers = [number for axis in axes for number in axis]
+    found = operator(grad.cuda(), x.cuda(), weight.cuda(), None, *numbers, 1, True)
+    (wanted,) = torch.autograd.grad(out, exact, grad.double())
+    magnitude = conv(x.double().abs(), exact)
+    (most,) = torch.autograd.grad(magnitude, exact, grad.double().abs())
+    step = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
+    error = (found.view(wanted.shape).double().cpu() - wanted).abs()
+    assert bool((error <= 4 * step * most + 1e-7).all()), float((error / most).max())

@@ -334,3 +334,45 @@ def test_a_record_of_host_times_is_not_stamped(tmp_path, capsys):
     assert machine_code.main(["--stamp", str(path)]) == UsageError.exit_status
     assert "is of no kernel" in capsys.readouterr().err
     assert path.read_text() == '{"benchmark": "host_time", "device": "cpu"}'
+
+
+_PARTED = '''"""Title."""
+_FLAGS = ()
+# The parts.
+# More of them.
+_PARTS = {"fp32": ("float", 2)}
+_PART_NAMES = (
+    "tconv",
+)
+
+
+def _parts(source: str) -> dict[str, str]:
+    """Of a source."""
+    made = {}
+
+    def add(part):
+        made[part] = source
+
+    return made
+
+
+def _build(name):
+    return name
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('("float", 2)', '("float", 3)', True),
+        ('    "tconv",\n', '    "tconv",\n    "more",\n', True),
+        ("        made[part] = source\n", "        made[part] = 2 * source\n", True),
+        ("# More of them.", "# Fewer of them.", True),
+        ("_FLAGS = ()", "_FLAGS = (1,)", False),
+        ("return name", "return 2 * name", False),
+    ],
+)
+def test_how_cuda_compiles_in_parts_is_not_the_cpus(old, new, same):
+    assert _PARTED.count(old) == 1
+    known = machine_code_build.cpu_text_sha256(_PARTED)
+    assert (machine_code_build.cpu_text_sha256(_PARTED.replace(old, new)) == known) == same
