@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from generator.runtime.dimensions import _in_one_dimension
-from tests.gpu_tools import tf32
+from tests.gpu_tools import LOW, tf32
 from tests.random_dimensions import alike_residues, few_channels, layer, volume
 
 pytestmark = pytest.mark.gpu

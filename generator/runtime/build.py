@@ -43,10 +43,14 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
-# functions that the operator calls; it hands calls over to those of the others.
-_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
-_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
+_PART_NAMES = (
+    *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
+    "tconv_cuda_hopper",
+)
 
 
 def _short_digest(*parts: str) -> str:
@@ -95,11 +99,20 @@ def _parts(cuda_source: str) -> dict[str, str]:
     # Of several operators each has names of its own already: _repeated of several_calls.py.
     names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
     made = {}
-    for part, left_out in _PARTS.items():
-        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
-        if part != "fp32":
-            lines += [f"#define {name} {name}_{part}" for name in names]
-        made[part] = "\n".join([*lines, cuda_source])
+
+    def add(part: str, left_out: list[str], defined: list[str], renamed: list[str]) -> None:
+        lines = [f"TCONV_WITHOUT_{dtype.upper()}" for dtype in left_out] + defined
+        lines += [f"{name} {name}_{part}" for name in renamed]
+        made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
+
+    for dtype, (storage, num_hopper) in _PARTS.items():
+        others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
+        own = [name for name in names if dtype != "fp32" or "hopper" in name]
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
+            this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 

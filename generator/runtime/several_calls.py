@@ -6,6 +6,7 @@ from generator.runtime.generated import _CALLS
 _NAMES = (
     *("tconv", "tconv_cpu_computes_in", "tconv_cpu_error_string", "tconv_cpu_workspace_bytes"),
     *("tconv_cpu_run", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
+    "tconv_cuda_hopper",
 )
 
 

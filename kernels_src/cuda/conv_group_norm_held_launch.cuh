@@ -6,6 +6,7 @@
 #include "conv_group_norm_held_plan.h"
 #include "conv_transpose_dispatch.cuh"
 #include "group_norm_plan.cuh"
+#include "hopper_part.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -93,6 +94,39 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
                        dim3(hopper::WeightsConfig::kThreads), 0, call.stream, weights);
 }
 
+template <typename Storage>
+int64_t launch_held(const Args<Storage>& args, void* stream) {
+  const Plan& plan = args.plan;
+  const auto kernel = conv_group_norm_held_kernel<Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
+  return launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, stream, args);
+}
+
+// Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
+#if TCONV_HOPPER_PARTS == 2
+constexpr int64_t kHeldOutputs = -1;  // none of Outputs
+#endif
+
+// launch_held, wherever it is compiled.
+template <typename Storage>
+int64_t launch_in_part(const Args<Storage>& args, void* stream) {
+#if TCONV_HOPPER_PARTS == 2 && !defined(TCONV_HOPPER_PART)
+  return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
+#else
+  return launch_held(args, stream);
+#endif
+}
+
+#ifdef TCONV_HOPPER_PART
+inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
+#if TCONV_HOPPER_PARTS == 2 && TCONV_HOPPER_PART == 1
+  if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
+#endif
+  return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);
+}
+#endif
+
 // Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not
 // normalised, and `partials` holds its moments. *guard: on the device, or null where nothing raises it.
 // cudaErrorCooperativeLaunchTooLarge: the blocks cannot all run at once, and no output has been written.
@@ -151,11 +185,8 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.entries = reinterpret_cast<Entry*>(args.statistics + p.batch * args.num_groups);
   TCONV_RETURN_IF_ERROR(cudaMemsetAsync(args.statistics, 0xFF, messages_bytes(call_plan, call), stream));
 
-  const auto kernel = conv_group_norm_held_kernel<Storage>;
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   args.samples_at_once = static_cast<int>(std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch));
-  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
-  TCONV_RETURN_IF_ERROR(launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, conv.stream, args));
+  TCONV_RETURN_IF_ERROR(launch_in_part(args, conv.stream));
   *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
   return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
 }

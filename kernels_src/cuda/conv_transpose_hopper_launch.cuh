@@ -8,6 +8,9 @@
 #include "conv_transpose_hopper.cuh"
 #include "conv_transpose_hopper_plan.h"
 #include "device_limits.h"
+#ifdef TCONV_IN_PARTS
+#include "hopper_part.cuh"
+#endif
 #ifdef TCONV_SAMPLES_INPUTS
 #include "gradient_scales.cuh"
 #endif
@@ -217,7 +220,11 @@ template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
+#ifdef TCONV_IN_PARTS
+    if constexpr (is_of_part(kShape) && serves(kShape, kOutputs, sizeof(Storage) == 2))
+#else
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+#endif
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
@@ -364,7 +371,11 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
+#ifdef TCONV_IN_PARTS
+  return launch_in_part<kOutputs>(args, num_sms, call.stream);
+#else
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+#endif
 }
 
 template <Outputs kOutputs>

@@ -12,6 +12,9 @@ constexpr auto kOutputs = Outputs::kAlone;
 }  // namespace cuda
 }  // namespace tconv
 
+#ifdef TCONV_HOPPER_PART
+TCONV_EXPORT_HOPPER_PART(tconv::cuda::hopper::launch_of_part<tconv::cuda::kOutputs>)
+#else
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
@@ -26,3 +29,4 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+#endif

@@ -130,6 +130,9 @@ struct ConvBatchNormPoolGroupNorm {
 }  // namespace cuda
 }  // namespace tconv
 
+#ifdef TCONV_HOPPER_PART
+TCONV_EXPORT_HOPPER_PART(tconv::cuda::hopper::launch_of_part<tconv::cuda::kInPasses, tconv::cuda::Outputs::kPooled>)
+#else
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvBatchNormPoolGroupNormCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
@@ -146,3 +149,4 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvBatchNormPoolGroupNormCall*
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+#endif

@@ -88,6 +88,9 @@ int64_t run(const ConvGroupNormCall& call) {
 }  // namespace cuda
 }  // namespace tconv
 
+#ifdef TCONV_HOPPER_PART
+TCONV_EXPORT_HOPPER_PART(tconv::cuda::held::launch_of_part)
+#else
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
@@ -102,3 +105,4 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+#endif

@@ -6,7 +6,8 @@ element-wise operations are applied to the accumulator before its only store.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as three parts side by side (fp32 and fp64, fp16, bf16): nvcc's front end is serial.
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -27,10 +28,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     8805c7fbc106d45c18c81f01eaadcbb1a625d9a0d6d6b188b7e95094dd626c28
+sha256 of CUDA_SOURCE:     a9cc87a5e852f51ab6a482cc13f9953f1c8cd46cd23aac74646c3b949abd54c9
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 5eb070949a967a98c4a6bf9af95317ebd059653c826273673cafd03c9888f88e
+sha256 of GRADIENT_CUDA_SOURCE: 3b2ee84815660036a4414257b64332297acf2f1a0a0f7d42277500643ca36857
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -1482,11 +1483,14 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles as three parts side by side, in about half the time: fp32 and fp64; fp16; bf16.
-// TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and TCONV_WITHOUT_BF16 say what a part leaves out; without them one
-// translation unit has everything. Names that parts would share end in _fp16 and _bf16 in theirs
-// (generator/runtime/build.py).
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
+// TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
+// would share end in the part's name in all but the first (generator/runtime/build.py).
 
+
+#define TCONV_PASTED(NAME, PART) NAME##PART
+#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
 
 // TCONV_LEFT_OUT_FP32(launch<float>, const Call&) and the like stand behind a function template that launches kernels:
 // where its type is left out, so are its kernels.
@@ -1519,9 +1523,7 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 
 // At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
 // dtypes to the function of the same name in theirs.
-#if defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
-#define TCONV_PASTED(NAME, PART) NAME##PART
-#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
@@ -5067,6 +5069,78 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
 
 }  // namespace hopper
 }  // namespace tconv
+// ---- kernels_src/cuda/hopper_part.cuh
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+
+#include <type_traits>
+
+
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
+#endif
+
+namespace tconv {
+namespace cuda {
+namespace hopper {
+
+// Which of two parts has the kernels of so many columns and data warps: either takes about as long.
+constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && producer_warps <= 4 ? 1 : 0; }
+
+constexpr bool is_of_part(Shape shape) {
+#ifdef TCONV_HOPPER_PART
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+#else
+  return true;
+#endif
+}
+
+// conv_transpose_hopper_launch.cuh
+template <Outputs kOutputs, typename Storage, int kIndex>
+int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream);
+
+// launch_planned, wherever it is compiled.
+template <Outputs kOutputs, typename Storage>
+int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+  constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
+  if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
+    return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
+  return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
+#else
+  return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
+#endif
+}
+
+#ifdef TCONV_HOPPER_PART
+// kOutputs: those that are wanted of convolutions.
+template <Outputs... kOutputs>
+int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
+  using Storage = TCONV_HOPPER_STORAGE;
+  const auto& typed = *static_cast<const HopperArgs<Storage>*>(args);
+  int64_t status = kUnsupportedKernel;
+  const auto launch = [&](auto kind) {
+    if (outputs == static_cast<int64_t>(kind()))
+      status = launch_planned<kind(), Storage, 0>(typed.plan, typed, num_sms, stream);
+  };
+  (launch(std::integral_constant<Outputs, kOutputs>()), ...);
+  return status;
+}
+#endif
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace tconv
+
+// The function that calls to a part go to; the argument says which function with these parameters does the work.
+#define TCONV_EXPORT_HOPPER_PART(...)                                                                    \
+  TCONV_EXPORT int64_t tconv_cuda_hopper(int64_t outputs, const void* args, int num_sms, void* stream) { \
+    return __VA_ARGS__(outputs, args, num_sms, stream);                                                  \
+  }
 
 namespace tconv {
 namespace cuda {
@@ -5121,7 +5195,7 @@ template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+    if constexpr (is_of_part(kShape) && serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
@@ -5182,7 +5256,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+  return launch_in_part<kOutputs>(args, num_sms, call.stream);
 }
 
 template <Outputs kOutputs>
@@ -5628,6 +5702,9 @@ constexpr auto kOutputs = Outputs::kAlone;
 }  // namespace cuda
 }  // namespace tconv
 
+#ifdef TCONV_HOPPER_PART
+TCONV_EXPORT_HOPPER_PART(tconv::cuda::hopper::launch_of_part<tconv::cuda::kOutputs>)
+#else
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvOnlyCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
   return tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(call->conv);
@@ -5642,6 +5719,7 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+#endif
 """
 
 CPU_SOURCE = r"""
@@ -8060,9 +8138,9 @@ struct GradientCall {
 
 // ==== lines 468 to 523 of CUDA_SOURCE
 // ==== lines 682 to 770 of CUDA_SOURCE
-// ==== lines 1593 to 1644 of CUDA_SOURCE
+// ==== lines 1594 to 1645 of CUDA_SOURCE
 // ==== lines 782 to 913 of CUDA_SOURCE
-// ==== lines 2769 to 2904 of CUDA_SOURCE
+// ==== lines 2770 to 2905 of CUDA_SOURCE
 
 // ==== lines 1390 to 1429 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -8236,12 +8314,12 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 910 to 1392 of CUDA_SOURCE
 
-// ==== lines 1481 to 1575 of CUDA_SOURCE
+// ==== lines 1482 to 1576 of CUDA_SOURCE
 
-// ==== lines 1577 to 1593 of CUDA_SOURCE
-// ==== lines 1644 to 2746 of CUDA_SOURCE
+// ==== lines 1578 to 1594 of CUDA_SOURCE
+// ==== lines 1645 to 2747 of CUDA_SOURCE
 
-// ==== lines 2906 to 3213 of CUDA_SOURCE
+// ==== lines 2907 to 3214 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -8251,19 +8329,19 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 3213 to 3234 of CUDA_SOURCE
+// ==== lines 3214 to 3235 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 3234 to 3420 of CUDA_SOURCE
+// ==== lines 3235 to 3421 of CUDA_SOURCE
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 3430 to 3917 of CUDA_SOURCE
+// ==== lines 3431 to 3918 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3917 to 4243 of CUDA_SOURCE
+// ==== lines 3918 to 4244 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8356,10 +8434,24 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4237 to 4664 of CUDA_SOURCE
+// ==== lines 4238 to 4665 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4664 to 5081 of CUDA_SOURCE
+// ==== lines 4665 to 5016 of CUDA_SOURCE
+
+// ==== lines 5089 to 5142 of CUDA_SOURCE
+    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
+          plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
+        return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
+  }
+  return kUnsupportedKernel;
+}
+
+// Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
+// pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -8368,13 +8460,20 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5087 to 5107 of CUDA_SOURCE
+// ==== lines 5160 to 5180 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5107 to 5137 of CUDA_SOURCE
+// ==== lines 5180 to 5203 of CUDA_SOURCE
+  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+}
+
+template <Outputs kOutputs>
+int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
+               const void* pool_weight = nullptr) {
+  switch (call.dtype) {
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 5146 to 5569 of CUDA_SOURCE
+// ==== lines 5219 to 5642 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12857,7 +12956,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '377bd2fab7e892101be9352b643bd37f777d648b56d2a48df0773195e2a177b2'
+_DIGEST = '338f2a31539e368bd65ca97cb603632acba5f5c025eb2ea06a8011c528b558ba'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -13167,10 +13266,14 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
-# functions that the operator calls; it hands calls over to those of the others.
-_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
-_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
+_PART_NAMES = (
+    *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
+    "tconv_cuda_hopper",
+)
 
 
 def _short_digest(*parts: str) -> str:
@@ -13219,11 +13322,20 @@ def _parts(cuda_source: str) -> dict[str, str]:
     # Of several operators each has names of its own already: _repeated of several_calls.py.
     names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
     made = {}
-    for part, left_out in _PARTS.items():
-        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
-        if part != "fp32":
-            lines += [f"#define {name} {name}_{part}" for name in names]
-        made[part] = "\n".join([*lines, cuda_source])
+
+    def add(part: str, left_out: list[str], defined: list[str], renamed: list[str]) -> None:
+        lines = [f"TCONV_WITHOUT_{dtype.upper()}" for dtype in left_out] + defined
+        lines += [f"{name} {name}_{part}" for name in renamed]
+        made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
+
+    for dtype, (storage, num_hopper) in _PARTS.items():
+        others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
+        own = [name for name in names if dtype != "fp32" or "hopper" in name]
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
+            this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 

@@ -7,7 +7,8 @@ pooled image only.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as three parts side by side (fp32 and fp64, fp16, bf16): nvcc's front end is serial.
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -30,10 +31,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     90be617b5cd2414b692449c15d3ab05fec4a6296ce3e05222ac35f6a083983e1
+sha256 of CUDA_SOURCE:     3dd8f137499f26666adeba15cfa76a5fedfefe7c36976495ceb3acbce4dc5869
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 7e0dcf5dede328aab3041e16cad6a7fd423a9360a891d982995c25fc534e5564
+sha256 of GRADIENT_CUDA_SOURCE: 792a1a4df93aa90a876b0f611c5070cf0a82525a0fa4716316a2efb2e51f4a34
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -2577,11 +2578,14 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles as three parts side by side, in about half the time: fp32 and fp64; fp16; bf16.
-// TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and TCONV_WITHOUT_BF16 say what a part leaves out; without them one
-// translation unit has everything. Names that parts would share end in _fp16 and _bf16 in theirs
-// (generator/runtime/build.py).
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
+// TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
+// would share end in the part's name in all but the first (generator/runtime/build.py).
 
+
+#define TCONV_PASTED(NAME, PART) NAME##PART
+#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
 
 // TCONV_LEFT_OUT_FP32(launch<float>, const Call&) and the like stand behind a function template that launches kernels:
 // where its type is left out, so are its kernels.
@@ -2614,9 +2618,7 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 
 // At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
 // dtypes to the function of the same name in theirs.
-#if defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
-#define TCONV_PASTED(NAME, PART) NAME##PART
-#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
@@ -5996,6 +5998,78 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
 
 }  // namespace hopper
 }  // namespace tconv
+// ---- kernels_src/cuda/hopper_part.cuh
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+
+#include <type_traits>
+
+
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
+#endif
+
+namespace tconv {
+namespace cuda {
+namespace hopper {
+
+// Which of two parts has the kernels of so many columns and data warps: either takes about as long.
+constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && producer_warps <= 4 ? 1 : 0; }
+
+constexpr bool is_of_part(Shape shape) {
+#ifdef TCONV_HOPPER_PART
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+#else
+  return true;
+#endif
+}
+
+// conv_transpose_hopper_launch.cuh
+template <Outputs kOutputs, typename Storage, int kIndex>
+int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream);
+
+// launch_planned, wherever it is compiled.
+template <Outputs kOutputs, typename Storage>
+int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+  constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
+  if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
+    return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
+  return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
+#else
+  return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
+#endif
+}
+
+#ifdef TCONV_HOPPER_PART
+// kOutputs: those that are wanted of convolutions.
+template <Outputs... kOutputs>
+int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
+  using Storage = TCONV_HOPPER_STORAGE;
+  const auto& typed = *static_cast<const HopperArgs<Storage>*>(args);
+  int64_t status = kUnsupportedKernel;
+  const auto launch = [&](auto kind) {
+    if (outputs == static_cast<int64_t>(kind()))
+      status = launch_planned<kind(), Storage, 0>(typed.plan, typed, num_sms, stream);
+  };
+  (launch(std::integral_constant<Outputs, kOutputs>()), ...);
+  return status;
+}
+#endif
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace tconv
+
+// The function that calls to a part go to; the argument says which function with these parameters does the work.
+#define TCONV_EXPORT_HOPPER_PART(...)                                                                    \
+  TCONV_EXPORT int64_t tconv_cuda_hopper(int64_t outputs, const void* args, int num_sms, void* stream) { \
+    return __VA_ARGS__(outputs, args, num_sms, stream);                                                  \
+  }
 
 namespace tconv {
 namespace cuda {
@@ -6050,7 +6124,7 @@ template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+    if constexpr (is_of_part(kShape) && serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
@@ -6111,7 +6185,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+  return launch_in_part<kOutputs>(args, num_sms, call.stream);
 }
 
 template <Outputs kOutputs>
@@ -7144,6 +7218,9 @@ struct ConvBatchNormPoolGroupNorm {
 }  // namespace cuda
 }  // namespace tconv
 
+#ifdef TCONV_HOPPER_PART
+TCONV_EXPORT_HOPPER_PART(tconv::cuda::hopper::launch_of_part<tconv::cuda::kInPasses, tconv::cuda::Outputs::kPooled>)
+#else
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvBatchNormPoolGroupNormCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
@@ -7160,6 +7237,7 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvBatchNormPoolGroupNormCall*
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+#endif
 """
 
 CPU_SOURCE = r"""
@@ -10074,7 +10152,7 @@ struct GradientCall {
 // ==== lines 1898 to 1998 of CUDA_SOURCE
 // ==== lines 463 to 493 of CUDA_SOURCE
 
-// ==== lines 3807 to 3942 of CUDA_SOURCE
+// ==== lines 3808 to 3943 of CUDA_SOURCE
 
 // ==== lines 2479 to 2518 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -10251,11 +10329,11 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1999 to 2481 of CUDA_SOURCE
 
-// ==== lines 2570 to 2664 of CUDA_SOURCE
+// ==== lines 2571 to 2665 of CUDA_SOURCE
 
-// ==== lines 2666 to 3784 of CUDA_SOURCE
+// ==== lines 2667 to 3785 of CUDA_SOURCE
 
-// ==== lines 3944 to 4251 of CUDA_SOURCE
+// ==== lines 3945 to 4252 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -10265,9 +10343,9 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 4251 to 4272 of CUDA_SOURCE
+// ==== lines 4252 to 4273 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 4272 to 4370 of CUDA_SOURCE
+// ==== lines 4273 to 4371 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
@@ -10280,12 +10358,12 @@ struct PackedInput {
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
 // ==== lines 583 to 605 of CUDA_SOURCE
-// ==== lines 4375 to 4840 of CUDA_SOURCE
+// ==== lines 4376 to 4841 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4840 to 5166 of CUDA_SOURCE
+// ==== lines 4841 to 5167 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10378,10 +10456,24 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5160 to 5587 of CUDA_SOURCE
+// ==== lines 5161 to 5588 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5587 to 6004 of CUDA_SOURCE
+// ==== lines 5588 to 5939 of CUDA_SOURCE
+
+// ==== lines 6012 to 6065 of CUDA_SOURCE
+    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
+          plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
+        return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
+  }
+  return kUnsupportedKernel;
+}
+
+// Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
+// pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -10390,13 +10482,20 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6010 to 6030 of CUDA_SOURCE
+// ==== lines 6083 to 6103 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6030 to 6060 of CUDA_SOURCE
+// ==== lines 6103 to 6126 of CUDA_SOURCE
+  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+}
+
+template <Outputs kOutputs>
+int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
+               const void* pool_weight = nullptr) {
+  switch (call.dtype) {
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6069 to 6492 of CUDA_SOURCE
+// ==== lines 6142 to 6565 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -17613,7 +17712,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '7ff40afbf117600c2816e3032657f198c6302986728a27d2bd20f22141102d11'
+_DIGEST = '4b9af1c562d08a95265fde9d273fc50302baf93c719b71be1b81d51511644a7c'
 
 
 class _Tanh:
@@ -17991,10 +18090,14 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
-# functions that the operator calls; it hands calls over to those of the others.
-_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
-_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
+_PART_NAMES = (
+    *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
+    "tconv_cuda_hopper",
+)
 
 
 def _short_digest(*parts: str) -> str:
@@ -18043,11 +18146,20 @@ def _parts(cuda_source: str) -> dict[str, str]:
     # Of several operators each has names of its own already: _repeated of several_calls.py.
     names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
     made = {}
-    for part, left_out in _PARTS.items():
-        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
-        if part != "fp32":
-            lines += [f"#define {name} {name}_{part}" for name in names]
-        made[part] = "\n".join([*lines, cuda_source])
+
+    def add(part: str, left_out: list[str], defined: list[str], renamed: list[str]) -> None:
+        lines = [f"TCONV_WITHOUT_{dtype.upper()}" for dtype in left_out] + defined
+        lines += [f"{name} {name}_{part}" for name in renamed]
+        made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
+
+    for dtype, (storage, num_hopper) in _PARTS.items():
+        others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
+        own = [name for name in names if dtype != "fp32" or "hopper" in name]
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
+            this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 

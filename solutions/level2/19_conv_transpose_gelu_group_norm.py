@@ -7,7 +7,8 @@ rewrites the output once.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as three parts side by side (fp32 and fp64, fp16, bf16): nvcc's front end is serial.
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -30,10 +31,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     3c0d966ffecdfe9202cdbdb087a1ac7bc592548da0daf5dfd317f6563b9a528d
+sha256 of CUDA_SOURCE:     038e57eeefd2d948f7e8b37c5d18a258bd42d9a20d4b31d5870e5c1280e4ed78
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: df8ef1d68db1415c03db212f0b98191120de134419d4102f5f62af43ea7af243
+sha256 of GRADIENT_CUDA_SOURCE: d9b8ccdb0f3b29839e5e672c38d5a9bc8cd5df6edd0743d7cc8f4d46764c54cd
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
@@ -5203,11 +5204,14 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles as three parts side by side, in about half the time: fp32 and fp64; fp16; bf16.
-// TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and TCONV_WITHOUT_BF16 say what a part leaves out; without them one
-// translation unit has everything. Names that parts would share end in _fp16 and _bf16 in theirs
-// (generator/runtime/build.py).
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
+// TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
+// would share end in the part's name in all but the first (generator/runtime/build.py).
 
+
+#define TCONV_PASTED(NAME, PART) NAME##PART
+#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
 
 // TCONV_LEFT_OUT_FP32(launch<float>, const Call&) and the like stand behind a function template that launches kernels:
 // where its type is left out, so are its kernels.
@@ -5240,9 +5244,7 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 
 // At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
 // dtypes to the function of the same name in theirs.
-#if defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
-#define TCONV_PASTED(NAME, PART) NAME##PART
-#define TCONV_IN_PART(NAME, PART) TCONV_PASTED(NAME, PART)  // NAME may be a macro: generator/runtime/several_calls.py
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
@@ -6818,6 +6820,78 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/hopper_part.cuh
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+
+#include <type_traits>
+
+
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
+#endif
+
+namespace tconv {
+namespace cuda {
+namespace hopper {
+
+// Which of two parts has the kernels of so many columns and data warps: either takes about as long.
+constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && producer_warps <= 4 ? 1 : 0; }
+
+constexpr bool is_of_part(Shape shape) {
+#ifdef TCONV_HOPPER_PART
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+#else
+  return true;
+#endif
+}
+
+// conv_transpose_hopper_launch.cuh
+template <Outputs kOutputs, typename Storage, int kIndex>
+int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream);
+
+// launch_planned, wherever it is compiled.
+template <Outputs kOutputs, typename Storage>
+int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+  constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
+  if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
+    return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
+  return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
+#else
+  return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
+#endif
+}
+
+#ifdef TCONV_HOPPER_PART
+// kOutputs: those that are wanted of convolutions.
+template <Outputs... kOutputs>
+int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
+  using Storage = TCONV_HOPPER_STORAGE;
+  const auto& typed = *static_cast<const HopperArgs<Storage>*>(args);
+  int64_t status = kUnsupportedKernel;
+  const auto launch = [&](auto kind) {
+    if (outputs == static_cast<int64_t>(kind()))
+      status = launch_planned<kind(), Storage, 0>(typed.plan, typed, num_sms, stream);
+  };
+  (launch(std::integral_constant<Outputs, kOutputs>()), ...);
+  return status;
+}
+#endif
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace tconv
+
+// The function that calls to a part go to; the argument says which function with these parameters does the work.
+#define TCONV_EXPORT_HOPPER_PART(...)                                                                    \
+  TCONV_EXPORT int64_t tconv_cuda_hopper(int64_t outputs, const void* args, int num_sms, void* stream) { \
+    return __VA_ARGS__(outputs, args, num_sms, stream);                                                  \
+  }
 
 namespace tconv {
 namespace cuda {
@@ -6872,7 +6946,7 @@ template <Outputs kOutputs, typename Storage, int kIndex = 0>
 int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
   if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
     constexpr Shape kShape = kShapes[kIndex];
-    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+    if constexpr (is_of_part(kShape) && serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
         return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
@@ -6933,7 +7007,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   args.epilogue = make_epilogue_args<Storage>(call);
   args.out = static_cast<Storage*>(outputs.out);
   args.partials = outputs.partials;
-  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+  return launch_in_part<kOutputs>(args, num_sms, call.stream);
 }
 
 template <Outputs kOutputs>
@@ -8061,6 +8135,39 @@ int64_t launch_weights(const Plan& plan, const ConvCall& call, void* workspace) 
                        dim3(hopper::WeightsConfig::kThreads), 0, call.stream, weights);
 }
 
+template <typename Storage>
+int64_t launch_held(const Args<Storage>& args, void* stream) {
+  const Plan& plan = args.plan;
+  const auto kernel = conv_group_norm_held_kernel<Storage>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
+  return launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, stream, args);
+}
+
+// Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
+#if TCONV_HOPPER_PARTS == 2
+constexpr int64_t kHeldOutputs = -1;  // none of Outputs
+#endif
+
+// launch_held, wherever it is compiled.
+template <typename Storage>
+int64_t launch_in_part(const Args<Storage>& args, void* stream) {
+#if TCONV_HOPPER_PARTS == 2 && !defined(TCONV_HOPPER_PART)
+  return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
+#else
+  return launch_held(args, stream);
+#endif
+}
+
+#ifdef TCONV_HOPPER_PART
+inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
+#if TCONV_HOPPER_PARTS == 2 && TCONV_HOPPER_PART == 1
+  if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
+#endif
+  return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);
+}
+#endif
+
 // Enqueues everything that makes the normalised call.conv.out, except where *guard is raised: then that is not
 // normalised, and `partials` holds its moments. *guard: on the device, or null where nothing raises it.
 // cudaErrorCooperativeLaunchTooLarge: the blocks cannot all run at once, and no output has been written.
@@ -8114,11 +8221,8 @@ int64_t launch(const CallPlan& call_plan, const ConvGroupNormCall& call, Moments
   args.entries = reinterpret_cast<Entry*>(args.statistics + p.batch * args.num_groups);
   TCONV_RETURN_IF_ERROR(cudaMemsetAsync(args.statistics, 0xFF, messages_bytes(call_plan, call), stream));
 
-  const auto kernel = conv_group_norm_held_kernel<Storage>;
-  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   args.samples_at_once = static_cast<int>(std::min<int64_t>(samples_at_once(plan, device.sm_count), p.batch));
-  const dim3 grid(static_cast<unsigned>(args.samples_at_once * plan.blocks_per_sample()));
-  TCONV_RETURN_IF_ERROR(launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, conv.stream, args));
+  TCONV_RETURN_IF_ERROR(launch_in_part(args, conv.stream));
   *guard = call_plan.fallback.has_fallback ? &state->out_of_range : nullptr;
   return launch_fallback(call_plan.fallback, conv, ConvOutputs{conv.out, partials}, workspace, state);
 }
@@ -8295,6 +8399,9 @@ int64_t run(const ConvGroupNormCall& call) {
 }  // namespace cuda
 }  // namespace tconv
 
+#ifdef TCONV_HOPPER_PART
+TCONV_EXPORT_HOPPER_PART(tconv::cuda::held::launch_of_part)
+#else
 // Bytes, or a negative Status.
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::ConvGroupNormCall* call) {
   TCONV_HAND_OVER(tconv_cuda_workspace_bytes, call)
@@ -8309,6 +8416,7 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvGroupNormCall* call) {
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
+#endif
 """
 
 CPU_SOURCE = r"""
@@ -10906,7 +11014,7 @@ struct Epilogue {
 // ==== lines 3371 to 3471 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6232 to 6367 of CUDA_SOURCE
+// ==== lines 6233 to 6368 of CUDA_SOURCE
 
 // ==== lines 1100 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -11082,12 +11190,12 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 4644 to 5145 of CUDA_SOURCE
 
-// ==== lines 5197 to 5291 of CUDA_SOURCE
+// ==== lines 5198 to 5292 of CUDA_SOURCE
 
-// ==== lines 5293 to 5404 of CUDA_SOURCE
+// ==== lines 5294 to 5405 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5405 to 5593 of CUDA_SOURCE
+// ==== lines 5406 to 5594 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11095,9 +11203,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5597 to 6209 of CUDA_SOURCE
+// ==== lines 5598 to 6210 of CUDA_SOURCE
 
-// ==== lines 6369 to 6389 of CUDA_SOURCE
+// ==== lines 6370 to 6390 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11244,14 +11352,26 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6389 to 6484 of CUDA_SOURCE
+// ==== lines 6390 to 6485 of CUDA_SOURCE
 // ==== lines 2687 to 2761 of CUDA_SOURCE
-// ==== lines 6487 to 6739 of CUDA_SOURCE
+// ==== lines 6488 to 6740 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6739 to 6761 of CUDA_SOURCE
+// ==== lines 6740 to 6762 of CUDA_SOURCE
 // ==== lines 4186 to 4517 of CUDA_SOURCE
-// ==== lines 6763 to 6827 of CUDA_SOURCE
+// ==== lines 6836 to 6888 of CUDA_SOURCE
+    if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
+      if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
+          plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
+        return launch_shape<kIndex, kOutputs == Outputs::kPooled>(plan, args, num_sms, stream);
+    return launch_planned<kOutputs, Storage, kIndex + 1>(plan, args, num_sms, stream);
+  }
+  return kUnsupportedKernel;
+}
+
+// Enqueues the weight transform and the convolution. For fp32 the guard in `workspace` is raised, on the device, where
+// the caller must run another kernel over the same outputs. Pooled: outputs.out receives pooled windows, and
+// pool_weight says of which channels the smallest values (conv_transpose_hopper_pool.cuh).
 // `packed`, or null: what is read in place of call.x, with the guard of those who packed it.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, const void* pool_weight,
@@ -11260,13 +11380,20 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6833 to 6853 of CUDA_SOURCE
+// ==== lines 6906 to 6926 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6853 to 6883 of CUDA_SOURCE
+// ==== lines 6926 to 6949 of CUDA_SOURCE
+  return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
+}
+
+template <Outputs kOutputs>
+int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& outputs, void* workspace, int num_sms,
+               const void* pool_weight = nullptr) {
+  switch (call.dtype) {
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6892 to 7315 of CUDA_SOURCE
+// ==== lines 6965 to 7388 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -17865,7 +17992,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = 'ca8d53fb0d4631141fb90a01cd4fe1c7093fd5d86c491e2a550a14d69430c484'
+_DIGEST = '4a9f0cd7635596123fb77fd4fdaaf34b5f15c2c71f90a4064667376f6f163af5'
 
 
 class _Gelu:
@@ -18191,10 +18318,14 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# What each part of a CUDA source leaves out (kernels_src/cuda/dtype_parts.h). The first one has the
-# functions that the operator calls; it hands calls over to those of the others.
-_PARTS = {"fp32": ("FP16", "BF16"), "fp16": ("FP32", "BF16"), "bf16": ("FP32", "FP16")}
-_PART_NAMES = "tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
+_PART_NAMES = (
+    *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
+    "tconv_cuda_hopper",
+)
 
 
 def _short_digest(*parts: str) -> str:
@@ -18243,11 +18374,20 @@ def _parts(cuda_source: str) -> dict[str, str]:
     # Of several operators each has names of its own already: _repeated of several_calls.py.
     names = _re.findall(r"^#define tconv\w* (tconv\w*)$", cuda_source, _re.MULTILINE) or _PART_NAMES
     made = {}
-    for part, left_out in _PARTS.items():
-        lines = [f"#define TCONV_WITHOUT_{dtype}" for dtype in left_out]
-        if part != "fp32":
-            lines += [f"#define {name} {name}_{part}" for name in names]
-        made[part] = "\n".join([*lines, cuda_source])
+
+    def add(part: str, left_out: list[str], defined: list[str], renamed: list[str]) -> None:
+        lines = [f"TCONV_WITHOUT_{dtype.upper()}" for dtype in left_out] + defined
+        lines += [f"{name} {name}_{part}" for name in renamed]
+        made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
+
+    for dtype, (storage, num_hopper) in _PARTS.items():
+        others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
+        own = [name for name in names if dtype != "fp32" or "hopper" in name]
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
+            this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 
