@@ -118,14 +118,6 @@ __device__ __forceinline__ void copy_rows(const WeightGradientHopperArgs& args, 
 __device__ __forceinline__ uint32_t pixels_low(uint32_t shared, uint32_t block_bytes) {
   return (block_bytes >> 4) << 16 | (shared & 0x3FFFF) >> 4;
 }
-#ifdef TCONV_WALKS_DEPTH
-// The descriptor of narrow pixels, of 64 bytes.
-__device__ __forceinline__ uint64_t narrow_pixels_descriptor(uint32_t low) {
-  constexpr uint32_t kSwizzle64B = 2u << 30;
-  constexpr uint32_t kStrideByteOffset = 8 * 64 >> 4;
-  return static_cast<uint64_t>(kSwizzle64B | kStrideByteOffset) << 32 | low;
-}
-#endif
 constexpr uint32_t kProductStep = WeightGradientConfig::kStepPixels * WeightGradientConfig::kPixelBytes >> 4;
 
 // Products of 16 pixels side by side, committed as one group.

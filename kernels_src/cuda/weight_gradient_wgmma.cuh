@@ -11,6 +11,15 @@ namespace tconv {
 namespace cuda {
 namespace pixels {
 
+#ifdef TCONV_WALKS_DEPTH
+// The descriptor of narrow pixels, of 64 bytes.
+__device__ __forceinline__ uint64_t narrow_pixels_descriptor(uint32_t low) {
+  constexpr uint32_t kSwizzle64B = 2u << 30;
+  constexpr uint32_t kStrideByteOffset = 8 * 64 >> 4;
+  return static_cast<uint64_t>(kSwizzle64B | kStrideByteOffset) << 32 | low;
+}
+
+#endif
 template <int N>
 struct PixelWgmma;
 

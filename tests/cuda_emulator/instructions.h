@@ -251,7 +251,8 @@ void wgmma_pixels(float (&d)[N / 2], uint64_t a, uint64_t b) {
   for (int pixel = 0; pixel < 16; ++pixel)
     for (int block = -1; block < N / channels; ++block) {  // all channels of a pixel are all of its bytes
       const uint64_t descriptor = block < 0 ? a : b;
-      const uint32_t at = pixel_operand_at(descriptor, pixel, block < 0 ? 0 : block, 0), bytes = pixel_bytes(descriptor);
+      const uint32_t bytes = pixel_bytes(descriptor);
+      const uint32_t at = pixel_operand_at(descriptor, pixel, block < 0 ? 0 : block, 0);
       reads.open.push_back({at / bytes * bytes - kSharedBase, bytes});
     }
   for (const Reads::Range& range : reads.open) note_read(range.at, range.bytes);
