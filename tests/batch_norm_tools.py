@@ -30,12 +30,12 @@ class NormCase:
         def normal(*shape):
             return torch.randn(shape, generator=generator)
 
-        channels, none = self.channels, {}
+        channels = self.channels
         made = {"value": normal(self.batch, channels, *self.image) + self.mean}
         vectors = {"weight": normal(channels), "bias": normal(channels)}
         running = {"running_mean": normal(channels)}
         running["running_var"] = torch.rand(channels, generator=generator) + 0.5
-        made |= vectors if self.affine else none | dict.fromkeys(vectors)
+        made |= vectors if self.affine else dict.fromkeys(vectors)
         made |= running if self.tracks else dict.fromkeys(running)
         counted = self.tracks and self.momentum is None
         made["num_batches"] = torch.tensor(3) if counted else None

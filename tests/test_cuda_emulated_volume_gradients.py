@@ -341,6 +341,18 @@ def test_declined(emulated_volume_gradients, of, change):
         assert emulated_volume_gradients.launches() == 0
 
 
+@pytest.mark.parametrize(("out_channels", "both"), [(24, False), (40, True)])
+def test_a_tap_whose_channels_would_more_than_double(emulated_volume_gradients, out_channels, both):
+    """Filled up to 64 they serve no packing of both gradients; the weight's alone has its own."""
+    case = of_kind(
+        out_channels=out_channels, kernel=(2, 2, 2), stride=(1, 1, 1), output_padding=(0, 0, 0)
+    )
+    made = operands(case, torch.float32)
+    with emulated_volume_gradients.on(), forced("hopper"):
+        assert (found_in(emulated_volume_gradients, "both", case, *made) is not None) == both
+        assert check(emulated_volume_gradients, "weight", case, *made)
+
+
 @pytest.mark.parametrize("kernel", ["plain", "portable", "hopper"])
 def test_two_dimensions_in_the_same_library(emulated_volume_gradients, kernel):
     """What the operators decline goes to `backward`, image by image."""

@@ -103,7 +103,7 @@ def test_the_kernel_in_place_is_right(shelf, shape, stride, size):
 
 @pytest.mark.parametrize(
     ("channels", "groups", "stride", "kernel"),
-    [(64, 1, 2, 3), (48, 1, 1, 3), (32, 4, 2, 3), (32, 1, 2, 2), (40, 1, 1, 2)],
+    [(64, 1, 2, 3), (48, 1, 1, 3), (32, 4, 2, 3), (32, 1, 2, 2), (40, 1, 1, 2), (24, 1, 1, 2)],
 )
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -133,8 +133,9 @@ def test_both_gradients_from_one_packing(
     operator = shelf["volume_only"].solution["_gradient_library"]().depth_gradients.default
     numbers = [number for axis in axes for number in axis]
     found = operator(grad.cuda(), x.cuda(), weight.cuda(), None, *numbers, groups, True)
-    if dtype == torch.float16 and kernel % stride != 0:
-        assert [t.numel() for t in found] == [0, 0]  # absent taps: nothing says where infinity is
+    # Absent taps: nothing says where infinity is. 24 channels: a tap's would more than double.
+    if (dtype == torch.float16 and kernel % stride != 0) or channels == 24:
+        assert [t.numel() for t in found] == [0, 0]
         return
     wanted = torch.autograd.grad(out, exact, grad.double())
     sizes = [t.detach().abs().requires_grad_() for t in exact]

@@ -15,7 +15,7 @@ from generator.runtime.generated import (
     CUDA_SOURCE,
 )
 from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
-from generator.runtime.ordinary_conv import _calls, _is_hopper
+from generator.runtime.ordinary_conv import _is_hopper, _is_plain
 
 # Measured on an H200: on fewer values of a channel, or of a tensor, PyTorch's is as fast.
 _MANY_OF_CHANNEL, _MANY_VALUES, _MOST_VALUES = 1 << 16, 1 << 21, 1 << 31
@@ -28,7 +28,7 @@ _BATCH_NORM_NAMESPACE = (
 
 def _large_batch_norm(module, x, softmax=None):
     """module(x), or softmax(module(x)), by the kernels where it pays."""
-    if not _are_kernels(module, x):
+    if not _kernels_serve(module, x):
         y = module(x)
         return y if softmax is None else softmax(y)
     if softmax is not None and not _is_over_rows(softmax, x):
@@ -36,10 +36,11 @@ def _large_batch_norm(module, x, softmax=None):
     return _normalised(module, x, softmax is not None)
 
 
-def _are_kernels(module, x) -> bool:
+def _kernels_serve(module, x) -> bool:
+    """Training mode of large images, eagerly and without a gradient?"""
     if _as_operator() or _transformed():
         return False
-    if not (_calls(module, _nn.BatchNorm2d) and module.training and _norm_pays(module, x)):
+    if not (_is_plain(module, _nn.BatchNorm2d) and module.training and _norm_pays(module, x)):
         return False
     return not _wants_gradient(x, module.weight, module.bias)
 
@@ -61,7 +62,7 @@ def _normalised(module, x, softmax):
 
 def _is_over_rows(softmax, x) -> bool:
     """Is it what the kernels know?"""
-    over_rows = _calls(softmax, _nn.Softmax) and softmax.dim in (-1, 3)
+    over_rows = _is_plain(softmax, _nn.Softmax) and softmax.dim in (-1, 3)
     return over_rows and x.shape[3] in _SOFTMAX_WIDTHS and x.data_ptr() % 16 == 0
 
 

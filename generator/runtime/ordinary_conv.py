@@ -20,7 +20,7 @@ def _ordinary_conv(operator, module, x):
     """
     if _as_operator() or _transformed():  # compilers choose a layout for PyTorch's
         return module(x)
-    if not (_calls(module, _nn.Conv2d) and _pays(module, x)):
+    if not (_is_plain(module, _nn.Conv2d) and _pays(module, x)):
         return module(x)
     if _wants_gradient(x, module.weight, module.bias):  # which often leaves fp16's range
         return module(x)
@@ -37,8 +37,8 @@ def _turned_round(weight):
     return weight.flip(2, 3).transpose(0, 1)
 
 
-def _calls(module, kind) -> bool:
-    """Would a call run the forward of `kind`, and nothing else?"""
+def _is_plain(module, kind) -> bool:
+    """Is it a `kind` itself, whose call runs that class's forward and nothing else?"""
     own = module.__dict__
     changed = "forward" in own or any(own[hook] for hook in _HOOKS)
     return type(module) is kind and not changed
