@@ -116,16 +116,9 @@ class Kernels:
 
     @property
     def chained(self) -> bool:
-        """Has the library of the convolution's gradients those of the chains, too? Not yet
-        where GroupNorm follows one: 2 to 4 % faster, but without records (lab/gradients.md).
-        """
-        normed = "conv_group_norm" in self.entries
-        return (
-            self.own_gradients
-            and not self.volumes
-            and not normed
-            and any(kernel.library == "NORM_" for kernel in self.all)
-        )
+        """Has the library of the convolution's gradients those of the chains, too?"""
+        behind = any(kernel.library == "NORM_" for kernel in self.all)
+        return self.own_gradients and not self.volumes and behind
 
     @functools.cached_property
     def gradient_sources(self) -> dict[str, str]:

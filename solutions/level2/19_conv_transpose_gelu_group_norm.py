@@ -13,8 +13,7 @@ fp32's in two): nvcc's front end is serial.
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
 create_graph=True, they are PyTorch's.
-Those through element-wise steps and GroupNorm are another one (NORM_GRADIENT_CUDA_SOURCE,
-NORM_GRADIENT_OPERATOR_SOURCE).
+Those through element-wise steps are in it, too.
 
 Precision. fp32 on CUDA follows PyTorch's switches at every call (torch.backends.cudnn.allow_tf32
 and the fp32_precision settings). TF32 allowed means operands rounded to nearest to 11 significant
@@ -34,10 +33,8 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     038e57eeefd2d948f7e8b37c5d18a258bd42d9a20d4b31d5870e5c1280e4ed78
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: d9b8ccdb0f3b29839e5e672c38d5a9bc8cd5df6edd0743d7cc8f4d46764c54cd
-sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
-sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
+sha256 of GRADIENT_CUDA_SOURCE: 6805cb3caff9b46ad0a04085b18c4857d3e8ed12d38039defdb77662b0406151
+sha256 of GRADIENT_OPERATOR_SOURCE: 32a357fd1cbcf456df79a04f41977b84d1dd9b6eb23dd67a40bc6f96aa644839
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -10968,6 +10965,38 @@ GRADIENT_CUDA_SOURCE = r"""
 // Argument block of the gradients' library, filled by its operator (binding/operator_gradients.cpp).
 
 // ==== lines 38 to 331 of CUDA_SOURCE
+// ---- kernels_src/group_norm_gradient_call.h
+// Argument block of the library of GroupNorm's gradients, filled by its operator
+// (binding/operator_group_norm_gradient.cpp).
+
+
+namespace tconv {
+
+// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
+// All contiguous, of the call's dtype.
+struct GroupNormGradientCall {
+  ConvCall conv;       // dtype, workspace, stream
+  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
+  const void* grad;    // [batch, channels, height, width]
+  const void* value;   // [batch, channels, height, width]
+  const void* weight;  // [channels] or null
+  int64_t batch, channels, height, width, num_groups;
+  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
+  double eps;
+  void* grad_value;                        // [batch, channels, height, width]
+  void* grad_weight;                       // [channels] or null where not wanted
+  void* grad_bias;                         // [channels] or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
+  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
+};
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+struct PlanesPacker;
+}
+}  // namespace tconv
 
 namespace tconv {
 
@@ -10982,6 +11011,10 @@ struct GradientCall {
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
   void* grad_bias;    // [out_channels]
+  // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
+  // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  GroupNormGradientCall of_chain;
+  const cuda::PlanesPacker* packer;  // the library's own
 };
 
 }  // namespace tconv
@@ -12609,6 +12642,33 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
 
 #include <algorithm>
 
+// ---- kernels_src/cuda/planes_packer.h
+// Takes g's place where it is not in memory: what the weight gradient's launches ask for at the places where they would
+// read it.
+
+
+namespace tconv {
+namespace cuda {
+
+struct GradientState;
+struct PackedGoes;
+
+struct PlanesPacker {
+  // The largest magnitude of a sample of g.
+  virtual int64_t sample(unsigned* largest) const = 0;
+  // Planes of images [first, first + count), scaled and guarded where there is a state.
+  virtual int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace,
+                       GradientState* state) const = 0;
+  // g itself, where call.grad says, should it be read: where the guard is raised (null: there is none), or a weight's
+  // gradient is not finite.
+  virtual int64_t materialise(const int* guard) const = 0;
+
+ protected:
+  ~PlanesPacker() = default;
+};
+
+}  // namespace cuda
+}  // namespace tconv
 // ---- kernels_src/cuda/weight_gradient_pack_rows.cuh
 // The same packing as weight_gradient_pack.cuh's, of x and of the planes in one launch, where the 8 channels of a chunk
 // are of one class: a block packs a run of rows of a strip, so that what does not change from row to row is worked out
@@ -13665,6 +13725,13 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     const auto kernel =
         goes.layout.abreast > 1 ? pack_rows_kernel<true, kPieces, Storage> : pack_rows_kernel<false, kPieces, Storage>;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, PackRowsConfig::kImages * bytes));
+    if (call.packer != nullptr) {
+      rows.sample_runs[1] = 0;
+      const int64_t of_x = goes.layout.samples(count) * rows.sample_runs[0];
+      TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
+                                          PackRowsConfig::kImages * bytes, call.conv.stream, rows));
+      return call.packer->pack(goes, first, count, workspace, state);
+    }
     const int64_t blocks = goes.layout.samples(count) * (rows.sample_runs[0] + rows.sample_runs[1]);
     return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(PackRowsConfig::kThreads),
                          PackRowsConfig::kImages * bytes, call.conv.stream, rows);
@@ -13690,6 +13757,10 @@ inline int64_t launch_scales(const GradientCall& call, GradientState* state) {
   args.tensors[1] = sampled_tensor(call.grad, p.batch, p.out_channels, p.out_h, p.out_w, call.grad_stride_n,
                                    call.grad_stride_c, call.grad_stride_h, call.grad_stride_w);
   args.largest[0] = &state->largest_of_x, args.largest[1] = &state->guard.largest;
+  if (call.packer != nullptr) {
+    TCONV_RETURN_IF_ERROR(launch_sample_magnitudes(args, 1, call.conv.stream));
+    return call.packer->sample(&state->guard.largest);
+  }
   return launch_sample_magnitudes(args, 2, call.conv.stream);
 }
 
@@ -14480,6 +14551,11 @@ template <typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const WeightGradientPlan& plan, void* workspace,
                                             const AfterGo& after_go) {
   if constexpr (sizeof(Storage) == 2) {
+    if (call.packer != nullptr) {
+      TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(
+          call, plan, workspace, nullptr, after_go)));
+      return call.packer->materialise(nullptr);
+    }
     return launch_weight_gradient_16_bit<std::is_same_v<Storage, __nv_bfloat16>, Storage>(call, plan, workspace,
                                                                                           nullptr, after_go);
   } else {
@@ -14489,6 +14565,7 @@ int64_t launch_weight_gradient_tensor_cores(const GradientCall& call, const Weig
     GradientState* const state = plan.goes().state(workspace);
     TCONV_RETURN_IF_ERROR(launch_scales(call, state));
     TCONV_RETURN_IF_ERROR((launch_weight_gradient_16_bit<false, Storage>(call, plan, workspace, state, after_go)));
+    if (call.packer != nullptr) TCONV_RETURN_IF_ERROR(call.packer->materialise(&state->guard.out_of_range));
     return launch_weight_gradient_portable<3, true, true, Storage>(call, plan.sliding, plan.strict, workspace, nullptr,
                                                                    &state->guard.out_of_range);
   }
@@ -14674,12 +14751,1572 @@ int64_t launch_gradients(const GradientCall& call) {
 
 }  // namespace cuda
 }  // namespace tconv
+// ---- kernels_src/cuda/chain_gradients.cuh
+// Gradients of a convolution and of what follows it: a chain of element-wise operations, or GroupNorm behind one. Where
+// both of the convolution's gradients read packed pixels (packed_gradients.cuh), these are formed at once from the
+// convolution's output and the gradient behind the chain, go by go: the gradient of the output, as large as that, is
+// neither written nor read, but where tensor cores cannot do what the numbers ask for.
+
+#include <algorithm>
+#include <vector>
+
+// ---- kernels_src/cuda/chain_pack_rows.cuh
+// Planes of g for both gradients (weight_gradient_layout.h) where g is the gradient of a chain of element-wise
+// operations, or of GroupNorm behind one: formed from the convolution's output and the gradient behind them, and packed
+// at once, so that g is never in memory; and its sums per channel. A block packs a run of rows, strip by strip: what a
+// strip's segment holds of the next strip is stored with that. Bound by memory, and by its instructions.
+
+// ---- kernels_src/cuda/group_norm_gradient_args.cuh
+// What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
+//
+//   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
+//
+// (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
+// value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
+// a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
+
+// ---- kernels_src/cuda/gradient_chain.cuh
+// The chains whose gradients a library holds, and the choice among them.
+
+// ---- kernels_src/elementwise/slopes.h
+// Derivatives of functors, where they are longer than a line. By PyTorch's formulas
+// (aten/src/ATen/native/cuda/Activation*.cu), NaN where those have it.
+
+// ---- kernels_src/elementwise/inner_math.h
+// exp, log and their neighbours within a functor, before its one rounding to T. For float on a CPU they take and give
+// doubles, good to 1e-11: no branches, no calls, no tables, so that a compiler can vectorise them. Elsewhere they are
+// the platform's, in T.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+
+namespace tconv {
+namespace math {
+
+#ifdef TCONV_OWN_MATH
+
+template <typename T>
+using Inner = double;
+
+inline uint64_t double_bits(double v) {
+  uint64_t bits;
+  std::memcpy(&bits, &v, sizeof(bits));
+  return bits;
+}
+inline double double_of(uint64_t bits) {
+  double v;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+
+// exp(v) = power * (1 + excess), power = 2^n, for |v| < 700.
+struct InnerExpParts {
+  double power, excess;
+};
+
+inline InnerExpParts inner_exp_parts(double v) {
+  const double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, which lies in the low bits
+  const double shifted = v * 1.4426950408889634 + magic;
+  const double r = v - (shifted - magic) * 0.69314718055994531;
+  const double power = double_of((double_bits(shifted) - double_bits(magic) + 1023) << 52);
+  // Taylor's series of exp(r) - 1 on |r| <= ln(2)/2
+  double q = 1.0 / 3628800;
+  q = q * r + 1.0 / 362880;
+  q = q * r + 1.0 / 40320;
+  q = q * r + 1.0 / 5040;
+  q = q * r + 1.0 / 720;
+  q = q * r + 1.0 / 120;
+  q = q * r + 1.0 / 24;
+  q = q * r + 1.0 / 6;
+  q = q * r + 0.5;
+  return {power, r + r * r * q};
+}
+
+// As exp of floats has them: Inf above FLT_MAX, 0 below half of the smallest float.
+template <typename T>
+inline double inner_exp(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::exp(v);
+  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
+  const double result = parts.power + parts.power * parts.excess;
+  return v > 88.72283905206835 ? INFINITY : (v < -103.97207708399179 ? 0.0 : result);
+}
+
+template <typename T>
+inline double inner_expm1(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::expm1(v);
+  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
+  const double result = parts.power * parts.excess + (parts.power - 1.0);
+  return v > 88.72283905206835 ? INFINITY : result;
+}
+
+// Of normal numbers (every float but 0 is one as a double), of 0, Inf and NaN; NaN below 0.
+template <typename T>
+inline double inner_log(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::log(v);
+  const uint64_t bits = double_bits(v);
+  const double mantissa = double_of((bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
+  const bool large = mantissa > 1.4142135623730951;
+  const double m = large ? 0.5 * mantissa : mantissa;
+  // 2^52 + the exponent's field, as a double
+  const double field = double_of((bits >> 52) | 0x4330000000000000ull);
+  const double exponent = field - (4503599627370496.0 + 1023.0) + (large ? 1.0 : 0.0);
+  // log(m) = 2 artanh(s), |s| <= 0.172
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double p = 1.0 / 13;
+  p = p * z + 1.0 / 11;
+  p = p * z + 1.0 / 9;
+  p = p * z + 1.0 / 7;
+  p = p * z + 1.0 / 5;
+  p = p * z + 1.0 / 3;
+  double result = exponent * 0.69314718055994531 + 2.0 * (s + s * z * p);
+  result = v == 0.0 ? -INFINITY : result;
+  result = v < 0.0 ? NAN : result;
+  return v < INFINITY ? result : v + v;  // Inf and NaN
+}
+
+// For v >= 0. What 1 + v rounds away comes back as a correction of the logarithm.
+template <typename T>
+inline double inner_log1p(double v) {
+  if constexpr (std::is_same<T, double>::value) return std::log1p(v);
+  const double u = 1.0 + v;
+  const double result = inner_log<T>(u) - ((u - 1.0) - v) / u;
+  return v < INFINITY ? result : v;
+}
+
+#else
+
+template <typename T>
+using Inner = T;
+
+template <typename T>
+TCONV_HD T inner_exp(T v) {
+  return std::exp(v);
+}
+template <typename T>
+TCONV_HD T inner_expm1(T v) {
+  return std::expm1(v);
+}
+template <typename T>
+TCONV_HD T inner_log(T v) {
+  return std::log(v);
+}
+template <typename T>
+TCONV_HD T inner_log1p(T v) {
+  return std::log1p(v);
+}
+
+#endif
+
+}  // namespace math
+}  // namespace tconv
+
+namespace tconv {
+namespace elementwise {
+
+// Phi(v) + v phi(v) for the normal distribution's Phi and its density phi, as exact as a result needs that is stored as
+// Storage.
+template <typename Storage = double, typename T>
+TCONV_HD T gelu_erf_slope(T v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float>::value) {
+    const float density = 0.39894228040143268f * cuda::power_of_2(v * v * -0.72134752044448170f);
+    return fmaf(v, density, sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
+  }
+#endif
+  const T density = T(0.39894228040143268) * T(math::exp(v * v * T(-0.5)));
+  return T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440)))) + v * density;
+}
+
+template <typename T>
+TCONV_HD T gelu_tanh_slope(T v) {
+  const T scale = T(0.79788456080286535588), cubic = T(0.044715);
+  const T t = tanh_(scale * (v + cubic * v * v * v));
+  return T(0.5) * (T(1) + t) + T(0.5) * v * (T(1) - t * t) * scale * (T(1) + T(3) * cubic * v * v);
+}
+
+template <typename T>
+TCONV_HD T silu_slope(T v) {
+  const T share = sigmoid(v);
+  return share * (T(1) + v * (T(1) - share));
+}
+
+// tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
+template <typename T>
+TCONV_HD T mish_slope(T v) {
+  const bool open = v > T(40);  // the gate is 1
+  const T e = T(math::exp(open ? T(40) : v)), h = e + e * e / T(2);
+  const T rest = open ? T(0) : T(1) / (h + T(1)), gate = open ? T(1) : h * rest;
+  return gate + v * sigmoid(v) * (rest * (T(1) + gate));
+}
+
+template <typename T>
+TCONV_HD T softplus_slope(T v, T beta, T threshold) {
+  const T scaled = v * beta;
+  return scaled > threshold ? T(1) : sigmoid(scaled);
+}
+
+// 0 of NaN, as torch.sgn.
+template <typename T>
+TCONV_HD T sign(T v) {
+  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : T(0));
+}
+
+}  // namespace elementwise
+}  // namespace tconv
+// ---- kernels_src/generated_gradient.h
+
+namespace tconv {
+
+constexpr int kNumChains = 1;
+
+template <int kIndex>
+struct Chain;
+
+template <>
+struct Chain<0> {
+  static constexpr int kVectors = 0;
+  static constexpr int kSteps = 1;
+  template <typename Storage, typename Acc, typename Operands>
+  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {
+    (void)args, (void)channel;
+    v = elementwise::gelu_erf<Storage>(v);
+    return v;
+  }
+  template <typename Storage, typename Acc, typename Operands, typename Outer>
+  static TCONV_HD Acc gradient(Acc v, const Operands& args, int64_t channel, const Outer& outer,
+                               Acc* sums) {
+    (void)args, (void)channel, (void)sums;
+    const Acc v0 = v;
+    (void)v0;
+    v = elementwise::gelu_erf<Storage>(v);
+    const Acc v1 = v;
+    Acc grad = outer(v);
+    {
+      const Acc before = v0, after = v1;
+      (void)before, (void)after;
+      grad = grad * elementwise::gelu_erf_slope<Storage>(before);
+    }
+    return grad;
+  }
+};
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// launch(the chain's number as a type), kUnsupportedKernel where there is none of that number.
+template <int kIndex = 0, typename Launch>
+int64_t with_chain(int64_t chain, const Launch& launch) {
+  if constexpr (kIndex == kNumChains) {
+    return kUnsupportedKernel;
+  } else {
+    if (chain == kIndex) return launch(std::integral_constant<int, kIndex>{});
+    return with_chain<kIndex + 1>(chain, launch);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/row_writer.cuh
+// Writes a tensor's values in the order in which planes hold them, with zeros behind each row where it has such
+// (padded_rows.h).
+
+// ---- kernels_src/padded_rows.h
+// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
+// at once where every row begins at one.
+
+
+namespace tconv {
+
+constexpr int64_t kRowVector = 4;  // values
+
+TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+template <typename Storage, int kVector = static_cast<int>(kRowVector)>
+struct alignas(kVector * sizeof(Storage)) StorageVector {
+  Storage values[kVector];
+};
+
+struct RowPadding {
+  int64_t height, width;
+  int zeros;  // behind each row; 0: rows follow each other
+  FastDivisor by_width;
+  FastDivisor64 rows;
+
+  static RowPadding make(int64_t height, int64_t width, int64_t row_columns) {
+    return {height, width, static_cast<int>(row_columns - width), FastDivisor::make(static_cast<uint32_t>(width)),
+            FastDivisor64::make(static_cast<uint64_t>(width))};
+  }
+};
+
+// Of values that follow each other in a plane, from its value `first` on. The tensor and each plane's values, where
+// vectors are stored, begin at whole vectors.
+template <typename Storage>
+struct RowWriter {
+  Storage* to;  // value 0, but for the zeros of rows that end on the way
+  const RowPadding& padding;
+  int column;  // of value 0
+
+  __device__ __forceinline__ RowWriter(Storage* tensor, const RowPadding& of, int64_t plane, int64_t first)
+      : to(tensor + plane * of.height * of.width + first), padding(of), column(0) {
+    if (of.zeros == 0) return;
+    const int64_t row = of.rows.quotient(first);
+    column = static_cast<int>(first - row * of.width);
+    to += (plane * of.height + row) * of.zeros;
+  }
+
+  __device__ __forceinline__ void store(int at, Storage value) const {
+    Storage* place = to + at;
+    if (padding.zeros > 0) {
+      const int row = rows_before(at);
+      place += row * padding.zeros;
+      if (ends_row(at, row)) fill(place + 1);
+    }
+    *place = value;
+  }
+
+  // Of even columns two values are in one row.
+  __device__ __forceinline__ void store(int at, const StorageVector<Storage>& vector) const {
+    if (padding.zeros == 0) {
+      *reinterpret_cast<StorageVector<Storage>*>(to + at) = vector;
+    } else if (padding.zeros == 2) {
+      using Pair = StorageVector<Storage, 2>;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = rows_before(at + 2 * i);
+        Storage* const place = to + at + 2 * i + row * 2;
+        *reinterpret_cast<Pair*>(place) = {vector.values[2 * i], vector.values[2 * i + 1]};
+        if (ends_row(at + 2 * i + 1, row)) *reinterpret_cast<Pair*>(place + 2) = Pair{};
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRowVector; ++k) store(at + k, vector.values[k]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int rows_before(int at) const {
+    return static_cast<int>(padding.by_width.quotient(column + at));
+  }
+
+  __device__ __forceinline__ bool ends_row(int at, int row) const {
+    return column + at + 1 == (row + 1) * static_cast<int>(padding.width);
+  }
+
+  __device__ __forceinline__ void fill(Storage* place) const {
+    for (int i = 0; i < padding.zeros; ++i) place[i] = static_cast<Storage>(0.0f);
+  }
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+struct GroupNormGradientConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 2;  // of an SM; without it the compiler spills some chains for four
+  static constexpr int kVector = static_cast<int>(kRowVector);  // values that lie side by side, loaded at once
+  // Values of a thread that are taken together: fp64 has registers for half as many.
+  TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
+  static constexpr int kPart = 16384;       // of a plane, at a time
+  static constexpr int kMaxOfWarp = 2048;   // planes up to this size are a warp's, others a block's
+  static constexpr int kMaxBlocks = 65536;  // which then take several parts
+};
+
+// Values of one channel and their gradients: count, mean and squared deviations of the values (less the first value of
+// their plane, so that a large mean costs nothing), sums of the gradients and of their products with the values'
+// deviations from that mean. Two of them join without cancellation (Chan, Golub, LeVeque, as in moments.h).
+template <typename Acc>
+struct GradientMoments {
+  Acc count, mean, m2, grad, product;
+
+  __device__ __forceinline__ void join(const GradientMoments& other) {
+    const Acc total = count + other.count;
+    if (total == Acc(0)) return;
+    const Acc share = other.count / total, delta = other.mean - mean, step = delta * share;
+    m2 += other.m2 + delta * step * count;
+    // Deviations from the common mean: of these values less `step`, of the others' more by the rest.
+    product += other.product - step * grad + (delta - step) * other.grad;
+    grad += other.grad;
+    mean += step;
+    count = total;
+  }
+};
+
+// What turns g and value into the gradient, for a sample's group: grad_value = w*rstd * g + slope * (value - mean) +
+// shift.
+template <typename Acc>
+struct GroupCoefficients {
+  Acc mean, rstd, slope, shift;
+};
+
+// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v) and gradient<Storage>(v,
+// outer, sums) as in generated_gradient.h, with kSums sums.
+template <int kChain, typename StorageType>
+struct ChainInner {
+  static constexpr int kSums = Chain<kChain>::kVectors;
+  static constexpr int kSteps = Chain<kChain>::kSteps;
+  using Acc = typename StorageTraits<StorageType>::Acc;
+  const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
+
+  struct Channel {
+    Acc channel_vectors[kSums > 0 ? kSums : 1][1];
+
+    template <typename Storage>
+    __device__ __forceinline__ Acc value(Acc v) const {
+      return Chain<kChain>::template value<Storage>(v, *this, 0);
+    }
+    template <typename Storage, typename Outer>
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
+      return Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums);
+    }
+  };
+  __device__ __forceinline__ Channel of_channel(int64_t channel) const {
+    Channel made{};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
+    return made;
+  }
+};
+
+template <typename InnerType, typename StorageType>
+struct GroupNormGradientArgs {
+  using Inner = InnerType;
+  using Storage = StorageType;
+  using Acc = typename StorageTraits<Storage>::Acc;
+  const Storage* grad;
+  const Storage* value;
+  const Storage* weight;  // or null
+  Storage* grad_value;
+  Inner inner;
+  GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
+  GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
+  Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
+  Acc* bias_parts;
+  // [batch][parts_per_plane][channels] each: sums of grad_value, or null, and Inner's
+  Acc* sum_parts[1 + Inner::kSums];
+  int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
+  int parts_per_plane;
+  double eps;
+  bool vectors;     // the tensors begin at whole vectors
+  RowPadding rows;  // of grad_value
+  FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
+  const int* only_if[2];  // null but for the gradient alone, which then is formed where one of them is set
+
+  __device__ __forceinline__ bool wanted() const {
+    return only_if[0] == nullptr || *only_if[0] != 0 || (only_if[1] != nullptr && *only_if[1] != 0);
+  }
+};
+
+// A part of a plane: of the units that all lanes that share one take by turns.
+struct PlanePart {
+  int64_t plane, part, sample, channel, begin;
+  int count;
+
+  template <typename Args>
+  __device__ __forceinline__ PlanePart(const Args& args, int64_t unit) {
+    plane = args.by_parts.quotient(unit);
+    part = unit - plane * args.parts_per_plane;
+    sample = args.by_channels.quotient(plane);
+    channel = plane - sample * args.channels;
+    begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
+    count = static_cast<int>(
+        min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
+  }
+};
+
+// What a plane's values are taken less.
+template <typename Args>
+__device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int64_t plane, int64_t channel) {
+  const auto inner = args.inner.of_channel(channel);
+  return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
+}
+
+// Values of a part as lanes take them, from -shift on, so that vectors lie aligned: those that are not there are
+// others'.
+struct VectorSpan {
+  int shift, count;
+
+  __device__ __forceinline__ VectorSpan(const PlanePart& part, bool vectors)
+      : shift(vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
+
+  __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
+  __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
+};
+
+// ==== lines 3743 to 3888 of CUDA_SOURCE
+
+struct ChainPackConfig {
+  static constexpr int kThreads = PackConfig::kThreads;
+  // Blocks of an SM, for which the registers of a chain of so many steps and operands suffice. (With few steps the
+  // compiler has more of them under way.)
+  static constexpr int min_blocks(int steps, int operands) {
+    return steps >= 3 && steps <= 4 && operands == 0 ? 3 : steps <= 12 ? 2 : 1;
+  }
+  static constexpr int kRows = 4;         // of a block
+  static constexpr int kImages = 3;       // in turns: one is formed, one lacks its last pixels, one goes to memory
+  static constexpr int kMostBeyond = 32;  // pixels of a segment that the next strip's has, too
+};
+
+template <typename InnerType, typename StorageType>
+struct ChainPackArgs {
+  using Inner = InnerType;
+  using Storage = StorageType;
+  using Chain = GroupNormGradientArgs<Inner, Storage>;
+  static constexpr int kSums = 1 + Inner::kSums;
+  static constexpr int kMinBlocks = ChainPackConfig::min_blocks(Inner::kSteps, Inner::kSums);
+  PackArgs<Storage> planes;  // from: the gradient behind the chain
+  const Storage* value;      // the convolution's output, as planes.from
+  Chain chain;
+  float* sums[kSums];  // [batch][runs][classes][channels], of g and the chain's; null where not wanted
+  int runs, first_image;
+  int beyond;  // pixels of a segment behind the strip's own; zeros follow
+};
+
+// What g of one channel of a sample is formed with.
+template <typename Inner>
+struct alignas(16) ChannelGradient {
+  float scale, slope, mean, shift;
+  typename Inner::Channel inner;
+
+  template <typename Args>
+  __device__ __forceinline__ static ChannelGradient of(const Args& args, int64_t sample, int64_t channel) {
+    const auto inner = args.inner.of_channel(channel);
+    if (args.num_groups == 0) return {1.0f, 0.0f, 0.0f, 0.0f, inner};
+    const auto group = args.coefficients[sample * args.num_groups + args.by_group_channels.quotient(channel)];
+    const float weight = args.weight != nullptr ? static_cast<float>(args.weight[channel]) : 1.0f;
+    return {group.rstd * weight, group.slope, group.mean, group.shift, inner};
+  }
+
+  template <typename Storage>
+  __device__ __forceinline__ float gradient(float value, float grad, bool normed, float* sums) const {
+    const auto outer = [&](float inner_value) {
+      const float scaled = scale * grad;
+      return normed ? scaled + (slope * (inner_value - mean) + shift) : scaled;
+    };
+    return inner.template gradient<Storage>(value, outer, sums);
+  }
+};
+
+// Eight channels of a pixel, as they are packed, and what tells whether fp16 containers hold them.
+template <typename Storage>
+struct ChunkOfPixel {
+  uint32_t words[4];
+  __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+  uint32_t any_bits = 0;
+
+  __device__ __forceinline__ void put(int pair, Storage a, Storage b, float scale) {
+    if constexpr (sizeof(Storage) == 4) {
+      any_bits |= __float_as_uint(a) | __float_as_uint(b);
+      words[pair] = pack_scaled_inputs(a, b, largest, scale);
+    } else {
+      words[pair] = pack_pair(a, b);
+    }
+  }
+
+  // Must a value be looked at, should all be small?
+  __device__ __forceinline__ bool not_zero() const { return any_bits << 1 != 0; }
+
+  __device__ __forceinline__ void store(unsigned char* image, int place, int pixel, int chunk) const {
+    *reinterpret_cast<uint4*>(image + place * WeightGradientConfig::kPixelBytes + ((chunk ^ pixel) & 7) * 16) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+template <typename Args>
+__global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
+    pack_chain_rows_kernel(const __grid_constant__ Args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // what it packs for runs nowhere else
+  using Config = ChainPackConfig;
+  using Storage = typename Args::Storage;
+  constexpr int kSums = Args::kSums;
+  constexpr bool kContainers = sizeof(Storage) == 4;
+  using Channel = ChannelGradient<typename Args::Inner>;
+  __shared__ Channel of_channel[WeightGradientConfig::kBlockChannels];
+  unsigned char* const images = dynamic_smem();
+  const PackArgs<Storage>& planes = args.planes;
+  const PackedOperand& packed = planes.packed;
+  unsigned index = blockIdx.x;
+  const auto next_digit = [&index](int radix) {
+    const unsigned quotient = index / static_cast<unsigned>(radix), digit = index - quotient * radix;
+    index = quotient;
+    return static_cast<int>(digit);
+  };
+  const int run = next_digit(args.runs), block = next_digit(packed.blocks);
+  const int group = next_digit(planes.groups), sample = static_cast<int>(index);
+  const int first_channel = block * WeightGradientConfig::kBlockChannels;
+  const auto class_of = [&](int channel) { return planes.classes > 1 ? channel / planes.channels_per_class : 0; };
+  const auto tensor_channel = [&](int channel, int of_class) {
+    return group * planes.channels_per_class + channel - of_class * planes.channels_per_class;
+  };
+  if (threadIdx.x < WeightGradientConfig::kBlockChannels) {
+    const int channel = min(first_channel + static_cast<int>(threadIdx.x), packed.channels_per_group - 1);
+    of_channel[threadIdx.x] =
+        Channel::of(args.chain, args.first_image + sample, tensor_channel(channel, class_of(channel)));
+  }
+  __syncthreads();
+  const bool normed = args.chain.num_groups > 0;
+  const int chunk = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int channel = first_channel + chunk * 8, of_class = class_of(channel);
+  const bool real = channel < packed.channels_per_group;  // all eight, or none
+  const int class_h = of_class / planes.classes_w, class_w = of_class - class_h * planes.classes_w;
+  const int first_h = class_h * planes.class_step_h - planes.first_h;
+  const int first_w = class_w * planes.class_step_w - planes.first_w;
+  // Places are 32-bit numbers (packs_chain in chain_gradients.cuh), which the compiler adds in one instruction.
+  const uint32_t step_c = static_cast<uint32_t>(planes.from_c), step_h = static_cast<uint32_t>(planes.from_h);
+  const uint32_t plane =
+      static_cast<uint32_t>(sample * planes.from_n + tensor_channel(channel, of_class) * planes.from_c);
+  const int first_row = run * Config::kRows, end_row = min(first_row + Config::kRows, packed.rows);
+  const float scale = kContainers ? planes.scale() : 1.0f;
+
+  float sums[8][kSums] = {};
+  // g of the chunk's channel k.
+  const auto form = [&](int k, Storage value, Storage grad, bool there) {
+    float own[kSums] = {};
+    own[0] = of_channel[chunk * 8 + k].template gradient<Storage>(static_cast<float>(value), static_cast<float>(grad),
+                                                                  normed, own + 1);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i)
+      if (there) sums[k][i] += own[i];
+    return to_storage<Storage>(there ? own[0] : 0.0f);
+  };
+  const auto form_chunk = [&](const Storage(&v)[8], const Storage(&g)[8], bool there) {
+    ChunkOfPixel<Storage> made;
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) {
+      const Storage a = form(k, v[k], g[k], there), b = form(k + 1, v[k + 1], g[k + 1], there);
+      made.put(k / 2, a, b, scale);
+      asm volatile("" : "+r"(made.words[k / 2]));  // one after another: all at once would not fit the registers
+    }
+    return made;
+  };
+  const auto load_chunk = [&](Storage(&v)[8], Storage(&g)[8], uint32_t at, bool there) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = g[k] = static_cast<Storage>(0.0f);
+    if (!there) return;
+#pragma unroll
+    for (int k = 0; k < 8; ++k, at += step_c) v[k] = args.value[at], g[k] = planes.from[at];
+  };
+
+  const int strips = planes.strips, segment = planes.segment, beyond = args.beyond;
+  const int image_bytes = static_cast<int>(packed.segment_bytes), chunks = image_bytes / 16;
+  const int ends = Config::kImages * image_bytes;  // [rows][beyond] pixels, behind the images
+  const auto is_column = [&](int strip, int pixel) {
+    const int w = (strip * segment + pixel) * planes.stride_w + first_w;
+    return real && w >= 0 && w < planes.size_w;
+  };
+  const auto is_row = [&](int row) {
+    const int h = row * planes.stride_h + first_h;
+    return row < end_row && h >= 0 && h < planes.size_h;
+  };
+  const uint32_t origin = plane + first_h * step_h + first_w, row_step = planes.stride_h * step_h;
+  const auto place_of = [&](int row, int strip, int pixel) {
+    return origin + row * row_step + (strip * segment + pixel) * planes.stride_w;
+  };
+
+  // Is one of these pixels' values subnormal as it is packed? Formed again, since hardly ever asked: where all that a
+  // warp has packed is small, and not zero. Behind steps that clamp, many a warp has but one value.
+  const auto subnormal_at = [&](int row, int strip, int pixel, int pixels) {
+    constexpr float kSmallestNormal = 0x1p-14f;
+    bool found = false;
+#pragma unroll 1
+    for (int i = 0; i < pixels * 8; ++i) {
+      const int of = pixel + 32 * (i / 8), k = i % 8;
+      if (!is_row(row) || !is_column(strip, of)) continue;
+      const uint32_t at = place_of(row, strip, of) + k * step_c;
+      float unused[kSums] = {};
+      const float made = of_channel[chunk * 8 + k].template gradient<Storage>(
+          static_cast<float>(args.value[at]), static_cast<float>(planes.from[at]), normed, unused);
+      found |= made != 0.0f && fabsf(made * scale) < kSmallestNormal;
+    }
+    return found;
+  };
+
+  for (int i = threadIdx.x; i < Config::kImages * chunks; i += Config::kThreads)
+    reinterpret_cast<uint4*>(images)[i] = make_uint4(0, 0, 0, 0);
+  // What the last strip's segments hold behind its own pixels.
+  for (int first = 0; first < (end_row - first_row) * beyond; first += 32) {
+    const int nth = first + lane, of_run = nth / beyond, pixel = segment + nth - of_run * beyond;
+    const int row = first_row + of_run;
+    const bool there = is_row(row) && is_column(strips - 1, pixel);
+    Storage v[8], g[8];
+    load_chunk(v, g, place_of(row, strips - 1, pixel), there);
+    const ChunkOfPixel<Storage> made = form_chunk(v, g, there);
+    if constexpr (kContainers)
+      guard_packed(made.largest, &planes.state->guard,
+                   [&] { return made.not_zero() && subnormal_at(row, strips - 1, pixel, 1); });
+    if (row < end_row) made.store(images + ends, nth, pixel, chunk);
+  }
+  __syncthreads();
+
+  // A strip's pixels by halves: the next one's values are under way while one is formed.
+  Storage v[2][8], g[2][8];
+  const auto load = [&](int row, int strip, int half) {
+    const int pixel = lane + 32 * half;
+    load_chunk(v[half], g[half], place_of(row, strip, pixel),
+               pixel < segment && is_row(row) && is_column(strip, pixel));
+  };
+  const auto copy = [&](int row, int strip, const unsigned char* image) {
+    const int64_t index =
+        (static_cast<int64_t>((sample * planes.groups + group) * packed.blocks + block) * strips + strip) *
+            packed.rows +
+        row;
+    uint4* const to = reinterpret_cast<uint4*>(planes.to + index * image_bytes);
+    for (int i = threadIdx.x; i < chunks; i += Config::kThreads) to[i] = reinterpret_cast<const uint4*>(image)[i];
+  };
+  load(first_row, 0, 0);
+  int image = 0, before = 0;  // where the strip's lies, and that of the strip before
+#pragma unroll 1
+  for (int row = first_row; row < end_row; ++row) {
+#pragma unroll 1
+    for (int strip = 0; strip < strips; ++strip) {
+      const bool last = strip == strips - 1;
+      __half2 largest = __floats2half2_rn(0.0f, 0.0f);
+      bool not_zero = false;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int pixel = lane + 32 * half;
+        if (half == 0)
+          load(row, strip, 1);
+        else
+          load(last ? row + 1 : row, last ? 0 : strip + 1, 0);
+        if (32 * half >= segment) continue;
+        const bool own = pixel < segment;
+        const ChunkOfPixel<Storage> made = form_chunk(v[half], g[half], own && is_row(row) && is_column(strip, pixel));
+        largest = __hmax2_nan(largest, made.largest);
+        not_zero |= made.not_zero();
+        if (own) made.store(images + image, pixel, pixel, chunk);
+        if (strip > 0 && pixel < beyond) made.store(images + before, segment + pixel, segment + pixel, chunk);
+      }
+      if constexpr (kContainers)
+        guard_packed(largest, &planes.state->guard, [&] { return not_zero && subnormal_at(row, strip, lane, 2); });
+      if (last)
+        for (int i = threadIdx.x; i < beyond * 8; i += Config::kThreads)
+          reinterpret_cast<uint4*>(images + image)[segment * 8 + i] =
+              reinterpret_cast<const uint4*>(images + ends)[(row - first_row) * beyond * 8 + i];
+      __syncthreads();
+      if (strip > 0) copy(row, strip - 1, images + before);
+      if (last) copy(row, strip, images + image);
+      before = image;
+      image = image == (Config::kImages - 1) * image_bytes ? 0 : image + image_bytes;
+    }
+  }
+
+  const int64_t place = (static_cast<int64_t>(args.first_image + sample) * args.runs + run) * planes.classes + of_class;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    if (args.sums[i] == nullptr) continue;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const float sum = norm::warp_sum(sums[k][i]);
+      if (lane == 0 && real) args.sums[i][place * args.chain.channels + tensor_channel(channel, of_class) + k] = sum;
+    }
+  }
+#endif
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/chain_sample.cuh
+// Beside chain_pack_rows.cuh: the magnitude of a g that is not in memory, from a sample of it, as gradient_scales.cuh
+// has of tensors; and is any of a tensor's values not finite?
+
+
+namespace tconv {
+namespace cuda {
+
+template <typename Args>
+__global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
+    sample_chain_gradient_kernel(const __grid_constant__ Args args, int64_t step, unsigned* to) {
+  using Config = MagnitudeSampleConfig;
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  unsigned largest = 0;
+  const int64_t nth = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x;
+  const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;  // as sample_magnitudes_kernel
+  const int64_t at = nth * step + static_cast<int64_t>(hash * static_cast<uint64_t>(step) >> 32);
+  if (at < args.num_planes * args.plane) {
+    const int64_t plane = at / args.plane, sample = args.by_channels.quotient(plane);
+    const auto of_channel = ChannelGradient<typename Args::Inner>::of(args, sample, plane - sample * args.channels);
+    float sums[kSums];
+    const float g = of_channel.template gradient<typename Args::Storage>(
+        static_cast<float>(args.value[at]), static_cast<float>(args.grad[at]), args.num_groups > 0, sums);
+    largest = __float_as_uint(g) & 0x7FFFFFFFu;
+  }
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  __shared__ unsigned of_block;
+  if (threadIdx.x == 0) of_block = 0;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) atomicMax(&of_block, largest);
+  __syncthreads();
+  if (threadIdx.x == 0 && of_block > 0) atomicMax(to, of_block);
+}
+
+struct NotFiniteConfig {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxBlocks = 256;
+};
+
+template <typename Storage>
+__global__ void __launch_bounds__(NotFiniteConfig::kThreads)
+    note_not_finite_kernel(const Storage* values, int64_t count, int* flag) {
+  bool finite = true;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * NotFiniteConfig::kThreads + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * NotFiniteConfig::kThreads)
+    finite = finite && is_finite(values[i]);
+  if (!finite) *flag = 1;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient.cuh
+// The one door to GroupNorm's gradients on CUDA.
+
+// ---- kernels_src/cuda/channel_sums.cuh
+// Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
+//   from [rows][channels] of Acc -> one number a channel
+
+
+namespace tconv {
+namespace cuda {
+
+struct ChannelSumsConfig {
+  static constexpr int kThreads = 256;
+};
+
+// Of kCount arrays side by side; the same on every thread of a block of kThreads.
+template <int kCount, typename Acc>
+__device__ __forceinline__ void sum_channel(const Acc* const (&from)[kCount], int64_t rows, int64_t channels,
+                                            int64_t channel, double (&sums)[kCount]) {
+  __shared__ double scratch[ChannelSumsConfig::kThreads / 32][kCount];
+  double own[kCount] = {};
+#pragma unroll 4
+  for (int64_t row = threadIdx.x; row < rows; row += ChannelSumsConfig::kThreads)
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) own[k] += from[k][row * channels + channel];
+  norm::block_sums(own, scratch, sums);
+}
+
+template <typename Acc, typename Storage>
+__global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
+    channel_sums_kernel(const Acc* from, Storage* to, int64_t rows, int64_t channels) {
+  const Acc* const arrays[1] = {from};
+  double sums[1];
+  sum_channel(arrays, rows, channels, blockIdx.x, sums);
+  if (threadIdx.x == 0) to[blockIdx.x] = to_storage<Storage>(static_cast<Acc>(sums[0]));
+}
+
+// Nothing where nobody wants them.
+template <typename Acc, typename Storage>
+int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t channels, void* stream) {
+  if (to == nullptr) return kOk;
+  return launch_kernel(channel_sums_kernel<Acc, Storage>, dim3(static_cast<unsigned>(channels)),
+                       dim3(ChannelSumsConfig::kThreads), 0, stream, from, to, rows, channels);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient_apply.cuh
+// Last of the kernels of GroupNorm's gradients: the gradient of the stored value, and its sums per part of a plane.
+// Bound by memory.
+
+
+namespace tconv {
+namespace cuda {
+
+// Of all lanes that share a part, in a fixed order; lane 0's is right. `of_warps` must not be in use.
+template <int kLanes, typename Acc>
+__device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
+  sum = norm::warp_sum(sum);
+  if constexpr (kLanes > 32) {
+    __syncthreads();  // those of the unit before have been read
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int warp = 1; warp < kLanes / 32; ++warp) sum += of_warps[warp];
+  }
+  return sum;
+}
+
+template <int kLanes, typename Args>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
+    group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
+  using Config = GroupNormGradientConfig;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
+  constexpr int kUnits = Config::kThreads / kLanes;
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  constexpr int kSums = 1 + Args::Inner::kSums;
+  constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
+  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
+  if (!args.wanted()) return;
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
+       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+    const PlanePart part(args, unit);
+    const bool normed = args.num_groups > 0;
+    GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
+    if (normed)
+      of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
+    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
+    const auto inner = args.inner.of_channel(part.channel);
+    Acc sums[kSums] = {};
+    const auto gradient = [&](Storage value, Storage grad) {
+      const Acc v = static_cast<Acc>(value);
+      const auto outer = [&](Acc inner_value) {
+        const Acc scaled = scale * static_cast<Acc>(grad);
+        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
+      };
+      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
+      sums[0] += result;
+      return to_storage<Storage>(result);
+    };
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    const bool vectors = sizeof(Storage) < 8 && args.vectors;
+    const VectorSpan span(part, vectors);
+    const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
+      if (vectors && span.has(first, kLanes * kChunk)) {
+        StorageVector<Storage> v[kVectors], g[kVectors];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
+        }
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
+          to.store(first + (i * kLanes + lane) * Config::kVector, v[i]);
+        }
+      } else {
+#pragma unroll kAtOnce
+        for (int i = 0; i < kChunk; ++i) {
+          const int at = first + i * kLanes + lane;
+          if (span.has(at)) to.store(at, gradient(value[at], grad[at]));
+        }
+      }
+    }
+    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (args.sum_parts[i] == nullptr) continue;
+      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
+      if (lane == 0) args.sum_parts[i][place] = sum;
+    }
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/group_norm_gradient_finalise.cuh
+// Second of the kernels of GroupNorm's gradients: of a sample's group, the coefficients of its gradient, and what its
+// channels add to the gradients of weight and bias. A warp for each, in fp64.
+
+// ---- kernels_src/cuda/group_norm_gradient_sums.cuh
+// First of the kernels of GroupNorm's gradients: GradientMoments of each part of a plane. kLanes threads share a part:
+// a warp, or a block. Bound by reading value and g.
+
+
+namespace tconv {
+namespace cuda {
+
+// Of a thread's values; those that are not there(index) are zero.
+template <typename Acc, int kChunk, typename There>
+__device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
+                                                                 const Acc (&grads)[kChunk], const There& there) {
+  GradientMoments<Acc> made{};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    made.count += there(i) ? Acc(1) : Acc(0);
+    made.mean += values[i];
+  }
+  made.mean /= made.count > Acc(0) ? made.count : Acc(1);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const Acc deviation = there(i) ? values[i] - made.mean : Acc(0);
+    made.m2 += deviation * deviation;
+    made.grad += grads[i];
+    made.product += grads[i] * deviation;
+  }
+  return made;
+}
+
+// Lane 0's are all lanes', joined in a fixed order.
+template <typename Acc>
+__device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    GradientMoments<Acc> other;
+    other.count = __shfl_xor_sync(0xFFFFFFFFu, moments.count, distance);
+    other.mean = __shfl_xor_sync(0xFFFFFFFFu, moments.mean, distance);
+    other.m2 = __shfl_xor_sync(0xFFFFFFFFu, moments.m2, distance);
+    other.grad = __shfl_xor_sync(0xFFFFFFFFu, moments.grad, distance);
+    other.product = __shfl_xor_sync(0xFFFFFFFFu, moments.product, distance);
+    moments.join(other);
+  }
+}
+
+template <int kLanes, typename Args>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
+    group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
+  using Config = GroupNormGradientConfig;
+  using Storage = typename Args::Storage;
+  using Acc = typename Args::Acc;
+  constexpr int kUnits = Config::kThreads / kLanes;
+  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
+  __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
+  const int lane = threadIdx.x % kLanes;
+  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
+       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+    const PlanePart part(args, unit);
+    const auto inner = args.inner.of_channel(part.channel);
+    const Storage* const value = args.value + part.begin;
+    const Storage* const grad = args.grad + part.begin;
+    const Acc origin = plane_origin(args, part.plane, part.channel);
+    GradientMoments<Acc> moments{};
+    const VectorSpan span(part, args.vectors);
+    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
+      Acc values[kChunk], grads[kChunk];
+      if (args.vectors && span.has(first, kLanes * kChunk)) {
+        StorageVector<Storage> v[kVectors], g[kVectors];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = first + (i * kLanes + lane) * Config::kVector;
+          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
+          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
+        }
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const int k = i % Config::kVector;
+          values[i] = inner.template value<Storage>(static_cast<Acc>(v[i / Config::kVector].values[k])) - origin;
+          grads[i] = static_cast<Acc>(g[i / Config::kVector].values[k]);
+        }
+        moments.join(moments_of_chunk(values, grads, [](int) { return true; }));
+        continue;
+      }
+      bool there[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const int at = first + i * kLanes + lane;
+        there[i] = span.has(at);
+        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
+        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
+      }
+      moments.join(moments_of_chunk(values, grads, [&](int i) { return there[i]; }));
+    }
+    join_lanes(moments);
+    if constexpr (kLanes > 32) {
+      __syncthreads();  // those of the unit before have been read
+      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
+    }
+    if (lane == 0) args.parts[unit] = moments;
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+template <typename Args>
+__device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
+  const auto* const parts = args.parts + plane * args.parts_per_plane;
+  GradientMoments<double> joined{};
+#pragma unroll 1
+  for (int i = 0; i < args.parts_per_plane; ++i)
+    joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
+  joined.mean += plane_origin(args, plane, channel);
+  return joined;
+}
+
+// By one warp: the coefficients of a group, and its channels' shares of the gradients of weight and bias.
+// of_channel(c): the moments of the group's channel c.
+template <typename Args, typename OfChannel>
+__device__ __forceinline__ void finalise_group(const Args& args, int64_t first, int64_t first_plane, int64_t channels,
+                                               int lane, const OfChannel& of_channel,
+                                               GroupCoefficients<typename Args::Acc>* to) {
+  using Acc = typename Args::Acc;
+  GradientMoments<double> whole{};
+#pragma unroll 1
+  for (int64_t c = lane; c < channels; c += 32) whole.join(of_channel(c));
+  join_lanes(whole);
+  const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
+  const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
+  double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
+#pragma unroll 1
+  for (int64_t c = lane; c < channels; c += 32) {
+    const GradientMoments<double> channel = of_channel(c);
+    const double product = channel.product + (channel.mean - mean) * channel.grad;
+    const double weight = args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
+    grads += weight * channel.grad;
+    products += weight * product;
+    if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
+    if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
+    products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
+  }
+  if (lane != 0) return;
+  // What rounding the mean takes from every deviation is given back by the shift.
+  const Acc rounded = static_cast<Acc>(mean);
+  const double slope = -rstd * rstd * rstd * products / count;
+  const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
+  *to = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
+}
+
+template <typename Args>
+__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
+    group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
+  constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
+  const int lane = threadIdx.x % 32;
+  for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
+       index += static_cast<int64_t>(gridDim.x) * kWarps) {
+    const int64_t sample = args.by_groups.quotient(index), group = index - sample * args.num_groups;
+    const int64_t of_group = static_cast<int64_t>(args.by_group_channels.divisor), first = group * of_group;
+    const int64_t first_plane = sample * args.channels + first;
+    finalise_group(
+        args, first, first_plane, of_group, lane,
+        [&](int64_t c) { return moments_of_plane(args, first_plane + c, first + c); }, &args.coefficients[index]);
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/workspace_places.h
+// Places in a workspace, one behind the other: the same walk gives its size and the addresses.
+
+
+namespace tconv {
+namespace cuda {
+
+class WorkspacePlaces {
+ public:
+  // workspace null: only the size is asked for.
+  explicit WorkspacePlaces(void* workspace) : base_(static_cast<char*>(workspace)) {}
+
+  template <typename T>
+  T* reserve(int64_t count) {
+    constexpr int64_t kAlignment = 256;
+    char* const place = base_ == nullptr ? nullptr : base_ + bytes_;
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return reinterpret_cast<T*>(place);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* base_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+inline dim3 norm_blocks(int64_t units, int units_per_block) {
+  const int64_t blocks = (units + units_per_block - 1) / units_per_block;
+  return dim3(static_cast<unsigned>(
+      blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
+}
+
+template <int kLanes, typename Args>
+int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
+  constexpr int kThreads = GroupNormGradientConfig::kThreads;
+  const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
+  if (args.num_groups > 0) {
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+  }
+  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
+}
+
+// The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
+// (and products) are wanted, whoever adds them up.
+template <typename Inner, typename Storage>
+class GroupNormGradient {
+ public:
+  using Args = GroupNormGradientArgs<Inner, Storage>;
+  using Acc = typename Args::Acc;
+  using Config = GroupNormGradientConfig;
+
+  GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
+      : call_(call) {
+    args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
+    args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
+    args.inner = inner;
+    args.channels = call.channels, args.plane = call.height * call.width, args.num_groups = call.num_groups;
+    args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
+    args.parts_per_plane = static_cast<int>((args.plane + Config::kPart - 1) / Config::kPart);
+    args.num_units = args.num_planes * args.parts_per_plane;
+    args.eps = call.eps;
+    constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
+    args.vectors = norm_vectors_aligned(call.grad, kBytes) && norm_vectors_aligned(call.value, kBytes) &&
+                   norm_vectors_aligned(call.grad_value, kBytes);
+    args.rows = RowPadding::make(call.height, call.width, call.row_columns);
+    args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
+    args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
+    if (call.num_groups > 0) {
+      args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
+      args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
+      args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
+      args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
+    }
+    if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
+    if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
+    if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
+    for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
+  }
+
+  // Rows of args.sum_parts.
+  int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
+
+  int64_t run() const {
+    void* const stream = call_.conv.stream;
+    if (args.plane <= Config::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
+    else
+      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
+    return add_up_weights();
+  }
+
+  // The gradients of weight and bias from the samples' shares.
+  int64_t add_up_weights() const {
+    void* const stream = call_.conv.stream;
+    TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
+                                              call_.channels, stream));
+    return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
+                               stream);
+  }
+
+  Args args{};
+
+ private:
+  GroupNormGradientCall call_;
+};
+
+// The kernels of a call whose chain has this number.
+template <int kChain, typename Storage>
+class ChainGradient {
+ public:
+  using Inner = ChainInner<kChain, Storage>;
+
+  ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
+      : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
+
+  int64_t run() const {
+    TCONV_RETURN_IF_ERROR(kernels_.run());
+    TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
+    for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));
+    return kOk;
+  }
+
+ private:
+  static Inner inner_of(const GroupNormGradientCall& call) {
+    Inner made{};
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      made.channel_vectors[i] = static_cast<const Storage*>(call.conv.channel_vectors[i]);
+    return made;
+  }
+
+  int64_t add_up(int index, void* to) const {
+    return launch_channel_sums(kernels_.args.sum_parts[index], static_cast<Storage*>(to), kernels_.sum_rows(),
+                               call_.channels, call_.conv.stream);
+  }
+
+  GroupNormGradientCall call_;
+  GroupNormGradient<Inner, Storage> kernels_;
+};
+
+template <typename Storage>
+int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(nullptr);
+    const ChainGradient<decltype(index)::value, Storage> made(call, places);
+    return places.bytes();
+  });
+}
+
+inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
+  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
+  return call.conv.dtype == kFloat64 ? group_norm_gradient_bytes<double>(call) : group_norm_gradient_bytes<float>(call);
+}
+
+template <typename Storage>
+int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
+  return with_chain(call.chain, [&](auto index) {
+    WorkspacePlaces places(call.conv.workspace);
+    return ChainGradient<decltype(index)::value, Storage>(call, places).run();
+  });
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// Does every row (or column) of the output lie in exactly one place of the planes?
+inline bool covered_once(const SlidingAxis& axis, int64_t out, int64_t stride, int64_t dilation, int64_t padding) {
+  std::vector<int> times(static_cast<size_t>(out), 0);
+  const int64_t class_step = axis.classes > 1 ? dilation : 0;
+  for (int64_t c = 0; c < axis.classes; ++c)
+    for (int64_t i = 0; i < axis.plane_size; ++i) {
+      const int64_t at = i * stride + c * class_step - padding;
+      if (at >= 0 && at < out) ++times[static_cast<size_t>(at)];
+    }
+  return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
+}
+
+// Of a segment, that the next strip's has, too.
+inline int pixels_beyond(const WeightGradientLayout& layout) { return (layout.taps_w - 1) * layout.step_w; }
+
+// Of the convolution's gradients, whose g is to be formed as it is packed.
+inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
+  if (plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper || plan.weight->one_tap.usable) return false;
+  const ConvTransposeLayer& p = call.conv.layer;
+  const SlidingLayer& sliding = plan.weight->sliding;
+  const WeightGradientLayout& layout = plan.weight->goes().layout;
+  const int64_t go = std::min<int64_t>(plan.weight->goes().images, p.batch);
+  return layout.abreast == 1 && go * p.out_channels * p.out_h * p.out_w <= INT32_MAX &&
+         p.out_channels / p.groups % 8 == 0 &&
+         pixels_beyond(layout) <= std::min(layout.segment, int{ChainPackConfig::kMostBeyond}) &&
+         covered_once(sliding.h, p.out_h, p.stride_h, p.dilation_h, p.padding_h) &&
+         covered_once(sliding.w, p.out_w, p.stride_w, p.dilation_w, p.padding_w);
+}
+
+inline GroupNormGradientCall chain_call_of(const GradientCall& call) {
+  GroupNormGradientCall chain = call.of_chain;
+  chain.conv.dtype = call.conv.dtype, chain.conv.stream = call.conv.stream;
+  chain.conv.workspace = call.conv.workspace, chain.conv.workspace_bytes = call.conv.workspace_bytes;
+  return chain;
+}
+
+// Is grad alone wanted?
+inline bool chain_alone(const GradientCall& call) { return call.of_chain.grad_value != nullptr; }
+
+template <int kChain, typename Storage>
+class ChainPacker final : public PlanesPacker {
+ public:
+  using Inner = ChainInner<kChain, Storage>;
+  using Kernels = GroupNormGradient<Inner, Storage>;
+  using Args = ChainPackArgs<Inner, Storage>;
+
+  ChainPacker(const GradientCall& call, const GroupNormGradientCall& chain, const WeightGradientPlan& weight,
+              WorkspacePlaces& places)
+      : call_(call), chain_(chain), weight_(weight), kernels_(chain, inner_of(chain), false, places) {
+    const WeightGradientLayout& layout = weight.goes().layout;
+    runs_ = static_cast<int>(ceil_div(layout.planes.rows, ChainPackConfig::kRows));
+    rows_ = chain.batch * runs_ * weight.sliding.h.classes * weight.sliding.w.classes;
+    for (int i = 0; i < Args::kSums; ++i) {
+      kernels_.args.sum_parts[i] = nullptr;  // summed here, not where g is materialised
+      sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
+    }
+    not_finite_ = places.reserve<int>(1);
+  }
+
+  // What forms g, but for g itself.
+  int64_t prepare() const {
+    void* const stream = call_.conv.stream;
+    if (chain_.num_groups == 0) return kOk;
+    const auto& args = kernels_.args;
+    constexpr int kThreads = GroupNormGradientConfig::kThreads;
+    using KernelArgs = typename Kernels::Args;
+    if (args.plane <= GroupNormGradientConfig::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<32, KernelArgs>,
+                                          norm_blocks(args.num_units, kThreads / 32), dim3(kThreads), 0, stream, args));
+    else
+      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<kThreads, KernelArgs>,
+                                          norm_blocks(args.num_units, 1), dim3(kThreads), 0, stream, args));
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+    return kernels_.add_up_weights();
+  }
+
+  int64_t sample(unsigned* largest) const override {
+    if constexpr (sizeof(Storage) == 4) {
+      using Config = MagnitudeSampleConfig;
+      constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
+      const int64_t count = kernels_.args.num_planes * kernels_.args.plane;
+      const int64_t step = std::max<int64_t>(1, ceil_div(count, kMost));
+      const int64_t blocks = ceil_div(ceil_div(count, step), int64_t{Config::kThreads});
+      return launch_kernel(sample_chain_gradient_kernel<typename Kernels::Args>, dim3(static_cast<unsigned>(blocks)),
+                           dim3(Config::kThreads), 0, call_.conv.stream, kernels_.args, step, largest);
+    }
+    return kOk;
+  }
+
+  int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
+    Args args{};
+    args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
+    args.value = static_cast<const Storage*>(chain_.value) + first * args.planes.from_n;
+    args.planes.from = static_cast<const Storage*>(chain_.grad) + first * args.planes.from_n;
+    args.planes.to = goes.planes(workspace), args.planes.state = state;
+    args.chain = kernels_.args;
+    std::copy(sums_, sums_ + Args::kSums, args.sums);
+    args.runs = runs_, args.first_image = static_cast<int>(first);
+    args.beyond = pixels_beyond(goes.layout);
+    const auto kernel = pack_chain_rows_kernel<Args>;
+    const PackedOperand& packed = args.planes.packed;
+    const int64_t bytes = ChainPackConfig::kImages * packed.segment_bytes +
+                          int64_t{ChainPackConfig::kRows} * args.beyond * WeightGradientConfig::kPixelBytes;
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, bytes));
+    const int64_t blocks = int64_t{count} * args.planes.groups * packed.blocks * runs_;
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(ChainPackConfig::kThreads), bytes,
+                         call_.conv.stream, args);
+  }
+
+  int64_t materialise(const int* guard) const override {
+    void* const stream = call_.conv.stream;
+    const cudaError_t cleared = cudaMemsetAsync(not_finite_, 0, sizeof(int), static_cast<cudaStream_t>(stream));
+    if (cleared != cudaSuccess) return static_cast<int64_t>(cleared);
+    const ConvTransposeLayer& p = call_.conv.layer;
+    const int64_t count = p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+    const int64_t needed = ceil_div(count, int64_t{NotFiniteConfig::kThreads});
+    TCONV_RETURN_IF_ERROR(
+        launch_kernel(note_not_finite_kernel<Storage>,
+                      dim3(static_cast<unsigned>(std::min<int64_t>(needed, NotFiniteConfig::kMaxBlocks))),
+                      dim3(NotFiniteConfig::kThreads), 0, stream,
+                      static_cast<const Storage*>(static_cast<const void*>(call_.grad_weight)), count, not_finite_));
+    auto args = kernels_.args;
+    args.only_if[0] = not_finite_, args.only_if[1] = guard;
+    constexpr int kMostBlocks = 1024;  // as a rule they find nothing to do
+    constexpr int kThreads = GroupNormGradientConfig::kThreads;
+    const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(args.num_units, kMostBlocks)));
+    return launch_kernel(group_norm_gradient_apply_kernel<kThreads, typename Kernels::Args>, blocks, dim3(kThreads), 0,
+                         stream, args);
+  }
+
+  int64_t add_up() const {
+    for (int i = 0; i < Args::kSums; ++i)
+      if (sums_[i] != nullptr)
+        TCONV_RETURN_IF_ERROR(
+            launch_channel_sums(sums_[i], static_cast<Storage*>(wanted(i)), rows_, chain_.channels, call_.conv.stream));
+    return kOk;
+  }
+
+ private:
+  static Inner inner_of(const GroupNormGradientCall& chain) {
+    Inner made{};
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      made.channel_vectors[i] = static_cast<const Storage*>(chain.conv.channel_vectors[i]);
+    return made;
+  }
+
+  void* wanted(int index) const { return index == 0 ? chain_.grad_sums : chain_.grad_vectors[index - 1]; }
+
+  const GradientCall& call_;
+  GroupNormGradientCall chain_;
+  const WeightGradientPlan& weight_;
+  Kernels kernels_;
+  float* sums_[Args::kSums];
+  int* not_finite_;
+  int runs_;
+  int64_t rows_;
+};
+
+// Behind the workspace of the convolution's gradients. call.grad: where g may be materialised.
+template <typename Storage, typename Take>
+int64_t with_chain_packer(const GradientCall& call, const GradientsPlan& plan, const Take& take) {
+  if constexpr (sizeof(Storage) == 8) {
+    return kUnsupportedKernel;
+  } else {
+    if (!packs_chain(call, plan)) return kUnsupportedKernel;
+    return with_chain(call.of_chain.chain, [&](auto index) {
+      const int64_t behind = round_up(plan.total_bytes, 256);
+      WorkspacePlaces places(call.conv.workspace);
+      places.reserve<char>(behind);
+      GroupNormGradientCall chain = chain_call_of(call);
+      chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
+      const ChainPacker<decltype(index)::value, Storage> packer(call, chain, *plan.weight, places);
+      return take(packer, places.bytes());
+    });
+  }
+}
+
+template <typename Storage>
+int64_t chain_packed_bytes(const GradientCall& call) {
+  DeviceLimits device;
+  if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
+  const GradientsPlan plan(call, device);
+  return with_chain_packer<Storage>(call, plan, [](const auto&, int64_t bytes) { return bytes; });
+}
+
+// kUnsupportedKernel where g has to be formed first.
+inline int64_t chain_gradients_workspace_bytes(const GradientCall& call) {
+  if (chain_alone(call)) return group_norm_gradient_workspace_bytes(chain_call_of(call));
+  switch (call.conv.dtype) {
+    case kFloat32: return chain_packed_bytes<float>(call);
+    case kFloat16: return chain_packed_bytes<__half>(call);
+    case kBFloat16: return chain_packed_bytes<__nv_bfloat16>(call);
+    default: return kUnsupportedKernel;
+  }
+}
+
+template <typename Storage>
+int64_t launch_chain_gradients(const GradientCall& call) {
+  if (chain_alone(call)) return launch_group_norm_gradient<Storage>(chain_call_of(call));
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  const GradientsPlan plan(call, device);
+  return with_chain_packer<Storage>(call, plan, [&](const auto& packer, int64_t bytes) -> int64_t {
+    if (call.conv.workspace_bytes < bytes) return kWorkspaceTooSmall;
+    TCONV_RETURN_IF_ERROR(packer.prepare());
+    GradientCall packing = call;
+    packing.packer = &packer;
+    if constexpr (sizeof(Storage) < 8)
+      TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(packing, *plan.input, *plan.weight, *plan.packed, device));
+    return packer.add_up();
+  });
+}
+
+inline int64_t run_chain_gradients(const GradientCall& call) {
+  switch (call.conv.dtype) {
+    case kFloat32: return launch_chain_gradients<float>(call);
+    case kFloat64: return launch_chain_gradients<double>(call);
+    case kFloat16: return launch_chain_gradients<__half>(call);
+    case kBFloat16: return launch_chain_gradients<__nv_bfloat16>(call);
+    default: return kUnsupportedDType;
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GradientCall* call) {
+  if (call->of_chain.value != nullptr) return tconv::cuda::chain_gradients_workspace_bytes(*call);
   return tconv::cuda::gradients_workspace_bytes(*call);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GradientCall* call) {
+  if (call->of_chain.value != nullptr) return tconv::cuda::run_chain_gradients(*call);
   if (call->conv.workspace_bytes < tconv::cuda::gradients_workspace_bytes(*call)) return tconv::kWorkspaceTooSmall;
   switch (call->conv.dtype) {
     case tconv::kFloat32: return tconv::cuda::launch_gradients<float>(*call);
@@ -14992,6 +16629,38 @@ struct ConvBatchNormPoolGroupNormCall {
 };
 
 }  // namespace tconv
+// ---- kernels_src/group_norm_gradient_call.h
+// Argument block of the library of GroupNorm's gradients, filled by its operator
+// (binding/operator_group_norm_gradient.cpp).
+
+
+namespace tconv {
+
+// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
+// All contiguous, of the call's dtype.
+struct GroupNormGradientCall {
+  ConvCall conv;       // dtype, workspace, stream
+  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
+  const void* grad;    // [batch, channels, height, width]
+  const void* value;   // [batch, channels, height, width]
+  const void* weight;  // [channels] or null
+  int64_t batch, channels, height, width, num_groups;
+  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
+  double eps;
+  void* grad_value;                        // [batch, channels, height, width]
+  void* grad_weight;                       // [channels] or null where not wanted
+  void* grad_bias;                         // [channels] or null where not wanted
+  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
+  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
+};
+
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+struct PlanesPacker;
+}
+}  // namespace tconv
 
 namespace tconv {
 
@@ -15006,6 +16675,10 @@ struct GradientCall {
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
   void* grad_bias;    // [out_channels]
+  // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
+  // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  GroupNormGradientCall of_chain;
+  const cuda::PlanesPacker* packer;  // the library's own
 };
 
 }  // namespace tconv
@@ -15857,12 +17530,168 @@ void convolve(StableIValue* values, uint64_t, uint64_t) {
 }  // namespace binding
 }  // namespace tconv
 
+// ---- kernels_src/binding/operator_chain_gradients.h
+// The operator of gradients through a convolution and what follows it: a chain of element-wise operations
+// (generated_gradient.h), or GroupNorm (num_groups > 0) behind one.
+
+
+namespace tconv {
+namespace binding {
+
+struct ChainInputs {
+  OptionalTensor bias, norm_weight;
+  int64_t num_groups;
+  double eps;
+  OptionalTensor vectors[kMaxChannelVectors];  // the chain's operands
+  bool need_norm_weight, need_norm_bias;
+  int64_t chain;
+  OptionalTensor value;  // what the chain's gradient reads, where that is not the convolution's output
+
+  explicit ChainInputs(Stack& stack) : bias(stack.optional_tensor()), norm_weight(stack.optional_tensor()) {
+    num_groups = stack.integer();
+    eps = stack.number();
+    for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+    need_norm_weight = stack.boolean(), need_norm_bias = stack.boolean();
+    chain = stack.integer();
+    value = stack.optional_tensor();
+  }
+
+  void check(const ConvTransposeLayer& layer, const Tensor& x) {
+    if (num_groups < 0 || (num_groups > 0 && layer.out_channels % num_groups != 0))
+      refuse("num_groups must divide ", layer.out_channels, " channels or be 0, got ", num_groups);
+    if (num_groups == 0 && (norm_weight || need_norm_weight || need_norm_bias))
+      refuse("where nothing is normalised there is no weight");
+    check_channel_vector("norm_weight", norm_weight, layer.out_channels, x);
+    for (OptionalTensor& vector : vectors) {
+      check_channel_vector("a chain's operand", vector, layer.out_channels, x);
+      vector = dense(vector);
+    }
+    const int64_t out[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+    if (value && shape_text(*value) != tuple_text(out, 4))
+      refuse("value must have the output's shape ", tuple_text(out, 4), ", got ", shape_text(*value));
+    if (value) check_same_kind("value", *value, x);
+    bias = dense(bias), norm_weight = dense(norm_weight), value = dense(value);
+  }
+
+  int64_t num_vectors() const {
+    int64_t count = 0;
+    for (const OptionalTensor& vector : vectors) count += vector ? 1 : 0;
+    return count;
+  }
+};
+
+// Can the gradient of the output be formed as it is packed?
+inline bool forms_as_it_packs(const GradientCall& call, const Device& device) {
+  if (device.is_cpu()) return tconv_cpu_workspace_bytes(&call) >= 0;
+#if defined(TCONV_WITH_CUDA)
+  const CurrentDevice current(device);
+  return tconv_cuda_workspace_bytes(&call) >= 0;
+#else
+  return false;
+#endif
+}
+
+void chain_backward(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  GradientInputs inputs(stack);
+  ChainInputs behind(stack);
+  const ConvTransposeLayer layer = make_layer(inputs.x, inputs.weight, behind.bias, inputs.geometry);
+  if (inputs.x.dim() != 4) refuse("input must have 4 dimensions, got ", shape_text(inputs.x));
+  inputs.check_grad(layer);
+  behind.check(layer, inputs.x);
+  const Device device = device_of(inputs.x);
+  const int32_t dtype = torch_dtype_of(inputs.x);
+  const Tensor weight = dense(inputs.weight), grad = dense(inputs.grad);
+  if (grad.sizes()[3] != layer.out_w) refuse("grad must have the output's shape, got ", shape_text(grad));
+
+  const auto channel_values = [&](bool wanted) {
+    const int64_t count = wanted ? layer.out_channels : 0;
+    return allocate(&count, 1, dtype, device);
+  };
+  const Tensor grad_bias = channel_values(inputs.need_bias), grad_norm_weight = channel_values(behind.need_norm_weight);
+  const Tensor grad_norm_bias = channel_values(behind.need_norm_bias);
+  const int64_t of_vectors[] = {behind.num_vectors(), layer.out_channels};
+  const Tensor grad_vectors = allocate(of_vectors, 2, dtype, device);
+
+  GradientCall call{};
+  call.conv = make_call(layer, kernel_dtype(dtype), inputs.tf32);
+  call.conv.x = pointer_of(inputs.x), call.conv.weight = pointer_of(weight);
+  const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+  OptionalTensor formed = allocate(sizes, 4, dtype, device), value = behind.value ? behind.value : formed;
+  if (!behind.value) {
+    GradientCall once_more = call;
+    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
+    launch(once_more, device);
+  }
+
+  GroupNormGradientCall& chain = call.of_chain;
+  chain.chain = behind.chain, chain.grad = pointer_of(grad), chain.value = pointer_of(value);
+  chain.weight = pointer_of(behind.norm_weight), chain.num_groups = behind.num_groups, chain.eps = behind.eps;
+  chain.batch = layer.batch, chain.channels = layer.out_channels, chain.height = layer.out_h, chain.width = layer.out_w;
+  if (inputs.need_bias) chain.grad_sums = pointer_of(grad_bias);
+  if (behind.need_norm_weight) chain.grad_weight = pointer_of(grad_norm_weight);
+  if (behind.need_norm_bias) chain.grad_bias = pointer_of(grad_norm_bias);
+  const int64_t value_bytes = call.conv.dtype == kFloat64 ? 8 : call.conv.dtype == kFloat32 ? 4 : 2;
+  for (int64_t i = 0; i < of_vectors[0]; ++i) {
+    chain.conv.channel_vectors[i] = pointer_of(behind.vectors[i]);
+    chain.grad_vectors[i] = static_cast<char*>(pointer_of(grad_vectors)) + i * layer.out_channels * value_bytes;
+  }
+  const auto set_grad = [&](void* of, int64_t columns) {
+    call.grad = of, call.grad_columns = columns;
+    call.grad_stride_w = 1, call.grad_stride_h = columns, call.grad_stride_c = layer.out_h * columns;
+    call.grad_stride_n = layer.out_channels * call.grad_stride_c;
+  };
+
+  const Tensor grad_x = allocate_like(inputs.x, inputs.need_x, device);
+  const Tensor grad_weight = allocate_like(weight, inputs.need_weight, device);
+  if (inputs.need_x) call.grad_x = pointer_of(grad_x);
+  if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
+  set_grad(pointer_of(formed), layer.out_w);
+  if (inputs.need_x && inputs.need_weight && forms_as_it_packs(call, device)) {
+    launch(call, device);
+  } else {
+    // Rows in whole vectors where the input's gradient slides over them.
+    const bool slides = inputs.geometry.stride[0] == 1 && inputs.geometry.stride[1] == 1;
+    const int64_t columns = slides ? padded_columns(layer.out_w) : layer.out_w;
+    const int64_t padded[] = {layer.batch, layer.out_channels, layer.out_h, columns};
+    const Tensor grad_value = allocate(padded, 4, dtype, device);
+    chain.row_columns = columns, chain.grad_value = pointer_of(grad_value);
+    launch(call, device);
+    value.reset(), formed.reset();  // their memory serves the convolution's gradients
+    chain = GroupNormGradientCall{};
+    set_grad(pointer_of(grad_value), columns);
+    if (inputs.need_x || inputs.need_weight) launch(call, device);
+  }
+  // As PyTorch's, which are channels_last where input or weight are.
+  const bool channels_last =
+      inputs.need_x && (suggests_channels_last(inputs.x) || suggests_channels_last(inputs.weight));
+  stack.give(channels_last ? torch::stable::contiguous(grad_x, torch::headeronly::MemoryFormat::ChannelsLast) : grad_x,
+             grad_weight, grad_bias, grad_norm_weight, grad_norm_bias, grad_vectors);
+}
+
+}  // namespace binding
+}  // namespace tconv
+
+#define TCONV_CHAIN_SCHEMA                                                                                            \
+  "chain_backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "   \
+  "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "  \
+  "bool need_weight, bool need_bias, Tensor? bias, Tensor? norm_weight, int num_groups, float eps, Tensor? vector0, " \
+  "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_norm_weight, bool need_norm_bias, int chain, "        \
+  "Tensor? value) "                                                                                                   \
+  "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+#define TCONV_IMPLEMENT_CHAINS(device)                               \
+  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {             \
+    library.impl("chain_backward", &tconv::binding::chain_backward); \
+  }
+TCONV_IMPLEMENT_CHAINS(CPU)
+TCONV_IMPLEMENT_CHAINS(CUDA)
 TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor x, Tensor weight, int stride_h, int stride_w, int padding_h, int padding_w, "
       "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "
       "bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)");
   library.def("convolve(" TCONV_CONV_SCHEMA ") -> Tensor");
+  library.def(TCONV_CHAIN_SCHEMA);
 }
 #define TCONV_IMPLEMENT(device)                          \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) { \
@@ -15873,2126 +17702,11 @@ TCONV_IMPLEMENT(CPU)
 TCONV_IMPLEMENT(CUDA)
 """
 
-NORM_GRADIENT_CUDA_SOURCE = r"""
-// ---- kernels_src/cuda/entry_group_norm_gradient.cu
-// Exported functions of the library of GroupNorm's gradients.
-// ---- kernels_src/cuda/group_norm_gradient.cuh
-// The one door to GroupNorm's gradients on CUDA.
-
-// ---- kernels_src/cuda/channel_sums.cuh
-// Sums over samples and parts of planes, per channel: a block for each channel, in fp64, in a fixed order.
-//   from [rows][channels] of Acc -> one number a channel
-
-// ---- kernels_src/cuda/check.h
-// Error handling and launching for the host side: every call is checked, nothing prints, nothing throws.
-
-#include <cuda_runtime.h>
-
-#include <map>
-#include <mutex>
-#include <unordered_map>
-#include <utility>
-
-// ==== lines 141 to 187 of CUDA_SOURCE
-// ==== lines 1025 to 1102 of CUDA_SOURCE
-// ---- kernels_src/cuda/group_norm_moments.cuh
-// Moments within a warp and across a block, and what a normalisation does to one channel.
-
-// ---- kernels_src/cuda/group_norm_storage.cuh
-// How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
-
-#include <cstring>
-
-// ==== lines 522 to 549 of CUDA_SOURCE
-// ==== lines 1621 to 1731 of CUDA_SOURCE
-    case kFloat32: return f(float{});
-    case kFloat64: return f(double{});
-    case kFloat16: return f(__half{});
-    case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 1741 to 1761 of CUDA_SOURCE
-// ==== lines 3751 to 3888 of CUDA_SOURCE
-
-struct ChannelSumsConfig {
-  static constexpr int kThreads = 256;
-};
-
-// Of kCount arrays side by side; the same on every thread of a block of kThreads.
-template <int kCount, typename Acc>
-__device__ __forceinline__ void sum_channel(const Acc* const (&from)[kCount], int64_t rows, int64_t channels,
-                                            int64_t channel, double (&sums)[kCount]) {
-  __shared__ double scratch[ChannelSumsConfig::kThreads / 32][kCount];
-  double own[kCount] = {};
-#pragma unroll 4
-  for (int64_t row = threadIdx.x; row < rows; row += ChannelSumsConfig::kThreads)
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) own[k] += from[k][row * channels + channel];
-  norm::block_sums(own, scratch, sums);
-}
-
-template <typename Acc, typename Storage>
-__global__ void __launch_bounds__(ChannelSumsConfig::kThreads)
-    channel_sums_kernel(const Acc* from, Storage* to, int64_t rows, int64_t channels) {
-  const Acc* const arrays[1] = {from};
-  double sums[1];
-  sum_channel(arrays, rows, channels, blockIdx.x, sums);
-  if (threadIdx.x == 0) to[blockIdx.x] = to_storage<Storage>(static_cast<Acc>(sums[0]));
-}
-
-// Nothing where nobody wants them.
-template <typename Acc, typename Storage>
-int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t channels, void* stream) {
-  if (to == nullptr) return kOk;
-  return launch_kernel(channel_sums_kernel<Acc, Storage>, dim3(static_cast<unsigned>(channels)),
-                       dim3(ChannelSumsConfig::kThreads), 0, stream, from, to, rows, channels);
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/group_norm_gradient_apply.cuh
-// Last of the kernels of GroupNorm's gradients: the gradient of the stored value, and its sums per part of a plane.
-// Bound by memory.
-
-// ---- kernels_src/cuda/group_norm_gradient_args.cuh
-// What the kernels of GroupNorm's gradients share. With n = (value - mean) * rstd over a group,
-//
-//   grad_value = rstd * (w*g - mean(w*g) - n * mean(w*g*n)),   grad_weight = sum(g*n),   grad_bias = sum(g)
-//
-// (aten/src/ATen/native/group_norm.cpp in PyTorch). Both means follow from a channel's sums of g and of g times the
-// value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
-// a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
-
-// ---- kernels_src/group_norm_gradient_call.h
-// Argument block of the library of GroupNorm's gradients, filled by its operator
-// (binding/operator_group_norm_gradient.cpp).
-
-// ==== lines 38 to 141 of CUDA_SOURCE
-
-// ==== lines 187 to 331 of CUDA_SOURCE
-
-namespace tconv {
-
-// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
-// All contiguous, of the call's dtype.
-struct GroupNormGradientCall {
-  ConvCall conv;       // dtype, workspace, stream
-  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
-  const void* grad;    // [batch, channels, height, width]
-  const void* value;   // [batch, channels, height, width]
-  const void* weight;  // [channels] or null
-  int64_t batch, channels, height, width, num_groups;
-  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
-  double eps;
-  void* grad_value;                        // [batch, channels, height, width]
-  void* grad_weight;                       // [channels] or null where not wanted
-  void* grad_bias;                         // [channels] or null where not wanted
-  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
-  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
-};
-
-// ==== lines 1280 to 1332 of CUDA_SOURCE
-// ---- kernels_src/cuda/gradient_chain.cuh
-// The chains whose gradients a library holds, and the choice among them.
-
-// ---- kernels_src/elementwise/slopes.h
-// Derivatives of functors, where they are longer than a line. By PyTorch's formulas
-// (aten/src/ATen/native/cuda/Activation*.cu), NaN where those have it.
-
-// ---- kernels_src/elementwise/inner_math.h
-// exp, log and their neighbours within a functor, before its one rounding to T. For float on a CPU they take and give
-// doubles, good to 1e-11: no branches, no calls, no tables, so that a compiler can vectorise them. Elsewhere they are
-// the platform's, in T.
-
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-// ==== lines 331 to 473 of CUDA_SOURCE
-namespace math {
-
-#ifdef TCONV_OWN_MATH
-
-template <typename T>
-using Inner = double;
-
-inline uint64_t double_bits(double v) {
-  uint64_t bits;
-  std::memcpy(&bits, &v, sizeof(bits));
-  return bits;
-}
-inline double double_of(uint64_t bits) {
-  double v;
-  std::memcpy(&v, &bits, sizeof(v));
-  return v;
-}
-
-// exp(v) = power * (1 + excess), power = 2^n, for |v| < 700.
-struct InnerExpParts {
-  double power, excess;
-};
-
-inline InnerExpParts inner_exp_parts(double v) {
-  const double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, which lies in the low bits
-  const double shifted = v * 1.4426950408889634 + magic;
-  const double r = v - (shifted - magic) * 0.69314718055994531;
-  const double power = double_of((double_bits(shifted) - double_bits(magic) + 1023) << 52);
-  // Taylor's series of exp(r) - 1 on |r| <= ln(2)/2
-  double q = 1.0 / 3628800;
-  q = q * r + 1.0 / 362880;
-  q = q * r + 1.0 / 40320;
-  q = q * r + 1.0 / 5040;
-  q = q * r + 1.0 / 720;
-  q = q * r + 1.0 / 120;
-  q = q * r + 1.0 / 24;
-  q = q * r + 1.0 / 6;
-  q = q * r + 0.5;
-  return {power, r + r * r * q};
-}
-
-// As exp of floats has them: Inf above FLT_MAX, 0 below half of the smallest float.
-template <typename T>
-inline double inner_exp(double v) {
-  if constexpr (std::is_same<T, double>::value) return std::exp(v);
-  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
-  const double result = parts.power + parts.power * parts.excess;
-  return v > 88.72283905206835 ? INFINITY : (v < -103.97207708399179 ? 0.0 : result);
-}
-
-template <typename T>
-inline double inner_expm1(double v) {
-  if constexpr (std::is_same<T, double>::value) return std::expm1(v);
-  const InnerExpParts parts = inner_exp_parts(v < -104.0 ? -104.0 : (v > 89.0 ? 89.0 : v));
-  const double result = parts.power * parts.excess + (parts.power - 1.0);
-  return v > 88.72283905206835 ? INFINITY : result;
-}
-
-// Of normal numbers (every float but 0 is one as a double), of 0, Inf and NaN; NaN below 0.
-template <typename T>
-inline double inner_log(double v) {
-  if constexpr (std::is_same<T, double>::value) return std::log(v);
-  const uint64_t bits = double_bits(v);
-  const double mantissa = double_of((bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
-  const bool large = mantissa > 1.4142135623730951;
-  const double m = large ? 0.5 * mantissa : mantissa;
-  // 2^52 + the exponent's field, as a double
-  const double field = double_of((bits >> 52) | 0x4330000000000000ull);
-  const double exponent = field - (4503599627370496.0 + 1023.0) + (large ? 1.0 : 0.0);
-  // log(m) = 2 artanh(s), |s| <= 0.172
-  const double s = (m - 1.0) / (m + 1.0), z = s * s;
-  double p = 1.0 / 13;
-  p = p * z + 1.0 / 11;
-  p = p * z + 1.0 / 9;
-  p = p * z + 1.0 / 7;
-  p = p * z + 1.0 / 5;
-  p = p * z + 1.0 / 3;
-  double result = exponent * 0.69314718055994531 + 2.0 * (s + s * z * p);
-  result = v == 0.0 ? -INFINITY : result;
-  result = v < 0.0 ? NAN : result;
-  return v < INFINITY ? result : v + v;  // Inf and NaN
-}
-
-// For v >= 0. What 1 + v rounds away comes back as a correction of the logarithm.
-template <typename T>
-inline double inner_log1p(double v) {
-  if constexpr (std::is_same<T, double>::value) return std::log1p(v);
-  const double u = 1.0 + v;
-  const double result = inner_log<T>(u) - ((u - 1.0) - v) / u;
-  return v < INFINITY ? result : v;
-}
-
-#else
-
-template <typename T>
-using Inner = T;
-
-template <typename T>
-TCONV_HD T inner_exp(T v) {
-  return std::exp(v);
-}
-template <typename T>
-TCONV_HD T inner_expm1(T v) {
-  return std::expm1(v);
-}
-template <typename T>
-TCONV_HD T inner_log(T v) {
-  return std::log(v);
-}
-template <typename T>
-TCONV_HD T inner_log1p(T v) {
-  return std::log1p(v);
-}
-
-#endif
-
-}  // namespace math
-}  // namespace tconv
-
-namespace tconv {
-namespace elementwise {
-
-// Phi(v) + v phi(v) for the normal distribution's Phi and its density phi, as exact as a result needs that is stored as
-// Storage.
-template <typename Storage = double, typename T>
-TCONV_HD T gelu_erf_slope(T v) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same<T, float>::value) {
-    const float density = 0.39894228040143268f * cuda::power_of_2(v * v * -0.72134752044448170f);
-    return fmaf(v, density, sizeof(Storage) == 2 ? cuda::coarse_normal_cdf(v) : cuda::normal_cdf(v));
-  }
-#endif
-  const T density = T(0.39894228040143268) * T(math::exp(v * v * T(-0.5)));
-  return T(0.5) * (T(1) + T(math::erf(v * T(0.70710678118654752440)))) + v * density;
-}
-
-template <typename T>
-TCONV_HD T gelu_tanh_slope(T v) {
-  const T scale = T(0.79788456080286535588), cubic = T(0.044715);
-  const T t = tanh_(scale * (v + cubic * v * v * v));
-  return T(0.5) * (T(1) + t) + T(0.5) * v * (T(1) - t * t) * scale * (T(1) + T(3) * cubic * v * v);
-}
-
-template <typename T>
-TCONV_HD T silu_slope(T v) {
-  const T share = sigmoid(v);
-  return share * (T(1) + v * (T(1) - share));
-}
-
-// tanh(log(1 + e^v)) = h / (h + 1), h = e^v + e^2v / 2; its derivative is (1 - tanh^2) sigmoid(v).
-template <typename T>
-TCONV_HD T mish_slope(T v) {
-  const bool open = v > T(40);  // the gate is 1
-  const T e = T(math::exp(open ? T(40) : v)), h = e + e * e / T(2);
-  const T rest = open ? T(0) : T(1) / (h + T(1)), gate = open ? T(1) : h * rest;
-  return gate + v * sigmoid(v) * (rest * (T(1) + gate));
-}
-
-template <typename T>
-TCONV_HD T softplus_slope(T v, T beta, T threshold) {
-  const T scaled = v * beta;
-  return scaled > threshold ? T(1) : sigmoid(scaled);
-}
-
-// 0 of NaN, as torch.sgn.
-template <typename T>
-TCONV_HD T sign(T v) {
-  return v > T(0) ? T(1) : (v < T(0) ? T(-1) : T(0));
-}
-
-}  // namespace elementwise
-}  // namespace tconv
-// ---- kernels_src/generated_gradient.h
-
-namespace tconv {
-
-constexpr int kNumChains = 1;
-
-template <int kIndex>
-struct Chain;
-
-template <>
-struct Chain<0> {
-  static constexpr int kVectors = 0;
-  template <typename Storage, typename Acc, typename Operands>
-  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {
-    (void)args, (void)channel;
-    v = elementwise::gelu_erf<Storage>(v);
-    return v;
-  }
-  template <typename Storage, typename Acc, typename Operands, typename Outer>
-  static TCONV_HD Acc gradient(Acc v, const Operands& args, int64_t channel, const Outer& outer,
-                               Acc* sums) {
-    (void)args, (void)channel, (void)sums;
-    const Acc v0 = v;
-    (void)v0;
-    v = elementwise::gelu_erf<Storage>(v);
-    const Acc v1 = v;
-    Acc grad = outer(v);
-    {
-      const Acc before = v0, after = v1;
-      (void)before, (void)after;
-      grad = grad * elementwise::gelu_erf_slope<Storage>(before);
-    }
-    return grad;
-  }
-};
-
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-// launch(the chain's number as a type), kUnsupportedKernel where there is none of that number.
-template <int kIndex = 0, typename Launch>
-int64_t with_chain(int64_t chain, const Launch& launch) {
-  if constexpr (kIndex == kNumChains) {
-    return kUnsupportedKernel;
-  } else {
-    if (chain == kIndex) return launch(std::integral_constant<int, kIndex>{});
-    return with_chain<kIndex + 1>(chain, launch);
-  }
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/row_writer.cuh
-// Writes a tensor's values in the order in which planes hold them, with zeros behind each row where it has such
-// (padded_rows.h).
-
-// ---- kernels_src/padded_rows.h
-// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
-// at once where every row begins at one.
-
-
-namespace tconv {
-
-constexpr int64_t kRowVector = 4;  // values
-
-TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
-
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-template <typename Storage, int kVector = static_cast<int>(kRowVector)>
-struct alignas(kVector * sizeof(Storage)) StorageVector {
-  Storage values[kVector];
-};
-
-struct RowPadding {
-  int64_t height, width;
-  int zeros;  // behind each row; 0: rows follow each other
-  FastDivisor by_width;
-  FastDivisor64 rows;
-
-  static RowPadding make(int64_t height, int64_t width, int64_t row_columns) {
-    return {height, width, static_cast<int>(row_columns - width), FastDivisor::make(static_cast<uint32_t>(width)),
-            FastDivisor64::make(static_cast<uint64_t>(width))};
-  }
-};
-
-// Of values that follow each other in a plane, from its value `first` on. The tensor and each plane's values, where
-// vectors are stored, begin at whole vectors.
-template <typename Storage>
-struct RowWriter {
-  Storage* to;  // value 0, but for the zeros of rows that end on the way
-  const RowPadding& padding;
-  int column;  // of value 0
-
-  __device__ __forceinline__ RowWriter(Storage* tensor, const RowPadding& of, int64_t plane, int64_t first)
-      : to(tensor + plane * of.height * of.width + first), padding(of), column(0) {
-    if (of.zeros == 0) return;
-    const int64_t row = of.rows.quotient(first);
-    column = static_cast<int>(first - row * of.width);
-    to += (plane * of.height + row) * of.zeros;
-  }
-
-  __device__ __forceinline__ void store(int at, Storage value) const {
-    Storage* place = to + at;
-    if (padding.zeros > 0) {
-      const int row = rows_before(at);
-      place += row * padding.zeros;
-      if (ends_row(at, row)) fill(place + 1);
-    }
-    *place = value;
-  }
-
-  // Of even columns two values are in one row.
-  __device__ __forceinline__ void store(int at, const StorageVector<Storage>& vector) const {
-    if (padding.zeros == 0) {
-      *reinterpret_cast<StorageVector<Storage>*>(to + at) = vector;
-    } else if (padding.zeros == 2) {
-      using Pair = StorageVector<Storage, 2>;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = rows_before(at + 2 * i);
-        Storage* const place = to + at + 2 * i + row * 2;
-        *reinterpret_cast<Pair*>(place) = {vector.values[2 * i], vector.values[2 * i + 1]};
-        if (ends_row(at + 2 * i + 1, row)) *reinterpret_cast<Pair*>(place + 2) = Pair{};
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kRowVector; ++k) store(at + k, vector.values[k]);
-    }
-  }
-
- private:
-  __device__ __forceinline__ int rows_before(int at) const {
-    return static_cast<int>(padding.by_width.quotient(column + at));
-  }
-
-  __device__ __forceinline__ bool ends_row(int at, int row) const {
-    return column + at + 1 == (row + 1) * static_cast<int>(padding.width);
-  }
-
-  __device__ __forceinline__ void fill(Storage* place) const {
-    for (int i = 0; i < padding.zeros; ++i) place[i] = static_cast<Storage>(0.0f);
-  }
-};
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-struct GroupNormGradientConfig {
-  static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = 2;  // of an SM; without it the compiler spills some chains for four
-  static constexpr int kVector = static_cast<int>(kRowVector);  // values that lie side by side, loaded at once
-  // Values of a thread that are taken together: fp64 has registers for half as many.
-  TCONV_HD static constexpr int chunk(int64_t storage_bytes) { return storage_bytes == 8 ? 4 : 8; }
-  static constexpr int kPart = 16384;       // of a plane, at a time
-  static constexpr int kMaxOfWarp = 2048;   // planes up to this size are a warp's, others a block's
-  static constexpr int kMaxBlocks = 65536;  // which then take several parts
-};
-
-// Values of one channel and their gradients: count, mean and squared deviations of the values (less the first value of
-// their plane, so that a large mean costs nothing), sums of the gradients and of their products with the values'
-// deviations from that mean. Two of them join without cancellation (Chan, Golub, LeVeque, as in moments.h).
-template <typename Acc>
-struct GradientMoments {
-  Acc count, mean, m2, grad, product;
-
-  __device__ __forceinline__ void join(const GradientMoments& other) {
-    const Acc total = count + other.count;
-    if (total == Acc(0)) return;
-    const Acc share = other.count / total, delta = other.mean - mean, step = delta * share;
-    m2 += other.m2 + delta * step * count;
-    // Deviations from the common mean: of these values less `step`, of the others' more by the rest.
-    product += other.product - step * grad + (delta - step) * other.grad;
-    grad += other.grad;
-    mean += step;
-    count = total;
-  }
-};
-
-// What turns g and value into the gradient, for a sample's group: grad_value = w*rstd * g + slope * (value - mean) +
-// shift.
-template <typename Acc>
-struct GroupCoefficients {
-  Acc mean, rstd, slope, shift;
-};
-
-// Inner of a chain of element-wise operations. An Inner says of a channel: value<Storage>(v) and gradient<Storage>(v,
-// outer, sums) as in generated_gradient.h, with kSums sums.
-template <int kChain, typename StorageType>
-struct ChainInner {
-  static constexpr int kSums = Chain<kChain>::kVectors;
-  using Acc = typename StorageTraits<StorageType>::Acc;
-  const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
-
-  struct Channel {
-    Acc channel_vectors[kSums > 0 ? kSums : 1][1];
-
-    template <typename Storage>
-    __device__ __forceinline__ Acc value(Acc v) const {
-      return Chain<kChain>::template value<Storage>(v, *this, 0);
-    }
-    template <typename Storage, typename Outer>
-    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
-      return Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums);
-    }
-  };
-  __device__ __forceinline__ Channel of_channel(int64_t channel) const {
-    Channel made{};
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
-    return made;
-  }
-};
-
-template <typename InnerType, typename StorageType>
-struct GroupNormGradientArgs {
-  using Inner = InnerType;
-  using Storage = StorageType;
-  using Acc = typename StorageTraits<Storage>::Acc;
-  const Storage* grad;
-  const Storage* value;
-  const Storage* weight;  // or null
-  Storage* grad_value;
-  Inner inner;
-  GradientMoments<Acc>* parts;           // [batch][channels][parts_per_plane]
-  GroupCoefficients<Acc>* coefficients;  // [batch][num_groups]
-  Acc* weight_parts;                     // [batch][channels]: a sample's share of grad_weight
-  Acc* bias_parts;
-  // [batch][parts_per_plane][channels] each: sums of grad_value, or null, and Inner's
-  Acc* sum_parts[1 + Inner::kSums];
-  int64_t channels, plane, num_groups, num_planes, num_sample_groups, num_units;
-  int parts_per_plane;
-  double eps;
-  bool vectors;     // the tensors begin at whole vectors
-  RowPadding rows;  // of grad_value
-  FastDivisor64 by_parts, by_channels, by_group_channels, by_groups;
-};
-
-// A part of a plane: of the units that all lanes that share one take by turns.
-struct PlanePart {
-  int64_t plane, part, sample, channel, begin;
-  int count;
-
-  template <typename Args>
-  __device__ __forceinline__ PlanePart(const Args& args, int64_t unit) {
-    plane = args.by_parts.quotient(unit);
-    part = unit - plane * args.parts_per_plane;
-    sample = args.by_channels.quotient(plane);
-    channel = plane - sample * args.channels;
-    begin = plane * args.plane + part * GroupNormGradientConfig::kPart;
-    count = static_cast<int>(
-        min(args.plane - part * GroupNormGradientConfig::kPart, int64_t{GroupNormGradientConfig::kPart}));
-  }
-};
-
-// What a plane's values are taken less.
-template <typename Args>
-__device__ __forceinline__ typename Args::Acc plane_origin(const Args& args, int64_t plane, int64_t channel) {
-  const auto inner = args.inner.of_channel(channel);
-  return inner.template value<typename Args::Storage>(static_cast<typename Args::Acc>(args.value[plane * args.plane]));
-}
-
-// Values of a part as lanes take them, from -shift on, so that vectors lie aligned: those that are not there are
-// others'.
-struct VectorSpan {
-  int shift, count;
-
-  __device__ __forceinline__ VectorSpan(const PlanePart& part, bool vectors)
-      : shift(vectors ? static_cast<int>(part.begin % GroupNormGradientConfig::kVector) : 0), count(part.count) {}
-
-  __device__ __forceinline__ bool has(int at) const { return at >= 0 && at < count; }
-  __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
-};
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-// Of all lanes that share a part, in a fixed order; lane 0's is right. `of_warps` must not be in use.
-template <int kLanes, typename Acc>
-__device__ __forceinline__ Acc sum_of_part(Acc sum, Acc* of_warps) {
-  sum = norm::warp_sum(sum);
-  if constexpr (kLanes > 32) {
-    __syncthreads();  // those of the unit before have been read
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0)
-      for (int warp = 1; warp < kLanes / 32; ++warp) sum += of_warps[warp];
-  }
-  return sum;
-}
-
-template <int kLanes, typename Args>
-__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
-    group_norm_gradient_apply_kernel(const __grid_constant__ Args args) {
-  using Config = GroupNormGradientConfig;
-  using Storage = typename Args::Storage;
-  using Acc = typename Args::Acc;
-  constexpr int kUnits = Config::kThreads / kLanes;
-  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  constexpr int kSums = 1 + Args::Inner::kSums;
-  constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
-  __shared__ Acc of_warps[kSums][Config::kThreads / 32];
-  const int lane = threadIdx.x % kLanes;
-  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
-       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart part(args, unit);
-    const bool normed = args.num_groups > 0;
-    GroupCoefficients<Acc> of_group{Acc(0), Acc(1), Acc(0), Acc(0)};
-    if (normed)
-      of_group = args.coefficients[part.sample * args.num_groups + args.by_group_channels.quotient(part.channel)];
-    const Acc scale = of_group.rstd * (args.weight != nullptr ? static_cast<Acc>(args.weight[part.channel]) : Acc(1));
-    const auto inner = args.inner.of_channel(part.channel);
-    Acc sums[kSums] = {};
-    const auto gradient = [&](Storage value, Storage grad) {
-      const Acc v = static_cast<Acc>(value);
-      const auto outer = [&](Acc inner_value) {
-        const Acc scaled = scale * static_cast<Acc>(grad);
-        return normed ? scaled + (of_group.slope * (inner_value - of_group.mean) + of_group.shift) : scaled;
-      };
-      const Acc result = inner.template gradient<Storage>(v, outer, sums + 1);
-      sums[0] += result;
-      return to_storage<Storage>(result);
-    };
-    const Storage* const value = args.value + part.begin;
-    const Storage* const grad = args.grad + part.begin;
-    const bool vectors = sizeof(Storage) < 8 && args.vectors;
-    const VectorSpan span(part, vectors);
-    const RowWriter<Storage> to(args.grad_value, args.rows, part.plane, part.part * Config::kPart);
-    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
-      if (vectors && span.has(first, kLanes * kChunk)) {
-        StorageVector<Storage> v[kVectors], g[kVectors];
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          const int at = first + (i * kLanes + lane) * Config::kVector;
-          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
-          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
-        }
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-          for (int k = 0; k < Config::kVector; ++k) v[i].values[k] = gradient(v[i].values[k], g[i].values[k]);
-          to.store(first + (i * kLanes + lane) * Config::kVector, v[i]);
-        }
-      } else {
-#pragma unroll kAtOnce
-        for (int i = 0; i < kChunk; ++i) {
-          const int at = first + i * kLanes + lane;
-          if (span.has(at)) to.store(at, gradient(value[at], grad[at]));
-        }
-      }
-    }
-    const int64_t place = (part.sample * args.parts_per_plane + part.part) * args.channels + part.channel;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      if (args.sum_parts[i] == nullptr) continue;
-      const Acc sum = sum_of_part<kLanes>(sums[i], of_warps[i]);
-      if (lane == 0) args.sum_parts[i][place] = sum;
-    }
-  }
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/group_norm_gradient_finalise.cuh
-// Second of the kernels of GroupNorm's gradients: of a sample's group, the coefficients of its gradient, and what its
-// channels add to the gradients of weight and bias. A warp for each, in fp64.
-
-// ---- kernels_src/cuda/group_norm_gradient_sums.cuh
-// First of the kernels of GroupNorm's gradients: GradientMoments of each part of a plane. kLanes threads share a part:
-// a warp, or a block. Bound by reading value and g.
-
-
-namespace tconv {
-namespace cuda {
-
-// Of a thread's values; those that are not there(index) are zero.
-template <typename Acc, int kChunk, typename There>
-__device__ __forceinline__ GradientMoments<Acc> moments_of_chunk(const Acc (&values)[kChunk],
-                                                                 const Acc (&grads)[kChunk], const There& there) {
-  GradientMoments<Acc> made{};
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    made.count += there(i) ? Acc(1) : Acc(0);
-    made.mean += values[i];
-  }
-  made.mean /= made.count > Acc(0) ? made.count : Acc(1);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    const Acc deviation = there(i) ? values[i] - made.mean : Acc(0);
-    made.m2 += deviation * deviation;
-    made.grad += grads[i];
-    made.product += grads[i] * deviation;
-  }
-  return made;
-}
-
-// Lane 0's are all lanes', joined in a fixed order.
-template <typename Acc>
-__device__ __forceinline__ void join_lanes(GradientMoments<Acc>& moments) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    GradientMoments<Acc> other;
-    other.count = __shfl_xor_sync(0xFFFFFFFFu, moments.count, distance);
-    other.mean = __shfl_xor_sync(0xFFFFFFFFu, moments.mean, distance);
-    other.m2 = __shfl_xor_sync(0xFFFFFFFFu, moments.m2, distance);
-    other.grad = __shfl_xor_sync(0xFFFFFFFFu, moments.grad, distance);
-    other.product = __shfl_xor_sync(0xFFFFFFFFu, moments.product, distance);
-    moments.join(other);
-  }
-}
-
-template <int kLanes, typename Args>
-__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
-    group_norm_gradient_sums_kernel(const __grid_constant__ Args args) {
-  using Config = GroupNormGradientConfig;
-  using Storage = typename Args::Storage;
-  using Acc = typename Args::Acc;
-  constexpr int kUnits = Config::kThreads / kLanes;
-  constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
-  __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
-  const int lane = threadIdx.x % kLanes;
-  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
-       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
-    const PlanePart part(args, unit);
-    const auto inner = args.inner.of_channel(part.channel);
-    const Storage* const value = args.value + part.begin;
-    const Storage* const grad = args.grad + part.begin;
-    const Acc origin = plane_origin(args, part.plane, part.channel);
-    GradientMoments<Acc> moments{};
-    const VectorSpan span(part, args.vectors);
-    for (int first = -span.shift; first < part.count; first += kLanes * kChunk) {
-      Acc values[kChunk], grads[kChunk];
-      if (args.vectors && span.has(first, kLanes * kChunk)) {
-        StorageVector<Storage> v[kVectors], g[kVectors];
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          const int at = first + (i * kLanes + lane) * Config::kVector;
-          v[i] = *reinterpret_cast<const StorageVector<Storage>*>(value + at);
-          g[i] = *reinterpret_cast<const StorageVector<Storage>*>(grad + at);
-        }
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-          const int k = i % Config::kVector;
-          values[i] = inner.template value<Storage>(static_cast<Acc>(v[i / Config::kVector].values[k])) - origin;
-          grads[i] = static_cast<Acc>(g[i / Config::kVector].values[k]);
-        }
-        moments.join(moments_of_chunk(values, grads, [](int) { return true; }));
-        continue;
-      }
-      bool there[kChunk];
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        const int at = first + i * kLanes + lane;
-        there[i] = span.has(at);
-        values[i] = there[i] ? inner.template value<Storage>(static_cast<Acc>(value[at])) - origin : Acc(0);
-        grads[i] = there[i] ? static_cast<Acc>(grad[at]) : Acc(0);
-      }
-      moments.join(moments_of_chunk(values, grads, [&](int i) { return there[i]; }));
-    }
-    join_lanes(moments);
-    if constexpr (kLanes > 32) {
-      __syncthreads();  // those of the unit before have been read
-      if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = moments;
-      __syncthreads();
-      if (threadIdx.x == 0)
-        for (int warp = 1; warp < Config::kThreads / 32; ++warp) moments.join(of_warps[warp]);
-    }
-    if (lane == 0) args.parts[unit] = moments;
-  }
-}
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-template <typename Args>
-__device__ __forceinline__ GradientMoments<double> moments_of_plane(const Args& args, int64_t plane, int64_t channel) {
-  const auto* const parts = args.parts + plane * args.parts_per_plane;
-  GradientMoments<double> joined{};
-#pragma unroll 1
-  for (int i = 0; i < args.parts_per_plane; ++i)
-    joined.join({parts[i].count, parts[i].mean, parts[i].m2, parts[i].grad, parts[i].product});
-  joined.mean += plane_origin(args, plane, channel);
-  return joined;
-}
-
-// By one warp: the coefficients of a group, and its channels' shares of the gradients of weight and bias.
-// of_channel(c): the moments of the group's channel c.
-template <typename Args, typename OfChannel>
-__device__ __forceinline__ void finalise_group(const Args& args, int64_t first, int64_t first_plane, int64_t channels,
-                                               int lane, const OfChannel& of_channel,
-                                               GroupCoefficients<typename Args::Acc>* to) {
-  using Acc = typename Args::Acc;
-  GradientMoments<double> whole{};
-#pragma unroll 1
-  for (int64_t c = lane; c < channels; c += 32) whole.join(of_channel(c));
-  join_lanes(whole);
-  const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
-  const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
-  double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
-#pragma unroll 1
-  for (int64_t c = lane; c < channels; c += 32) {
-    const GradientMoments<double> channel = of_channel(c);
-    const double product = channel.product + (channel.mean - mean) * channel.grad;
-    const double weight = args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
-    grads += weight * channel.grad;
-    products += weight * product;
-    if (args.weight_parts != nullptr) args.weight_parts[first_plane + c] = static_cast<Acc>(rstd * product);
-    if (args.bias_parts != nullptr) args.bias_parts[first_plane + c] = static_cast<Acc>(channel.grad);
-  }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    grads += __shfl_xor_sync(0xFFFFFFFFu, grads, distance);
-    products += __shfl_xor_sync(0xFFFFFFFFu, products, distance);
-  }
-  if (lane != 0) return;
-  // What rounding the mean takes from every deviation is given back by the shift.
-  const Acc rounded = static_cast<Acc>(mean);
-  const double slope = -rstd * rstd * rstd * products / count;
-  const double shift = -rstd * grads / count + slope * (static_cast<double>(rounded) - mean);
-  *to = {rounded, static_cast<Acc>(rstd), static_cast<Acc>(slope), static_cast<Acc>(shift)};
-}
-
-template <typename Args>
-__global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
-    group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
-  constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
-  const int lane = threadIdx.x % 32;
-  for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
-       index += static_cast<int64_t>(gridDim.x) * kWarps) {
-    const int64_t sample = args.by_groups.quotient(index), group = index - sample * args.num_groups;
-    const int64_t of_group = static_cast<int64_t>(args.by_group_channels.divisor), first = group * of_group;
-    const int64_t first_plane = sample * args.channels + first;
-    finalise_group(
-        args, first, first_plane, of_group, lane,
-        [&](int64_t c) { return moments_of_plane(args, first_plane + c, first + c); }, &args.coefficients[index]);
-  }
-}
-
-}  // namespace cuda
-}  // namespace tconv
-// ---- kernels_src/cuda/workspace_places.h
-// Places in a workspace, one behind the other: the same walk gives its size and the addresses.
-
-
-namespace tconv {
-namespace cuda {
-
-class WorkspacePlaces {
- public:
-  // workspace null: only the size is asked for.
-  explicit WorkspacePlaces(void* workspace) : base_(static_cast<char*>(workspace)) {}
-
-  template <typename T>
-  T* reserve(int64_t count) {
-    constexpr int64_t kAlignment = 256;
-    char* const place = base_ == nullptr ? nullptr : base_ + bytes_;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
-    return reinterpret_cast<T*>(place);
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* base_;
-  int64_t bytes_ = 0;
-};
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-inline bool norm_vectors_aligned(const void* pointer, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
-}
-
-inline dim3 norm_blocks(int64_t units, int units_per_block) {
-  const int64_t blocks = (units + units_per_block - 1) / units_per_block;
-  return dim3(static_cast<unsigned>(
-      blocks < GroupNormGradientConfig::kMaxBlocks ? blocks : GroupNormGradientConfig::kMaxBlocks));
-}
-
-template <int kLanes, typename Args>
-int64_t launch_group_norm_gradient_kernels(const Args& args, void* stream) {
-  constexpr int kThreads = GroupNormGradientConfig::kThreads;
-  const dim3 blocks = norm_blocks(args.num_units, kThreads / kLanes);
-  if (args.num_groups > 0) {
-    TCONV_RETURN_IF_ERROR(
-        launch_kernel(group_norm_gradient_sums_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args));
-    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<Args>,
-                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
-                                        args));
-  }
-  return launch_kernel(group_norm_gradient_apply_kernel<kLanes, Args>, blocks, dim3(kThreads), 0, stream, args);
-}
-
-// The kernels of one call, made once for its size and once, with a workspace, for its run. with_sums: grad_value's sums
-// (and products) are wanted, whoever adds them up.
-template <typename Inner, typename Storage>
-class GroupNormGradient {
- public:
-  using Args = GroupNormGradientArgs<Inner, Storage>;
-  using Acc = typename Args::Acc;
-  using Config = GroupNormGradientConfig;
-
-  GroupNormGradient(const GroupNormGradientCall& call, const Inner& inner, bool with_sums, WorkspacePlaces& places)
-      : call_(call) {
-    args.grad = static_cast<const Storage*>(call.grad), args.value = static_cast<const Storage*>(call.value);
-    args.weight = static_cast<const Storage*>(call.weight), args.grad_value = static_cast<Storage*>(call.grad_value);
-    args.inner = inner;
-    args.channels = call.channels, args.plane = call.height * call.width, args.num_groups = call.num_groups;
-    args.num_planes = call.batch * call.channels, args.num_sample_groups = call.batch * call.num_groups;
-    args.parts_per_plane = static_cast<int>((args.plane + Config::kPart - 1) / Config::kPart);
-    args.num_units = args.num_planes * args.parts_per_plane;
-    args.eps = call.eps;
-    constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
-    args.vectors = norm_vectors_aligned(call.grad, kBytes) && norm_vectors_aligned(call.value, kBytes) &&
-                   norm_vectors_aligned(call.grad_value, kBytes);
-    args.rows = RowPadding::make(call.height, call.width, call.row_columns);
-    args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
-    args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
-    if (call.num_groups > 0) {
-      args.by_group_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels / call.num_groups));
-      args.by_groups = FastDivisor64::make(static_cast<uint64_t>(call.num_groups));
-      args.parts = places.reserve<GradientMoments<Acc>>(args.num_units);
-      args.coefficients = places.reserve<GroupCoefficients<Acc>>(args.num_sample_groups);
-    }
-    if (call.grad_weight != nullptr) args.weight_parts = places.reserve<Acc>(args.num_planes);
-    if (call.grad_bias != nullptr) args.bias_parts = places.reserve<Acc>(args.num_planes);
-    if (with_sums) args.sum_parts[0] = places.reserve<Acc>(args.num_units);
-    for (int i = 1; i <= Inner::kSums; ++i) args.sum_parts[i] = places.reserve<Acc>(args.num_units);
-  }
-
-  // Rows of args.sum_parts.
-  int64_t sum_rows() const { return call_.batch * args.parts_per_plane; }
-
-  int64_t run() const {
-    void* const stream = call_.conv.stream;
-    if (args.plane <= Config::kMaxOfWarp)
-      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
-    else
-      TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
-    return add_up_weights();
-  }
-
-  // The gradients of weight and bias from the samples' shares.
-  int64_t add_up_weights() const {
-    void* const stream = call_.conv.stream;
-    TCONV_RETURN_IF_ERROR(launch_channel_sums(args.weight_parts, static_cast<Storage*>(call_.grad_weight), call_.batch,
-                                              call_.channels, stream));
-    return launch_channel_sums(args.bias_parts, static_cast<Storage*>(call_.grad_bias), call_.batch, call_.channels,
-                               stream);
-  }
-
-  Args args{};
-
- private:
-  GroupNormGradientCall call_;
-};
-
-// The kernels of a call whose chain has this number.
-template <int kChain, typename Storage>
-class ChainGradient {
- public:
-  using Inner = ChainInner<kChain, Storage>;
-
-  ChainGradient(const GroupNormGradientCall& call, WorkspacePlaces& places)
-      : call_(call), kernels_(call, inner_of(call), call.grad_sums != nullptr, places) {}
-
-  int64_t run() const {
-    TCONV_RETURN_IF_ERROR(kernels_.run());
-    TCONV_RETURN_IF_ERROR(add_up(0, call_.grad_sums));
-    for (int i = 0; i < Inner::kSums; ++i) TCONV_RETURN_IF_ERROR(add_up(i + 1, call_.grad_vectors[i]));
-    return kOk;
-  }
-
- private:
-  static Inner inner_of(const GroupNormGradientCall& call) {
-    Inner made{};
-    for (int i = 0; i < kMaxChannelVectors; ++i)
-      made.channel_vectors[i] = static_cast<const Storage*>(call.conv.channel_vectors[i]);
-    return made;
-  }
-
-  int64_t add_up(int index, void* to) const {
-    return launch_channel_sums(kernels_.args.sum_parts[index], static_cast<Storage*>(to), kernels_.sum_rows(),
-                               call_.channels, call_.conv.stream);
-  }
-
-  GroupNormGradientCall call_;
-  GroupNormGradient<Inner, Storage> kernels_;
-};
-
-template <typename Storage>
-int64_t group_norm_gradient_bytes(const GroupNormGradientCall& call) {
-  return with_chain(call.chain, [&](auto index) {
-    WorkspacePlaces places(nullptr);
-    const ChainGradient<decltype(index)::value, Storage> made(call, places);
-    return places.bytes();
-  });
-}
-
-inline int64_t group_norm_gradient_workspace_bytes(const GroupNormGradientCall& call) {
-  if (call.conv.dtype < kFloat32 || call.conv.dtype > kBFloat16) return kUnsupportedDType;
-  return call.conv.dtype == kFloat64 ? group_norm_gradient_bytes<double>(call) : group_norm_gradient_bytes<float>(call);
-}
-
-template <typename Storage>
-int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
-  return with_chain(call.chain, [&](auto index) {
-    WorkspacePlaces places(call.conv.workspace);
-    return ChainGradient<decltype(index)::value, Storage>(call, places).run();
-  });
-}
-
-}  // namespace cuda
-}  // namespace tconv
-
-TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GroupNormGradientCall* call) {
-  return tconv::cuda::group_norm_gradient_workspace_bytes(*call);
-}
-
-TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GroupNormGradientCall* call) {
-  if (call->conv.workspace_bytes < tconv::cuda::group_norm_gradient_workspace_bytes(*call))
-    return tconv::kWorkspaceTooSmall;
-  switch (call->conv.dtype) {
-    case tconv::kFloat32: return tconv::cuda::launch_group_norm_gradient<float>(*call);
-    case tconv::kFloat64: return tconv::cuda::launch_group_norm_gradient<double>(*call);
-    case tconv::kFloat16: return tconv::cuda::launch_group_norm_gradient<__half>(*call);
-    case tconv::kBFloat16: return tconv::cuda::launch_group_norm_gradient<__nv_bfloat16>(*call);
-    default: return tconv::kUnsupportedDType;
-  }
-}
-
-TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }
-"""
-
-NORM_GRADIENT_OPERATOR_SOURCE = r"""
-// ---- kernels_src/cpu/entry_group_norm_gradient.cpp
-// GroupNorm's gradients on a CPU: none here, the Python side calls PyTorch's.
-// ---- kernels_src/group_norm_gradient_call.h
-// Argument block of the library of GroupNorm's gradients, filled by its operator
-// (binding/operator_group_norm_gradient.cpp).
-
-// ---- kernels_src/call.h
-// Argument blocks of the two halves' functions, filled by the operator (binding/). All pointers live on the device
-// of the call (CUDA) or on the host (CPU).
-// Vectors and tensors have the call's dtype unless stated.
-
-// ---- kernels_src/explanation.h
-// What a call tells of itself if it is asked to: the kernel that it takes, and why it takes none of the faster ones.
-// Host only.
-
-// ---- kernels_src/reasons.h
-// Why a kernel does not run a call, in words: what TCONV_EXPLAIN=1 and refusals say. Host only.
-
-namespace tconv {
-namespace reason {
-
-// Of any kernel.
-inline constexpr const char* kForced = "TCONV_KERNEL forces another kernel";
-inline constexpr const char* kNoSuchKernel = "this device and pattern have no such kernel";
-inline constexpr const char* kFP64 = "fp64 is computed by the plain kernel alone";
-inline constexpr const char* kLongIndices = "a sample or its strides need 64-bit indices";
-
-// Of kernels for tensor cores: the rule has the direct or the plain kernel take the call.
-inline constexpr const char* kFewStrictProducts =
-    "fewer than 5 products an output, which fp32 units add with less error";
-inline constexpr const char* kFewGroupChannels =
-    "groups of at most 8 input channels, which are answered in fp32, as by PyTorch";
-inline constexpr const char* kFewProducts = "at most 2^20 products, for which one launch takes less time";
-inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
-
-// Of the Hopper kernel, and what holds or pools its outputs on the chip.
-inline constexpr const char* kNotHopper = "the device's compute capability is not 9.0";
-inline constexpr const char* kStrictFP32 = "fp32 with TF32 forbidden";
-inline constexpr const char* kFewInputChannels = "fewer than 4 input channels a group";
-inline constexpr const char* kFewChannels = "fewer than 16 input and 16 output channels a group";
-inline constexpr const char* kColumnsApart = "slower where the stride is over two columns";
-inline constexpr const char* kManyPhases = "more than 16 stride phases";
-inline constexpr const char* kLongExtent = "an extent over 2^30";
-inline constexpr const char* kNoTaps = "no output has a tap";
-inline constexpr const char* kNoHopperTile = "no tile fits: shared memory or 32-bit lengths";
-inline constexpr const char* kStridesOrGroups = "strides or groups";
-inline constexpr const char* kOver64Channels = "more than 64 channels";
-inline constexpr const char* kLongWeightRow = "a row of weights does not fit in shared memory";
-inline constexpr const char* kLargeSample = "a sample's outputs do not fit the shared memory of all processors";
-inline constexpr const char* kNoHeldTile = "no tile whose window and outputs fit in shared memory";
-inline constexpr const char* kIdleProcessors = "most processors would have nothing to do";
-inline constexpr const char* kNotAtOnce = "its blocks cannot all run at once";
-inline constexpr const char* kComputedBefore = "the convolution's output was computed before";
-inline constexpr const char* kOtherWindows = "pooling windows other than 2 x 2, side by side and unpadded";
-inline constexpr const char* kNoWholeWindow = "no whole pooling window";
-
-// Of the portable kernel.
-inline constexpr const char* kNoTensorCores = "the device has no tensor cores for TF32 and bf16";
-inline constexpr const char* kNoPortableTile = "no tile fits: shared memory or number of blocks";
-
-// Of the direct kernel.
-inline constexpr const char* kWideStride = "a stride over 8";
-inline constexpr const char* kManyWeights =
-    "the weights of a few output channels do not fit in half of the shared memory";
-inline constexpr const char* kManyBlocks = "more than 2^31 blocks";
-inline constexpr const char* kForFewChannels = "slower unless channels are few";
-
-// On a CPU.
-inline constexpr const char* kNoAvx512 = "the processor has no AVX-512 (F, DQ, BW, VL)";
-inline constexpr const char* kNoAvx2 = "the processor has no AVX2 with FMA";
-inline constexpr const char* kNonFiniteWeights =
-    "a weight is infinite or NaN, which tiles would multiply by absent inputs' zeros";
-
-}  // namespace reason
-}  // namespace tconv
-
-namespace tconv {
-
-struct Explanation {
-  static constexpr int kMost = 8;
-  struct RuledOut {
-    const char* kernel;
-    const char* why;
-  };
-
-  const char* kernel = nullptr;  // null where there is nothing to compute
-  const char* way = "";          // what is done with its outputs, where a pattern has several ways
-  RuledOut ruled_out[kMost];     // kernels that are faster, where they run
-  int num_ruled_out = 0;
-  const char* failure = nullptr;  // why no kernel may take the call
-
-  // `why` null: the kernel was not ruled out.
-  void rule_out(const char* name, const char* why) {
-    if (why != nullptr && num_ruled_out < kMost) ruled_out[num_ruled_out++] = {name, why};
-  }
-  void fail(const char* why) {
-    if (failure == nullptr) failure = why;
-  }
-};
-
-}  // namespace tconv
-// ---- kernels_src/layer.h
-// The transposed convolution as every kernel sees it: shapes, and the tap table.
-//
-//   out[n, co, oh, ow] = bias[co] + sum over ci in co's group, kh, kw of x[n, ci, ih, iw] * w[ci, co', kh, kw]
-//   for exactly those taps where  oh + ph - kh*dh = ih*sh  and  ow + pw - kw*dw = iw*sw,  0 <= ih < H, 0 <= iw < W
-//   out height = (H - 1)*sh - 2*ph + dh*(kernel_h - 1) + output_padding_h + 1
-//   (source: PyTorch ConvTranspose2d documentation). Output padding is only in out_h / out_w.
-
-// ---- kernels_src/common.h
-// What every translation unit shares: host/device qualifiers, dtypes, math modes, error codes.
-
-#include <cstdint>
-
-#if defined(__CUDACC__)
-#define TCONV_HD __host__ __device__ __forceinline__
-#else
-#define TCONV_HD inline
-#endif
-
-// What the operator calls of the CPU and of the CUDA half. Hidden, so that many libraries can live in one process.
-#define TCONV_EXPORT extern "C" __attribute__((visibility("hidden")))
-
-namespace tconv {
-
-enum DType : int64_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
-
-// How fp32 tensors are multiplied. Other dtypes ignore it.
-enum MathMode : int64_t {
-  kMathTF32 = 0,    // operands rounded to nearest 11 significant bits, fp32 accumulation
-  kMathStrict = 1,  // fp32 answer
-};
-
-// Which convolution kernel runs; kAuto follows the stated rule, the rest force one (tests).
-enum KernelChoice : int64_t {
-  kAuto = 0,
-  kPlain = 1,
-  kPortable = 2,
-  kHopper = 3,
-  kDirect = 4,
-  kHeld = 5,
-  kAtMostAvx2 = 6,  // on a CPU alone
-  kInSlices = 7,    // with GroupNorm behind: slices of the batch, by the kernels that the rule chooses
-};
-
-// Return codes: 0 success, > 0 a cudaError_t, < 0 one of these.
-enum Status : int64_t {
-  kOk = 0,
-  kUnsupportedDType = -1,
-  kUnsupportedKernel = -2,  // the forced kernel cannot do this layer
-  kWorkspaceTooSmall = -3,
-};
-
-}  // namespace tconv
-
-namespace tconv {
-
-struct ConvTransposeLayer {
-  int64_t batch, in_channels, out_channels, groups;
-  int64_t in_h, in_w, out_h, out_w;
-  int64_t kernel_h, kernel_w;
-  int64_t stride_h, stride_w;
-  int64_t padding_h, padding_w;
-  int64_t dilation_h, dilation_w;
-  // Strides of x in elements; weight [in_channels, out_channels/groups, kernel_h, kernel_w] and
-  // out [batch, out_channels, out_h, out_w] are contiguous.
-  int64_t x_stride_n, x_stride_c, x_stride_h, x_stride_w;
-};
-
-// One axis of one phase. Outputs with the same residue modulo the stride use the same taps with the
-// same input offsets, so a phase is a stride-1 sliding product:
-//   output  o(q) = out_first + q * out_step          for q in [0, out_count)
-//   tap     k(j) = tap_first + j * tap_step          for j in [0, tap_count)
-//   input   i(q, j) = q + offset_first - j * offset_step     (absent where outside [0, in))
-struct AxisPhase {
-  int out_first, out_step;
-  int64_t out_count;
-  int tap_first, tap_step, tap_count;
-  int offset_first, offset_step;
-};
-
-TCONV_HD int64_t gcd(int64_t a, int64_t b) {
-  while (b != 0) {
-    int64_t r = a % b;
-    a = b;
-    b = r;
-  }
-  return a;
-}
-
-// The phase of outputs congruent to `residue` (0 <= residue < stride) along one axis.
-// A tap k is present iff (residue + padding - k*dilation) is a multiple of the stride; the first such
-// k, if any, is below stride/gcd(stride, dilation), and they repeat with that period.
-TCONV_HD AxisPhase make_axis_phase(int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
-                                   int64_t residue) {
-  AxisPhase p{};
-  const int64_t g = gcd(stride, dilation);
-  p.out_first = static_cast<int>(residue);
-  p.out_step = static_cast<int>(stride);
-  p.out_count = residue < out ? (out - residue + stride - 1) / stride : 0;
-  p.tap_step = static_cast<int>(stride / g);
-  p.offset_step = static_cast<int>(dilation / g);
-  for (int64_t k = 0; k < kernel && k < stride / g; ++k) {
-    const int64_t numerator = residue + padding - k * dilation;
-    if (numerator % stride != 0) continue;
-    p.tap_first = static_cast<int>(k);
-    p.tap_count = static_cast<int>((kernel - k + p.tap_step - 1) / p.tap_step);
-    p.offset_first = static_cast<int>(numerator / stride);  // exact
-    break;
-  }
-  return p;
-}
-
-TCONV_HD AxisPhase phase_h(const ConvTransposeLayer& p, int64_t residue) {
-  return make_axis_phase(p.out_h, p.kernel_h, p.stride_h, p.padding_h, p.dilation_h, residue);
-}
-
-TCONV_HD AxisPhase phase_w(const ConvTransposeLayer& p, int64_t residue) {
-  return make_axis_phase(p.out_w, p.kernel_w, p.stride_w, p.padding_w, p.dilation_w, residue);
-}
-
-}  // namespace tconv
-
-namespace tconv {
-
-constexpr int kMaxChannelVectors = 4;
-
-struct ConvCall {
-  ConvTransposeLayer layer;
-  int64_t dtype;          // DType of x, weight, bias, channel vectors, out
-  int64_t math;           // MathMode
-  int64_t kernel_choice;  // KernelChoice
-  int64_t num_threads;    // CPU only
-  const void* x;
-  const void* weight;
-  const void* bias;                                 // [out_channels] or null
-  const void* channel_vectors[kMaxChannelVectors];  // [out_channels] each: what the epilogue adds or multiplies
-  void* out;                                        // contiguous NCHW
-  void* workspace;                                  // workspace_bytes, 256-byte aligned
-  int64_t workspace_bytes;
-  void* stream;              // CUDA only
-  Explanation* explanation;  // to be filled, or null
-};
-
-// out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)
-struct GroupNormArgs {
-  int64_t num_groups;
-  double eps;
-  const void* weight;  // [channels] or null
-  const void* bias;    // [channels] or null
-};
-
-// running = running + factor * (batch's - running), of the unbiased variance. fp32 (fp64 for fp64 calls), [channels]
-// each; null: none are kept.
-struct RunningStatistics {
-  void* mean;
-  void* var;
-  double momentum;             // the factor, unless
-  const int64_t* num_batches;  // this counts the batches so far, for the cumulative average: 1 / *num_batches
-};
-
-// BatchNorm2d + activation + MaxPool2d. y = activation(batch_norm(conv)), pooled over windows.
-struct BatchNormPoolArgs {
-  int64_t use_batch_stats;  // 1: statistics of this batch; 0: running_mean / running_var
-  double eps;
-  const void* weight;  // [channels] or null
-  const void* bias;    // [channels] or null
-  // fp32 (fp64 for fp64 calls), [channels] each.
-  const void* running_mean;  // read when use_batch_stats == 0
-  const void* running_var;
-  void* batch_mean;           // out or null, written when use_batch_stats == 1
-  void* batch_var;            // out or null, biased variance
-  RunningStatistics updated;  // when use_batch_stats == 1
-  int64_t pool_kernel_h, pool_kernel_w, pool_stride_h, pool_stride_w;
-  int64_t pool_padding_h, pool_padding_w, pool_dilation_h, pool_dilation_w;
-  int64_t pooled_h, pooled_w;  // after ceil_mode's rule; windows are clipped to the image
-};
-
-// Pattern 1: transposed convolution + element-wise epilogue.
-struct ConvOnlyCall {
-  ConvCall conv;
-};
-
-// Pattern 2: ... + GroupNorm.  conv.out is the normalised output.
-struct ConvGroupNormCall {
-  ConvCall conv;
-  GroupNormArgs group_norm;
-};
-
-// Pattern 3: transposed convolution + BatchNorm + activation + max-pool + GroupNorm.
-// conv.out is the pooled, normalised output [batch, out_channels, pooled_h, pooled_w].
-struct ConvBatchNormPoolGroupNormCall {
-  ConvCall conv;
-  const void* conv_out;  // null, or the convolution's output, computed before: [batch, out_channels, out_h, out_w]
-  BatchNormPoolArgs batch_norm_pool;
-  GroupNormArgs group_norm;
-};
-
-}  // namespace tconv
-
-namespace tconv {
-
-// GroupNorm of a chain of element-wise operations on `value`, or (num_groups 0) the chain alone. grad: of the result.
-// All contiguous, of the call's dtype.
-struct GroupNormGradientCall {
-  ConvCall conv;       // dtype, workspace, stream
-  int64_t chain;       // which one (generated_gradient.h); its operands are conv.channel_vectors
-  const void* grad;    // [batch, channels, height, width]
-  const void* value;   // [batch, channels, height, width]
-  const void* weight;  // [channels] or null
-  int64_t batch, channels, height, width, num_groups;
-  int64_t row_columns;  // of grad_value in memory: width, or more, and zeros behind it
-  double eps;
-  void* grad_value;                        // [batch, channels, height, width]
-  void* grad_weight;                       // [channels] or null where not wanted
-  void* grad_bias;                         // [channels] or null where not wanted
-  void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
-  void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
-};
-
-}  // namespace tconv
-
-TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
-TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
-TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GroupNormGradientCall*) {
-  return tconv::kUnsupportedKernel;
-}
-TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormGradientCall*) { return tconv::kUnsupportedKernel; }
-// ---- kernels_src/binding/operator_group_norm_gradient.cpp
-// The operator of the library of GroupNorm's gradients: of `value`, whose chain of that number (generated_gradient.h)
-// was normalised, contiguous, with pad_rows rows in whole vectors, zeros behind (padded_rows.h); of weight and bias,
-// and the first one's sums per channel, where they are wanted.
-// ---- kernels_src/padded_rows.h
-// Rows of a tensor that are followed by zeros up to whole vectors of values: kernels that slide over images load these
-// at once where every row begins at one.
-
-
-namespace tconv {
-
-constexpr int64_t kRowVector = 4;  // values
-
-TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector - 1) / kRowVector * kRowVector; }
-
-}  // namespace tconv
-// ---- kernels_src/binding/cuda_half.h
-// The CUDA half of the library, declared for the argument block of one pattern. (The CPU half stands before the
-// operator in the same file.)
-
-// From here to TCONV_REGISTER: the operator's own code, which waits for nothing but memory, compiles in half the time
-// when it is optimised for size. (Templates of the kernels before it are made at the end of the file, with the options
-// there.)
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC optimize("Os")
-#endif
-
-
-#if defined(TCONV_WITH_CUDA)
-#define TCONV_DECLARE_CUDA_HALF(CALL)                                  \
-  TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::CALL*); \
-  TCONV_EXPORT int64_t tconv_cuda_run(const tconv::CALL*);             \
-  TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code);
-#else
-#define TCONV_DECLARE_CUDA_HALF(CALL)
-#endif
-
-TCONV_DECLARE_CUDA_HALF(GroupNormGradientCall)
-
-// ---- kernels_src/binding/run.h
-// From checked tensors to one call of the kernels: dtype, workspace, device and stream.
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
-
-// ---- kernels_src/binding/arguments.h
-// Checks of the transposed convolution's arguments, and the layer that the kernels see.
-
-// ---- kernels_src/binding/tensors.h
-// Tensors through PyTorch's stable ABI. Only the files of this folder see torch.
-
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <initializer_list>
-#include <optional>
-#include <string>
-
-// ---- kernels_src/binding/errors.h
-// What the operator refuses. std::runtime_error arrives in Python as RuntimeError, std::invalid_argument as ValueError.
-
-#include <cstdint>
-#include <stdexcept>
-#include <string>
-
-namespace tconv {
-namespace binding {
-
-inline std::string text_of(const std::string& value) { return value; }
-inline std::string text_of(const char* value) { return value; }
-inline std::string text_of(int64_t value) { return std::to_string(value); }
-
-template <typename... Parts>
-std::string joined(const Parts&... parts) {
-  std::string text;
-  ((text += text_of(parts)), ...);
-  return text;
-}
-
-template <typename... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-  throw std::runtime_error(joined("conv_transpose2d: ", parts...));
-}
-
-// Where PyTorch raises ValueError.
-template <typename... Parts>
-[[noreturn]] void refuse_value(const Parts&... parts) {
-  throw std::invalid_argument(joined(parts...));
-}
-
-// "(1, 2)", and "(5,)" as Python writes it.
-inline std::string tuple_text(const int64_t* values, size_t count) {
-  std::string text = "(";
-  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
-  return text + (count == 1 ? ",)" : ")");
-}
-
-struct Pair {
-  int64_t h, w;
-
-  int64_t smallest() const { return h < w ? h : w; }
-  int64_t operator[](int axis) const { return axis == 0 ? h : w; }
-};
-
-inline std::string text_of(const Pair& pair) {
-  const int64_t values[] = {pair.h, pair.w};
-  return tuple_text(values, 2);
-}
-
-}  // namespace binding
-}  // namespace tconv
-
-namespace tconv {
-namespace binding {
-
-// A call of the stable ABI's C functions.
-#define TCONV_TORCH_CALL(call)                                             \
-  do {                                                                     \
-    if ((call) != 0) ::tconv::binding::refuse("PyTorch failed in " #call); \
-  } while (0)
-
-using Tensor = torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
-struct Device {
-  int32_t type, index;
-
-  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
-  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
-
-  std::string name() const {
-    if (type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(index);
-    if (is_cpu()) return "cpu";
-    return type == aoti_torch_device_type_meta() ? "meta" : "device type " + std::to_string(type);
-  }
-};
-
-inline Device device_of(const Tensor& tensor) {
-  Device device{};
-  TCONV_TORCH_CALL(aoti_torch_get_device_type(tensor.get(), &device.type));
-  TCONV_TORCH_CALL(aoti_torch_get_device_index(tensor.get(), &device.index));
-  return device;
-}
-
-inline int32_t torch_dtype_of(const Tensor& tensor) {
-  int32_t dtype = 0;
-  TCONV_TORCH_CALL(aoti_torch_get_dtype(tensor.get(), &dtype));
-  return dtype;
-}
-
-struct TorchDType {
-  int32_t code;
-  const char* name;
-  int64_t kernel_dtype;  // of enum DType, or -1
-};
-
-inline const TorchDType* torch_dtypes(size_t* count) {
-  static const TorchDType known[] = {
-      {aoti_torch_dtype_float32(), "torch.float32", kFloat32},
-      {aoti_torch_dtype_float64(), "torch.float64", kFloat64},
-      {aoti_torch_dtype_float16(), "torch.float16", kFloat16},
-      {aoti_torch_dtype_bfloat16(), "torch.bfloat16", kBFloat16},
-      {aoti_torch_dtype_int64(), "torch.int64", -1},
-      {aoti_torch_dtype_int32(), "torch.int32", -1},
-      {aoti_torch_dtype_int16(), "torch.int16", -1},
-      {aoti_torch_dtype_int8(), "torch.int8", -1},
-      {aoti_torch_dtype_uint8(), "torch.uint8", -1},
-      {aoti_torch_dtype_bool(), "torch.bool", -1},
-      {aoti_torch_dtype_complex64(), "torch.complex64", -1},
-      {aoti_torch_dtype_complex128(), "torch.complex128", -1},
-  };
-  *count = sizeof(known) / sizeof(known[0]);
-  return known;
-}
-
-inline const TorchDType* find_dtype(int32_t code) {
-  size_t count = 0;
-  const TorchDType* known = torch_dtypes(&count);
-  for (size_t i = 0; i < count; ++i)
-    if (known[i].code == code) return known + i;
-  return nullptr;
-}
-
-// The enum DType of a torch dtype, or -1.
-inline int64_t kernel_dtype(int32_t code) {
-  const TorchDType* found = find_dtype(code);
-  return found == nullptr ? -1 : found->kernel_dtype;
-}
-
-inline int32_t torch_dtype(int64_t dtype) {
-  size_t count = 0;
-  return torch_dtypes(&count)[dtype].code;  // the first four are those of enum DType, in its order
-}
-
-inline std::string dtype_name(int32_t code) {
-  const TorchDType* found = find_dtype(code);
-  return found == nullptr ? "dtype " + std::to_string(code) : found->name;
-}
-
-// "(2, 64, 5, 5)"
-inline std::string shape_text(const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  return tuple_text(sizes.data(), sizes.size());
-}
-
-// Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
-// (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
-inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
-  constexpr size_t kMostDims = 4;
-  int64_t strides[kMostDims], elements = 1;
-  for (size_t axis = dim; axis-- > 0;) {
-    strides[axis] = elements;
-    elements *= sizes[axis] > 1 ? sizes[axis] : 1;
-  }
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(static_cast<int64_t>(dim), sizes, strides, dtype, device.type, device.index, &handle))
-    refuse("cannot allocate ", elements * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)), " bytes on ",
-           device.name());
-  return Tensor(handle);
-}
-
-inline Tensor dense(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
-
-inline OptionalTensor dense(const OptionalTensor& tensor) {
-  return tensor ? OptionalTensor(dense(*tensor)) : OptionalTensor();
-}
-
-inline Tensor converted(const Tensor& tensor, int64_t dtype) {
-  if (kernel_dtype(torch_dtype_of(tensor)) == dtype) return tensor;
-  const torch::headeronly::ScalarType types[] = {
-      torch::headeronly::ScalarType::Float, torch::headeronly::ScalarType::Double, torch::headeronly::ScalarType::Half,
-      torch::headeronly::ScalarType::BFloat16};
-  return torch::stable::to(tensor, types[dtype]);
-}
-
-inline OptionalTensor converted(const OptionalTensor& tensor, int64_t dtype) {
-  return tensor ? OptionalTensor(converted(*tensor, dtype)) : OptionalTensor();
-}
-
-// Whether PyTorch takes the layout of `tensor` [n, c, h, w] for channels_last: strides grow from c over w and h to n.
-// Source: is_channels_last_strides_2d in PyTorch's c10/core/MemoryFormat.h.
-inline bool suggests_channels_last(const Tensor& tensor) {
-  if (tensor.dim() != 4) return false;
-  const auto sizes = tensor.sizes(), strides = tensor.strides();
-  if (strides[1] == 0) return false;
-  int64_t least = 0;
-  for (const int axis : {1, 3, 2, 0}) {
-    if (sizes[axis] == 0 || strides[axis] < least) return false;
-    if (axis == 0 && least == strides[1]) return false;  // one channel and one pixel: either layout
-    least = strides[axis];
-    if (sizes[axis] > 1) least *= sizes[axis];
-  }
-  return true;
-}
-
-inline void* pointer_of(const Tensor& tensor) { return tensor.data_ptr(); }
-inline void* pointer_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
-
-}  // namespace binding
-}  // namespace tconv
-
-namespace tconv {
-namespace binding {
-
-// Parameters of nn.ConvTranspose2d.
-struct Geometry {
-  Pair stride, padding, output_padding, dilation;
-  int64_t groups;
-};
-
-inline void check_geometry(const Geometry& g) {
-  if (g.stride.smallest() <= 0) refuse("stride must be positive, got ", g.stride);
-  if (g.padding.smallest() < 0) refuse("padding must be non-negative, got ", g.padding);
-  if (g.dilation.smallest() <= 0) refuse("dilation must be positive, got ", g.dilation);
-  if (g.groups <= 0) refuse("groups must be positive, got ", g.groups);
-  if (g.output_padding.smallest() < 0) refuse("output_padding must be non-negative, got ", g.output_padding);
-  for (int axis = 0; axis < 2; ++axis)
-    if (g.output_padding[axis] >= g.stride[axis] && g.output_padding[axis] >= g.dilation[axis])
-      refuse("output_padding must be smaller than stride or dilation on each axis, got output_padding ",
-             g.output_padding, ", stride ", g.stride, ", dilation ", g.dilation);
-}
-
-inline void check_same_kind(const char* name, const Tensor& value, const Tensor& x, bool any_dtype = false) {
-  if (!any_dtype && torch_dtype_of(value) != torch_dtype_of(x))
-    refuse(name, " must have the input's dtype, got ", name, " ", dtype_name(torch_dtype_of(value)), " and input ",
-           dtype_name(torch_dtype_of(x)));
-  if (!(device_of(value) == device_of(x)))
-    refuse(name, " must be on the input's device, got ", name, " on ", device_of(value).name(), " and input on ",
-           device_of(x).name());
-}
-
-// An optional tensor of one value per channel.
-inline void check_channel_vector(const char* name, const OptionalTensor& value, int64_t channels, const Tensor& x,
-                                 bool any_dtype = false) {
-  if (!value) return;
-  if (value->dim() != 1 || value->size(0) != channels)
-    refuse(name, " must have shape (", channels, ",), one value per channel, got ", shape_text(*value));
-  check_same_kind(name, *value, x, any_dtype);
-}
-
-// One axis of the output. Source: PyTorch ConvTranspose2d documentation.
-inline int64_t output_size(int64_t size, int64_t kernel, int axis, const Geometry& g) {
-  return (size - 1) * g.stride[axis] - 2 * g.padding[axis] + g.dilation[axis] * (kernel - 1) + g.output_padding[axis] +
-         1;
-}
-
-// The layer of an input [batch, in_channels, h, w] or [in_channels, h, w] and a weight
-// [in_channels, out_channels / groups, kernel_h, kernel_w]. Refuses what nn.ConvTranspose2d refuses.
-inline ConvTransposeLayer make_layer(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                     const Geometry& g) {
-  check_geometry(g);
-  const auto sizes = x.sizes(), strides = x.strides(), kernel = weight.sizes();
-  if (sizes.size() != 3 && sizes.size() != 4)
-    refuse("input must have 3 dimensions (unbatched: channels, height, width) or 4 (batch first), got shape ",
-           shape_text(x));
-  if (kernel.size() != 4)
-    refuse(
-        "weight must have 4 dimensions (in_channels, out_channels / groups, kernel height, kernel width), got shape ",
-        shape_text(weight));
-  if (kernel_dtype(torch_dtype_of(x)) < 0)
-    refuse("input must be float32, float64, float16 or bfloat16, got ", dtype_name(torch_dtype_of(x)));
-  check_same_kind("weight", weight, x);
-  const bool batched = sizes.size() == 4;
-  const size_t first = batched ? 1 : 0;
-  const int64_t channels = sizes[first], height = sizes[first + 1], width = sizes[first + 2];
-  if (kernel[0] != channels)
-    refuse("input must have ", kernel[0], " channels, the first dimension of weight ", shape_text(weight), ", got ",
-           channels, " in an input of shape ", shape_text(x));
-  if (channels % g.groups != 0)
-    refuse("input channels must be divisible by groups, got ", channels, " channels and groups ", g.groups);
-  if (channels <= 0 || height <= 0 || width <= 0)
-    refuse("only the batch may be empty, got an input of shape ", shape_text(x));
-  if (kernel[1] <= 0 || kernel[2] <= 0 || kernel[3] <= 0)
-    refuse("weight must not be empty, got shape ", shape_text(weight));
-  const Pair out = {output_size(height, kernel[2], 0, g), output_size(width, kernel[3], 1, g)};
-  check_channel_vector("bias", bias, kernel[1] * g.groups, x);
-  if (out.smallest() <= 0)
-    refuse("the output must have a positive size, got ", out.h, " x ", out.w, " for an input of shape ", shape_text(x),
-           ", a kernel of ", Pair{kernel[2], kernel[3]}, ", stride ", g.stride, ", padding ", g.padding);
-
-  ConvTransposeLayer p{};
-  p.batch = batched ? sizes[0] : 1;
-  p.in_channels = channels, p.out_channels = kernel[1] * g.groups, p.groups = g.groups;
-  p.in_h = height, p.in_w = width, p.out_h = out.h, p.out_w = out.w;
-  p.kernel_h = kernel[2], p.kernel_w = kernel[3];
-  p.stride_h = g.stride.h, p.stride_w = g.stride.w;
-  p.padding_h = g.padding.h, p.padding_w = g.padding.w;
-  p.dilation_h = g.dilation.h, p.dilation_w = g.dilation.w;
-  p.x_stride_n = batched ? strides[0] : 0;
-  p.x_stride_c = strides[first], p.x_stride_h = strides[first + 1], p.x_stride_w = strides[first + 2];
-  return p;
-}
-
-}  // namespace binding
-}  // namespace tconv
-// ---- kernels_src/binding/explain.h
-// TCONV_EXPLAIN=1: which kernel a call takes and why no faster one, a line on standard error for each kind of call.
-
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <mutex>
-#include <string>
-#include <unordered_set>
-
-
-namespace tconv {
-namespace binding {
-
-// The environment is read by the first call that works.
-inline bool explains() {
-  static const bool wanted = [] {
-    const char* const value = std::getenv("TCONV_EXPLAIN");
-    if (value == nullptr || std::strcmp(value, "0") == 0) return false;
-    if (std::strcmp(value, "1") == 0) return true;
-    refuse_value("TCONV_EXPLAIN must be 0 or 1, got '", value, "'");
-  }();
-  return wanted;
-}
-
-// The layer and how it is computed.
-inline std::string signature(const ConvCall& call, const Device& device) {
-  const ConvTransposeLayer& p = call.layer;
-  const auto pair = [](const char* name, int64_t h, int64_t w) { return joined(", ", name, " ", h, "x", w); };
-  std::string text = joined("input ", p.batch, "x", p.in_channels, "x", p.in_h, "x", p.in_w, ", output ",
-                            p.out_channels, "x", p.out_h, "x", p.out_w);
-  text += pair("kernel", p.kernel_h, p.kernel_w) + pair("stride", p.stride_h, p.stride_w) +
-          pair("padding", p.padding_h, p.padding_w) + pair("dilation", p.dilation_h, p.dilation_w);
-  text += joined(", groups ", p.groups, ", in ", dtype_name(torch_dtype(call.dtype)));
-  if (call.dtype == kFloat32 && !device.is_cpu()) text += call.math == kMathTF32 ? " with TF32" : " without TF32";
-  return joined(text, " on ", device.name());
-}
-
-inline std::string line_of(const ConvCall& call, const Device& device, const Explanation& told) {
-  std::string text = joined("tconv: ", signature(call, device), ": ", told.kernel == nullptr ? "nothing" : told.kernel);
-  if (*told.way != 0) text += joined(", ", told.way);
-  const char* why = nullptr;
-  for (int i = 0; i < told.num_ruled_out; ++i) {
-    const Explanation::RuledOut& out = told.ruled_out[i];
-    const bool ends = i + 1 == told.num_ruled_out || told.ruled_out[i + 1].why != out.why;
-    text += joined(why == out.why ? " or " : "; not ", out.kernel);
-    if (ends) text += joined(": ", out.why);
-    why = out.why;
-  }
-  return text + "\n";
-}
-
-inline void tell(const ConvCall& call, const Device& device, const Explanation& told) {
-  static std::mutex mutex;
-  static std::unordered_set<std::string> known;
-  const std::string line = line_of(call, device, told);
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (known.insert(line).second) std::fputs(line.c_str(), stderr);
-}
-
-}  // namespace binding
-}  // namespace tconv
-// ---- kernels_src/binding/kernel_names.h
-// TCONV_KERNEL: the names of the kernels that can be forced.
-
-#include <cstring>
-
-
-// A pattern's own names, each {name, KernelChoice}.
-#ifndef TCONV_MORE_KERNELS
-#define TCONV_MORE_KERNELS
-#endif
-
-namespace tconv {
-namespace binding {
-
-struct KernelName {
-  const char* name;
-  int64_t choice;
-};
-
-constexpr KernelName kKernelNames[] = {{"auto", kAuto},       {"plain", kPlain},   {"portable", kPortable},
-                                       {"hopper", kHopper},   {"direct", kDirect}, {"held", kHeld},
-                                       {"avx2", kAtMostAvx2}, TCONV_MORE_KERNELS};
-
-// null: auto.
-inline int64_t kernel_choice(const char* name) {
-  if (name == nullptr) return kAuto;
-  std::string allowed;
-  for (const KernelName& known : kKernelNames) {
-    if (std::strcmp(name, known.name) == 0) return known.choice;
-    allowed += joined(allowed.empty() ? "" : ", ", known.name);
-  }
-  refuse_value("TCONV_KERNEL must be one of ", allowed, ", got '", name, "'");
-}
-
-}  // namespace binding
-}  // namespace tconv
-
-namespace tconv {
-namespace binding {
-
-constexpr int64_t kWorkspaceAlignment = 256;
-constexpr int64_t kSmallWorkspace = 16 << 10;  // on a CPU cheaper than a tensor
-
-// How fp32 products are formed is the caller's to say (it reads PyTorch's switch); other dtypes ignore it.
-inline ConvCall make_call(const ConvTransposeLayer& layer, int64_t dtype, bool tf32) {
-  ConvCall call{};
-  call.layer = layer;
-  call.dtype = dtype;
-  call.math = dtype == kFloat32 && tf32 ? kMathTF32 : kMathStrict;
-  call.kernel_choice = kernel_choice(std::getenv("TCONV_KERNEL"));
-  return call;
-}
-
-// `why`: of a forced kernel that cannot run, or empty; `error`: of a status that is CUDA's.
-[[noreturn]] inline void raise_failure(int64_t status, const std::string& why, const char* error) {
-  switch (status) {
-    case kUnsupportedDType: refuse("the kernel does not support this dtype");
-    case kUnsupportedKernel: refuse("the kernel forced by TCONV_KERNEL cannot run this layer", why);
-    case kWorkspaceTooSmall: refuse("the workspace is too small");
-    default: break;
-  }
-  if (status < 0) refuse("status ", status);
-  refuse("CUDA error ", status, ": ", error);
-}
-
-// What a half of the library has for a pattern's argument block.
-template <typename Call>
-struct Half {
-  int64_t (*workspace_bytes)(const Call*);
-  int64_t (*run)(const Call*);
-  const char* (*error_string)(int64_t);
-};
-
-// Behind an error's text, why a forced kernel cannot run the call: asked once more, as that runs nothing.
-template <typename Call>
-std::string why_not(int64_t status, Call call, const Half<Call>& half) {
-  if (status != kUnsupportedKernel) return "";
-  Explanation told;
-  call.conv.explanation = &told;
-  half.run(&call);
-  return told.failure == nullptr ? "" : joined(": ", told.failure);
-}
-
-// call: filled but for workspace, threads and stream.
-template <typename Call>
-void run_with_workspace(Call& call, const Device& device, const Half<Call>& half) {
-  Explanation told;
-  if (explains()) call.conv.explanation = &told;
-  const int64_t needed = half.workspace_bytes(&call);
-  if (needed < 0) raise_failure(needed, why_not(needed, call, half), "");
-  OptionalTensor block;
-  std::vector<char> small;
-  if (needed > 0) {
-    const int64_t bytes = needed + kWorkspaceAlignment;
-    uintptr_t start = 0;
-    if (device.is_cpu() && bytes <= kSmallWorkspace) {
-      small.resize(static_cast<size_t>(bytes));
-      start = reinterpret_cast<uintptr_t>(small.data());
-    } else {
-      block = allocate(&bytes, 1, aoti_torch_dtype_uint8(), device);
-      start = reinterpret_cast<uintptr_t>(block->data_ptr());
-    }
-    call.conv.workspace =
-        reinterpret_cast<void*>((start + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
-    call.conv.workspace_bytes = needed;
-  }
-  const int64_t status = half.run(&call);
-  if (status != kOk) raise_failure(status, why_not(status, call, half), half.error_string(status));
-  if (call.conv.explanation != nullptr) tell(call.conv, device, told);
-}
-
-#if defined(TCONV_WITH_CUDA)
-// The input's device is current while this lives.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(const Device& device) {
-    TCONV_TORCH_CALL(aoti_torch_create_device_guard(device.index, &guard_));
-  }
-  ~CurrentDevice() { (void)aoti_torch_delete_device_guard(guard_); }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
- private:
-  DeviceGuardHandle guard_ = nullptr;
-};
-#endif
-
-// Of those that PyTorch may use, as many as have something to do: to wake one and to wait for it takes microseconds, on
-// a busy machine milliseconds. Results do not depend on it.
-inline int64_t useful_threads(const ConvTransposeLayer& p, int64_t threads) {
-  constexpr double kProductsPerThread = 1 << 18;  // some ten microseconds
-  const double products = static_cast<double>(p.batch) * p.in_channels * p.in_h * p.in_w * (p.out_channels / p.groups) *
-                          p.kernel_h * p.kernel_w;
-  return std::max<int64_t>(1, std::min<int64_t>(threads, static_cast<int64_t>(products / kProductsPerThread)));
-}
-
-// Runs on the host, or on the current stream of the input's device.
-template <typename Call>
-void launch(Call& call, const Device& device) {
-  if (device.is_cpu()) {
-    call.conv.num_threads = useful_threads(call.conv.layer, torch::stable::get_num_threads());
-    return run_with_workspace(call, device,
-                              Half<Call>{tconv_cpu_workspace_bytes, tconv_cpu_run, tconv_cpu_error_string});
-  }
-#if defined(TCONV_WITH_CUDA)
-  const CurrentDevice current(device);
-  TCONV_TORCH_CALL(aoti_torch_get_current_cuda_stream(device.index, &call.conv.stream));
-  run_with_workspace(call, device, Half<Call>{tconv_cuda_workspace_bytes, tconv_cuda_run, tconv_cuda_error_string});
-#else
-  refuse(
-      "the CUDA kernels were not built: this needs a CUDA build of PyTorch and nvcc (CUDA_HOME) "
-      "when the file is loaded");
-#endif
-}
-
-// The dtype in which tensors on `device` are computed.
-inline int64_t computed_dtype(int64_t dtype, const Device& device) {
-  return device.is_cpu() ? tconv_cpu_computes_in(dtype) : dtype;
-}
-
-}  // namespace binding
-}  // namespace tconv
-
-// STABLE_TORCH_LIBRARY pastes its argument: these expand it first.
-#define TCONV_TEXT_OF(NUMBER) #NUMBER
-#define TCONV_TEXT(NUMBER) TCONV_TEXT_OF(NUMBER)
-#if defined(TCONV_CALL)  // one of several operators of a library
-#define TCONV_RUN "run_" TCONV_TEXT(TCONV_CALL)
-#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
-#else
-#define TCONV_RUN "run"
-#define TCONV_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY(NAMESPACE, M)
-#endif
-#define TCONV_LIBRARY_IMPL(NAMESPACE, KEY, M) STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, KEY, M)
-#if defined(__GNUC__) && !defined(__clang__)
-#define TCONV_END_OF_OPERATOR _Pragma("GCC pop_options")  // of cuda_half.h
-#else
-#define TCONV_END_OF_OPERATOR
-#endif
-#define TCONV_REGISTER(SCHEMA)                                                                          \
-  TCONV_LIBRARY(TCONV_NAMESPACE, library) { library.def(SCHEMA); }                                      \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl(TCONV_RUN, &tconv::binding::run); }  \
-  TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl(TCONV_RUN, &tconv::binding::run); } \
-  TCONV_END_OF_OPERATOR
-// ---- kernels_src/binding/stack.h
-// The operator's arguments as PyTorch hands them over, and its results.
-
-
-namespace tconv {
-namespace binding {
-
-// Takes arguments in the schema's order. All of them must be taken before anything may throw: each owns what it holds.
-class Stack {
- public:
-  explicit Stack(StableIValue* stack) : stack_(stack), next_(stack) {}
-
-  Tensor tensor() { return torch::stable::detail::to<Tensor>(*next_++); }
-  OptionalTensor optional_tensor() { return torch::stable::detail::to<OptionalTensor>(*next_++); }
-  int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
-  double number() { return torch::stable::detail::to<double>(*next_++); }
-  bool boolean() { return torch::stable::detail::to<bool>(*next_++); }
-
-  Pair pair() {
-    const int64_t h = integer();
-    return {h, integer()};
-  }
-
-  template <typename... Results>
-  void give(const Results&... results) {
-    StableIValue* next = stack_;
-    ((*next++ = torch::stable::detail::from(results)), ...);
-  }
-
- private:
-  StableIValue* stack_;
-  StableIValue* next_;
-};
-
-}  // namespace binding
-}  // namespace tconv
-
-namespace tconv {
-namespace binding {
-
-void backward(StableIValue* values, uint64_t, uint64_t) {
-  Stack stack(values);
-  Tensor grad = stack.tensor();
-  Tensor value = stack.tensor();
-  OptionalTensor weight = stack.optional_tensor();
-  const int64_t num_groups = stack.integer();
-  const double eps = stack.number();
-  OptionalTensor vectors[kMaxChannelVectors];
-  for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
-  const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
-  const bool pad_rows = stack.boolean();
-  const int64_t chain = stack.integer();
-
-  if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
-  const auto sizes = value.sizes();
-  check_same_kind("grad", grad, value);
-  bool same = grad.dim() == 4;
-  for (int64_t axis = 0; same && axis < 4; ++axis) same = grad.sizes()[axis] == sizes[axis];
-  if (!same) refuse("grad must have the shape of value, ", shape_text(value), ", got ", shape_text(grad));
-  if (num_groups < 0 || (num_groups > 0 && sizes[1] % num_groups != 0))
-    refuse("num_groups must divide ", sizes[1], " channels or be 0, got ", num_groups);
-  if (num_groups == 0 && (weight || need_weight || need_bias)) refuse("where nothing is normalised there is no weight");
-  check_channel_vector("weight", weight, sizes[1], value);
-  const Device device = device_of(value);
-  const int32_t dtype = torch_dtype_of(value);
-  grad = dense(grad), value = dense(value), weight = dense(weight);
-
-  const int64_t row_columns = pad_rows ? padded_columns(sizes[3]) : sizes[3];
-  const int64_t of_grad_value[] = {sizes[0], sizes[1], sizes[2], row_columns};
-  const Tensor grad_value = allocate(of_grad_value, 4, dtype, device);
-  const auto channel_values = [&](bool wanted) {
-    const int64_t count = wanted ? sizes[1] : 0;
-    return allocate(&count, 1, dtype, device);
-  };
-  const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
-  const Tensor grad_sums = channel_values(need_sums);
-  int64_t num_vectors = 0;
-  for (OptionalTensor& vector : vectors) {
-    check_channel_vector("a chain's operand", vector, sizes[1], value);
-    vector = dense(vector);
-    num_vectors += vector ? 1 : 0;
-  }
-  const int64_t of_vectors[] = {num_vectors, sizes[1]};
-  const Tensor grad_vectors = allocate(of_vectors, 2, dtype, device);
-
-  GroupNormGradientCall call{};
-  ConvTransposeLayer none{};
-  none.groups = 1;  // what counts threads divides by it
-  call.conv = make_call(none, kernel_dtype(dtype), false);
-  call.chain = chain;
-  call.grad = pointer_of(grad), call.value = pointer_of(value), call.weight = pointer_of(weight);
-  call.batch = sizes[0], call.channels = sizes[1], call.height = sizes[2], call.width = sizes[3];
-  call.row_columns = row_columns;
-  call.num_groups = num_groups, call.eps = eps;
-  call.grad_value = pointer_of(grad_value);
-  if (need_weight) call.grad_weight = pointer_of(grad_weight);
-  if (need_bias) call.grad_bias = pointer_of(grad_bias);
-  if (need_sums) call.grad_sums = pointer_of(grad_sums);
-  const int64_t value_bytes = call.conv.dtype == kFloat64 ? 8 : call.conv.dtype == kFloat32 ? 4 : 2;
-  for (int64_t i = 0; i < num_vectors; ++i) {
-    call.conv.channel_vectors[i] = pointer_of(vectors[i]);
-    call.grad_vectors[i] = static_cast<char*>(pointer_of(grad_vectors)) + i * sizes[1] * value_bytes;
-  }
-  if (value.numel() > 0) launch(call, device);
-  stack.give(grad_value, grad_weight, grad_bias, grad_sums, grad_vectors);
-}
-
-}  // namespace binding
-}  // namespace tconv
-
-TCONV_LIBRARY(TCONV_NAMESPACE, library) {
-  library.def(
-      "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
-      "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, "
-      "bool pad_rows, int chain) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-}
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
-TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }
-"""
-
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '4a9f0cd7635596123fb77fd4fdaaf34b5f15c2c71f90a4064667376f6f163af5'
+_KEEPS_RESULT = False
+_DIGEST = '1aeccb93d9c4c9328d3f03a0f310b185286d6d700ce1e03de36e4f74b885bf74'
 
 
 class _Gelu:
@@ -18564,16 +18278,6 @@ _GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
-def _with_row_padding(shape, pad_rows: bool) -> tuple:
-    """As kernels_src/padded_rows.h has it."""
-    return (*shape[:-1], (shape[-1] + 3) // 4 * 4) if pad_rows else tuple(shape)
-
-
-def _slides(conv: _Conv) -> bool:
-    """Does the gradient of the input slide over the output's, which then may have padded rows?"""
-    return tuple(conv.stride) == (1, 1)
-
-
 def _fake_backward(grad, x, weight, *args):
     needs = args[-3:]
     return (
@@ -18714,13 +18418,6 @@ def _conv_gradients(grad, x, weight, conv: _Conv, needs) -> tuple:
     return grads if batched is x or not needs[0] else (grads[0].view(x.shape), *grads[1:])
 
 
-def _conv_gradients_with(sums, grad, x, weight, conv: _Conv, needs) -> tuple:
-    """The same where the bias's gradient may be there already: `sums`, or None."""
-    if sums is None:
-        return _conv_gradients(grad, x, weight, conv, needs)
-    return *_conv_gradients(grad, x, weight, conv, (*needs[:2], False))[:2], sums
-
-
 def _no_gradients(tensors) -> list:
     """Of an empty batch."""
     return [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
@@ -18774,50 +18471,6 @@ def _differentiable_group_norm_gradients(grad, value, weight, num_groups: int, e
     return (inner * rstd).view(value.shape), products.sum((0, 2, 3)), grad.sum((0, 2, 3))
 
 
-_NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
-_NORM_GRADIENT_NAMESPACE = (
-    f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
-)
-_MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
-
-
-def _fake_norm_backward(grad, value, weight, num_groups, eps, *args):
-    channels = value.shape[1]
-    vectors, needs, pad_rows = args[:_MOST_VECTORS], args[_MOST_VECTORS:-2], args[-2]
-    grads = [value.new_empty((channels if wanted else 0,)) for wanted in needs]
-    count = sum(vector is not None for vector in vectors)
-    shape = _with_row_padding(value.shape, pad_rows)
-    return value.new_empty(shape), *grads, value.new_empty((count, channels))
-
-
-def _norm_backward_kernels():
-    """The operator of kernels_src/binding/operator_group_norm_gradient.cpp."""
-    fakes = {"backward": _fake_norm_backward}
-    namespace, _ = _load_operators(
-        _NORM_GRADIENT_NAMESPACE, NORM_GRADIENT_OPERATOR_SOURCE, _NORM_GRADIENT_CUDA, fakes
-    )
-    return namespace.backward.default
-
-
-def _kernel_group_norm_gradients(
-    grad, value, weight, num_groups: int, eps: float, vectors, needs, pad_rows: bool, chain: int
-) -> tuple:
-    """Gradients of `value`, whose `chain` with these per-channel operands GroupNorm normalised, of
-    GroupNorm's weight and bias, the first one's sums per channel (those three None where not in
-    `needs`), and those of the operands. pad_rows: the first one has whole vectors of columns, zeros
-    behind its own.
-    """
-    kernels = _norm_backward_kernels()
-    given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
-    with _ALLOCATION:
-        *grads, of_vectors = kernels(
-            *(grad, value, weight, num_groups, eps, *given, *needs, pad_rows, chain)
-        )
-    wanted = (True, *needs)
-    found = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]
-    return *found, list(of_vectors.unbind(0))
-
-
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -18868,47 +18521,67 @@ def _fake(x, weight, bias, *args):
     return _new_output(shape, x, weight)
 
 
-# `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
-# is GroupNorm's (num_groups, weight, bias, eps).
-_SCHEMA = (
-    f"conv_transpose2d_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, "
-    "int[] padding, "
-    "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
-    f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
-)
+_MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
+_OF_BACKWARD = 13  # arguments behind the weight that the operator `backward` has, too
+
+
+def _fake_chain_backward(grad, x, weight, *args):
+    of_conv, behind = args[:_OF_BACKWARD], args[_OF_BACKWARD:]
+    vectors, (*needs, _, _) = behind[4 : 4 + _MOST_VECTORS], behind[4 + _MOST_VECTORS :]
+    channels = grad.shape[1]
+    count = sum(vector is not None for vector in vectors)
+    return (
+        *_fake_backward(grad, x, weight, *of_conv),
+        *[x.new_empty((channels if wanted else 0,)) for wanted in needs],
+        x.new_empty((count, channels)),
+    )
+
+
+def _count_chain_flops(grad_shape, x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    """Of the convolution's output, where the chain reads nothing else, and of its gradients."""
+    times = (args[-1] is None) + sum(args[_OF_BACKWARD - 3 : _OF_BACKWARD - 1])
+    return times * _count_flops(x_shape, weight_shape)
+
+
+def _chain_kernels():
+    """The operator `chain_backward`."""
+    namespace = _gradient_library()
+    if "_tconv_chains" not in vars(namespace):
+        name = f"{_GRADIENT_NAMESPACE}::chain_backward"
+        torch.library.register_fake(name, _fake_chain_backward, lib=namespace._tconv_registry)
+        _register_flop_formula([namespace.chain_backward])(_count_chain_flops)
+        namespace._tconv_chains = True
+    return namespace.chain_backward.default
+
+
+def _kernel_chained_gradients(
+    grad, tensors, conv: _Conv, needs, norm, norm_needs, vectors, chain: int, value=None
+) -> tuple:
+    """(gradients of `tensors`, which are x, weight and bias; of GroupNorm's weight and bias; of the
+    operands of the `chain` of that number). `norm`: GroupNorm's weight, number of groups and eps.
+    value: what the chain's gradient reads, where that is not the convolution's output. None for a
+    gradient that is not in `needs` or `norm_needs`.
+    """
+    x, weight, bias = tensors
+    batched = x if x.dim() == 4 else x.unsqueeze(0)
+    given = *vectors, *[None] * (_MOST_VECTORS - len(vectors))
+    kernels = _chain_kernels()
+    with _ALLOCATION:
+        *grads, of_vectors = kernels(
+            *(grad, batched, weight, *_geometry(conv), *needs),
+            *(bias, *norm, *given, *norm_needs, chain, value),
+        )
+    wanted = (*needs, *norm_needs)
+    grad_x, *rest = [g if asked else None for g, asked in zip(grads, wanted, strict=True)]
+    if needs[0] and batched is not x:
+        grad_x = grad_x.view(x.shape)
+    return (grad_x, *rest[:2]), tuple(rest[2:]), list(of_vectors.unbind(0))
 
 
 def _save(ctx, x, weight, bias, conv, norm, vectors) -> None:
     ctx.conv = conv
     ctx.num_groups, norm_weight, norm_bias, ctx.norm_eps = norm
     ctx.save_for_backward(x, weight, bias, norm_weight, norm_bias, *vectors)
-
-
-def _gradients(ctx, grad, norm_needs) -> tuple:
-    """(gradients of x, weight and bias, of GroupNorm's weight and bias, of the vectors)"""
-    saved = ctx.saved_tensors
-    if saved[0].numel() == 0:
-        grads = _no_gradients(saved)
-        return grads[:3], grads[3:5], grads[5:]
-    conv = _Conv(*ctx.conv)
-    grad, tensors = _widened(grad, saved)
-    x, weight, bias, norm_weight, _, *vectors = tensors
-    value = _conv_output(x, weight, bias, conv)
-    needs = ctx.needs_input_grad[:3]
-    norm, sums = (norm_weight, ctx.num_groups, ctx.norm_eps), None
-    if _own_kernels(x):
-        grad, *norm_grads, sums, vector_grads = _kernel_group_norm_gradients(
-            *(grad, value, *norm, vectors, (*norm_needs, needs[2])),
-            *(_slides(conv), _CHAIN_NUMBER),
-        )
-    else:  # ATen's GroupNorm wants its input contiguous
-        values = _chain_forward(_CHAIN, value.contiguous(), vectors)
-        grad, *norm_grads = _group_norm_gradients(grad, values[-1], *norm, norm_needs)
-        grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
-    del value  # its memory serves the convolution's gradients
-    conv_grads = _conv_gradients_with(sums, grad, x, weight, conv, needs)
-    parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
-    return tuple(_narrowed(*part) for part in parts)
 
 
 def _setup_traced(ctx, inputs, output) -> None:
@@ -18948,6 +18621,39 @@ def _operator(x, weight, bias, stride, padding, output_padding, dilation, groups
     return _run(x, weight, bias, conv, *rest)
 
 
+def _gradients(ctx, grad, norm_needs) -> tuple:
+    """(gradients of x, weight and bias, of GroupNorm's weight and bias, of the vectors)"""
+    saved = ctx.saved_tensors
+    if saved[0].numel() == 0:
+        grads = _no_gradients(saved)
+        return grads[:3], grads[3:5], grads[5:]
+    conv = _Conv(*ctx.conv)
+    grad, tensors = _widened(grad, saved)
+    x, weight, bias, norm_weight, _, *vectors = tensors
+    needs = ctx.needs_input_grad[:3]
+    norm = norm_weight, ctx.num_groups, ctx.norm_eps
+    if _own_kernels(x):
+        conv_grads, norm_grads, vector_grads = _kernel_chained_gradients(
+            *(_batched(grad), tensors[:3], conv, needs, norm, norm_needs, vectors, _CHAIN_NUMBER)
+        )
+    else:  # ATen's GroupNorm wants its input contiguous
+        value = _conv_output(x, weight, bias, conv).contiguous()
+        values = _chain_forward(_CHAIN, value, vectors)
+        grad, *norm_grads = _group_norm_gradients(grad, values[-1], *norm, norm_needs)
+        grad, vector_grads = _chain_backward(_CHAIN, grad, values, vectors)
+        conv_grads = _conv_gradients(grad, x, weight, conv, needs)
+    parts = (conv_grads, saved[:3]), (norm_grads, saved[3:5]), (vector_grads, saved[5:])
+    return tuple(_narrowed(*part) for part in parts)
+
+
+# `vectors` below are the per-channel operands of the element-wise steps, one argument each; `norm`
+# is GroupNorm's (num_groups, weight, bias, eps).
+_SCHEMA = (
+    f"conv_transpose2d_group_norm{_CALL}(Tensor x, Tensor weight, Tensor? bias, int[] stride, "
+    "int[] padding, "
+    "int[] output_padding, int[] dilation, int groups, int num_groups, Tensor? norm_weight, "
+    f"Tensor? norm_bias, float norm_eps{_vector_arguments(_NUM_VECTORS)}) -> Tensor"
+)
 _run, _traced = _register(
     _CALL, _SCHEMA, _make_run, _make_fake_run, _make_traced, _fake, _setup_traced, _backward_traced
 )
