@@ -32,6 +32,7 @@ struct GradientCall {
   // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
   // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
   GroupNormGradientCall of_chain;
+  bool computes_value;  // of_chain.value is written first: the convolution's output, with conv.bias
   const cuda::PlanesPacker* packer;  // the library's own
 #endif
 };

@@ -11,6 +11,7 @@
 #include "chain_sample.cuh"
 #include "gradients.cuh"
 #include "group_norm_gradient.cuh"
+#include "packed_value.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -72,13 +73,18 @@ class ChainPacker final : public PlanesPacker {
       sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
     }
     not_finite_ = places.reserve<int>(1);
+    if (call.computes_value) value_.emplace(call, weight, places);
   }
 
-  // What forms g, but for g itself.
-  int64_t prepare() const {
+  bool usable() const { return !value_ || value_->usable(); }
+
+  // Ahead of all goes.
+  int64_t prepare() const { return value_ ? value_->prepare() : sum_up(kernels_.args); }
+
+  // What forms g, but for g itself, of the images of args.
+  int64_t sum_up(const typename Kernels::Args& args) const {
     void* const stream = call_.conv.stream;
     if (chain_.num_groups == 0) return kOk;
-    const auto& args = kernels_.args;
     constexpr int kThreads = GroupNormGradientConfig::kThreads;
     using KernelArgs = typename Kernels::Args;
     if (args.plane <= GroupNormGradientConfig::kMaxOfWarp)
@@ -87,26 +93,33 @@ class ChainPacker final : public PlanesPacker {
     else
       TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<kThreads, KernelArgs>,
                                           norm_blocks(args.num_units, 1), dim3(kThreads), 0, stream, args));
-    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
-                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
-                                        args));
-    return kernels_.add_up_weights();
+    return launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
+                         norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream, args);
   }
 
-  int64_t sample(unsigned* largest) const override {
+  // Where the value is computed go by go, the first one's gradient is the sample.
+  int64_t sample(unsigned* largest) const override { return value_ ? kOk : sample_of(kernels_.args, largest); }
+
+  int64_t sample_of(const typename Kernels::Args& args, unsigned* largest) const {
     if constexpr (sizeof(Storage) == 4) {
       using Config = MagnitudeSampleConfig;
       constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
-      const int64_t count = kernels_.args.num_planes * kernels_.args.plane;
+      const int64_t count = args.num_planes * args.plane;
       const int64_t step = std::max<int64_t>(1, ceil_div(count, kMost));
       const int64_t blocks = ceil_div(ceil_div(count, step), int64_t{Config::kThreads});
       return launch_kernel(sample_chain_gradient_kernel<typename Kernels::Args>, dim3(static_cast<unsigned>(blocks)),
-                           dim3(Config::kThreads), 0, call_.conv.stream, kernels_.args, step, largest);
+                           dim3(Config::kThreads), 0, call_.conv.stream, args, step, largest);
     }
     return kOk;
   }
 
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
+    if (value_) {
+      TCONV_RETURN_IF_ERROR(value_->compute(first, count, workspace, state));
+      const auto of_go = of_images(first, count);
+      TCONV_RETURN_IF_ERROR(sum_up(of_go));
+      if (first == 0) TCONV_RETURN_IF_ERROR(sample_of(of_go, &state->guard.largest));
+    }
     Args args{};
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
     args.value = static_cast<const Storage*>(chain_.value) + first * args.planes.from_n;
@@ -148,6 +161,7 @@ class ChainPacker final : public PlanesPacker {
   }
 
   int64_t add_up() const {
+    if (chain_.num_groups > 0) TCONV_RETURN_IF_ERROR(kernels_.add_up_weights());
     for (int i = 0; i < Args::kSums; ++i)
       if (sums_[i] != nullptr)
         TCONV_RETURN_IF_ERROR(
@@ -156,6 +170,19 @@ class ChainPacker final : public PlanesPacker {
   }
 
  private:
+  typename Kernels::Args of_images(int64_t first, int64_t count) const {
+    auto args = kernels_.args;
+    const int64_t planes = first * args.channels, values = planes * args.plane;
+    args.vectors = args.vectors && values % GroupNormGradientConfig::kVector == 0;
+    args.value += values, args.grad += values;
+    args.num_planes = count * args.channels, args.num_sample_groups = count * args.num_groups;
+    args.num_units = args.num_planes * args.parts_per_plane;
+    if (args.num_groups > 0) args.parts += planes * args.parts_per_plane, args.coefficients += first * args.num_groups;
+    if (args.weight_parts != nullptr) args.weight_parts += planes;
+    if (args.bias_parts != nullptr) args.bias_parts += planes;
+    return args;
+  }
+
   static Inner inner_of(const GroupNormGradientCall& chain) {
     Inner made{};
     for (int i = 0; i < kMaxChannelVectors; ++i)
@@ -171,6 +198,7 @@ class ChainPacker final : public PlanesPacker {
   Kernels kernels_;
   float* sums_[Args::kSums];
   int* not_finite_;
+  std::optional<PackedValue> value_;
   int runs_;
   int64_t rows_;
 };
@@ -189,7 +217,7 @@ int64_t with_chain_packer(const GradientCall& call, const GradientsPlan& plan, c
       GroupNormGradientCall chain = chain_call_of(call);
       chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
       const ChainPacker<decltype(index)::value, Storage> packer(call, chain, *plan.weight, places);
-      return take(packer, places.bytes());
+      return packer.usable() ? take(packer, places.bytes()) : int64_t{kUnsupportedKernel};
     });
   }
 }
