@@ -1,9 +1,13 @@
 """Gradients: those that the reference does not have, and those that a solution leaves out."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from harness.judge import bounds, jumps, truth
+from harness.errors import Rejected
+from harness.judge import bounds, gradient_check, jumps, truth
 from harness.judge.cases import Case
 from tests.fixture_judge import FIXTURES, evaluate
 
@@ -37,6 +41,35 @@ def test_one_that_the_reference_has_must_be_there(tmp_path):
     outcome = judged(tmp_path, held)
     assert [reason.partition(":")[0] for reason in outcome.reasons] == ["missing_gradient"]
     assert "['conv.bias']" in outcome.reasons[0]
+
+
+# Beyond the dtype's range -----------------------------------------------------------------------
+
+
+BEYOND = [
+    ([5e4, torch.inf], True),
+    ([5e4, 7e4], True),
+    ([5e4, 8.0], False),
+    ([8.0, torch.inf], False),
+    ([torch.inf, torch.inf], False),
+]
+
+
+@pytest.mark.parametrize(("ours", "right"), BEYOND)
+def test_where_pytorchs_overflows_ours_may_and_the_rest_is_compared(monkeypatch, ours, right):
+    monkeypatch.setattr(jumps, "allowed_by_jumps", lambda *_: 0.0)
+    expected = SimpleNamespace(
+        gradients=[torch.tensor([5e4, 7e4], dtype=torch.float64)],
+        own_gradients=[torch.tensor([5e4, torch.inf], dtype=torch.float16)],
+        gradient_names=["bias"],
+    )
+    args = torch.tensor(ours), expected, 0, "float16", 4, 0.0, "own"
+    if right:
+        made = gradient_check.require_right_gradient(*args)
+        assert all(math.isfinite(size) for size in made.values())
+    else:
+        with pytest.raises(Rejected, match="gradient of bias"):
+            gradient_check.require_right_gradient(*args)
 
 
 # Where a gradient jumps --------------------------------------------------------------------------

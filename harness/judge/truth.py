@@ -190,7 +190,7 @@ def _require_useful(result: Expected, case: Case) -> None:
     if any((truth is None) != (own is None) for truth, own in pairs):
         told = "the reference has other gradients in float64"
         raise UsageError(f"{name}: {told}; it measures nothing")
-    if not all(_finite(value) for value in (result.truth, result.own)):
+    if not all(is_finite(value) for value in (result.truth, result.own)):
         raise UsageError(f"{name}: the reference's own output is not finite; it measures nothing")
 
 
@@ -202,7 +202,7 @@ def _is_constant(truth: torch.Tensor) -> bool:
     return not spread > 1e-6 * size
 
 
-def _finite(value: torch.Tensor) -> bool:
+def is_finite(value: torch.Tensor) -> bool:
     """A finite sum has finite terms, and is had faster; an infinite one may have overflowed."""
     return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
 
