@@ -65,7 +65,8 @@ def cuda_source_of(path: Path) -> str:
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(chains=_long_chains())
     if path == CHAINED_GRADIENTS:
-        return _in_small_goes(gradient_cuda_source(chains=chains_header(counted=True)))
+        text = gradient_cuda_source(chains=chains_header(counted=True), along=True)
+        return _in_small_goes(text)
     if path == MANY_CHANNELS_GRADIENTS:
         return gradient_cuda_source(split=True)
     if path == VOLUME_GRADIENTS:

@@ -102,6 +102,11 @@ def _errors(record: dict) -> Table:
     return table
 
 
+def _share(sizes: dict) -> float:
+    """Of what is allowed; of a gradient that was beyond its dtype's range (None) nothing is said."""
+    return 0.0 if sizes["rms"] is None else sizes["rms"] / (sizes["rms_bound"] or 1.0)
+
+
 def _gradient_errors(record: dict) -> Table:
     """Of each case the gradient that is nearest to its bound."""
     table = Table(
@@ -110,9 +115,11 @@ def _gradient_errors(record: dict) -> Table:
     for name, case in record["error"]["cases"].items():
         found = case.get("gradients") or {}
         if found:
-            worst = max(found, key=lambda key: found[key]["rms"] / (found[key]["rms_bound"] or 1.0))
+            nearest = {key: _share(sizes) for key, sizes in found.items()}
+            worst = max(nearest, key=nearest.get)
             keys = ("rms", "pytorch_rms", "rms_bound", "reference_rms")
-            shown = [f"{found[worst][key]:.2e}" for key in keys]
+            sizes = (found[worst][key] for key in keys)
+            shown = ["–" if size is None else f"{size:.2e}" for size in sizes]
             table.add_row(name.replace("_", " "), f"{worst} ({len(found)})", *shown)
     return table
 

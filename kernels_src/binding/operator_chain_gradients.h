@@ -51,8 +51,8 @@ struct ChainInputs {
   }
 };
 
-// Is there a kernel that does all of the call at once?
-inline bool done_at_once(const GradientCall& call, const Device& device) {
+// Can the gradient of the output be formed as it is packed?
+inline bool forms_as_it_packs(const GradientCall& call, const Device& device) {
   if (device.is_cpu()) return tconv_cpu_workspace_bytes(&call) >= 0;
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
@@ -89,6 +89,16 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   call.conv.x = pointer_of(inputs.x), call.conv.weight = pointer_of(weight);
   const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
   OptionalTensor formed = allocate(sizes, 4, dtype, device), value = behind.value ? behind.value : formed;
+#ifdef TCONV_COMPUTES_VALUE
+  const GradientCall of_conv = call;
+#else
+  if (!behind.value) {
+    GradientCall once_more = call;
+    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
+    launch(once_more, device);
+  }
+#endif
+
   GroupNormGradientCall& chain = call.of_chain;
   chain.chain = behind.chain, chain.grad = pointer_of(grad), chain.value = pointer_of(value);
   chain.weight = pointer_of(behind.norm_weight), chain.num_groups = behind.num_groups, chain.eps = behind.eps;
@@ -112,19 +122,20 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
   set_grad(pointer_of(formed), layer.out_w);
-  const bool both = inputs.need_x && inputs.need_weight;
-  GradientCall with_value = call;
-  with_value.conv.bias = pointer_of(behind.bias), with_value.computes_value = true;
-  const bool computes_along = both && !behind.value && done_at_once(with_value, device);
-  if (!behind.value && !computes_along) {
-    GradientCall once_more = with_value;
-    once_more.conv.out = pointer_of(formed), once_more.of_chain = GroupNormGradientCall{};
-    once_more.grad_x = once_more.grad_weight = nullptr;
+#ifdef TCONV_COMPUTES_VALUE
+  GradientCall along = call;  // with the value, in one call
+  along.conv.bias = pointer_of(behind.bias), along.computes_value = true;
+  const bool at_once = !behind.value && inputs.need_x && inputs.need_weight && forms_as_it_packs(along, device);
+  if (!behind.value && !at_once) {
+    GradientCall once_more = of_conv;
+    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
     launch(once_more, device);
   }
-  if (computes_along) {
-    launch(with_value, device);
-  } else if (both && done_at_once(call, device)) {
+  if (at_once) {
+    launch(along, device);
+  } else
+#endif
+      if (inputs.need_x && inputs.need_weight && forms_as_it_packs(call, device)) {
     launch(call, device);
   } else {
     // Rows in whole vectors where the input's gradient slides over them.

@@ -11,7 +11,9 @@
 #include "chain_sample.cuh"
 #include "gradients.cuh"
 #include "group_norm_gradient.cuh"
+#ifdef TCONV_COMPUTES_VALUE
 #include "packed_value.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -73,9 +75,12 @@ class ChainPacker final : public PlanesPacker {
       sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
     }
     not_finite_ = places.reserve<int>(1);
+#ifdef TCONV_COMPUTES_VALUE
     if (call.computes_value) value_.emplace(call, weight, places);
+#endif
   }
 
+#ifdef TCONV_COMPUTES_VALUE
   bool usable() const { return !value_ || value_->usable(); }
 
   // Ahead of all goes.
@@ -83,8 +88,15 @@ class ChainPacker final : public PlanesPacker {
 
   // What forms g, but for g itself, of the images of args.
   int64_t sum_up(const typename Kernels::Args& args) const {
+#else
+  // What forms g, but for g itself.
+  int64_t prepare() const {
+#endif
     void* const stream = call_.conv.stream;
     if (chain_.num_groups == 0) return kOk;
+#ifndef TCONV_COMPUTES_VALUE
+    const auto& args = kernels_.args;
+#endif
     constexpr int kThreads = GroupNormGradientConfig::kThreads;
     using KernelArgs = typename Kernels::Args;
     if (args.plane <= GroupNormGradientConfig::kMaxOfWarp)
@@ -93,33 +105,53 @@ class ChainPacker final : public PlanesPacker {
     else
       TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<kThreads, KernelArgs>,
                                           norm_blocks(args.num_units, 1), dim3(kThreads), 0, stream, args));
-    return launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
-                         norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream, args);
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+#ifdef TCONV_COMPUTES_VALUE
+    return kOk;
+#else
+    return kernels_.add_up_weights();
+#endif
   }
 
+#ifdef TCONV_COMPUTES_VALUE
   // Where the value is computed go by go, the first one's gradient is the sample.
   int64_t sample(unsigned* largest) const override { return value_ ? kOk : sample_of(kernels_.args, largest); }
 
   int64_t sample_of(const typename Kernels::Args& args, unsigned* largest) const {
+#else
+  int64_t sample(unsigned* largest) const override {
+#endif
     if constexpr (sizeof(Storage) == 4) {
       using Config = MagnitudeSampleConfig;
       constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
+#ifdef TCONV_COMPUTES_VALUE
       const int64_t count = args.num_planes * args.plane;
+#else
+      const int64_t count = kernels_.args.num_planes * kernels_.args.plane;
+#endif
       const int64_t step = std::max<int64_t>(1, ceil_div(count, kMost));
       const int64_t blocks = ceil_div(ceil_div(count, step), int64_t{Config::kThreads});
       return launch_kernel(sample_chain_gradient_kernel<typename Kernels::Args>, dim3(static_cast<unsigned>(blocks)),
+#ifdef TCONV_COMPUTES_VALUE
                            dim3(Config::kThreads), 0, call_.conv.stream, args, step, largest);
+#else
+                           dim3(Config::kThreads), 0, call_.conv.stream, kernels_.args, step, largest);
+#endif
     }
     return kOk;
   }
 
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
+#ifdef TCONV_COMPUTES_VALUE
     if (value_) {
       TCONV_RETURN_IF_ERROR(value_->compute(first, count, workspace, state));
       const auto of_go = of_images(first, count);
       TCONV_RETURN_IF_ERROR(sum_up(of_go));
       if (first == 0) TCONV_RETURN_IF_ERROR(sample_of(of_go, &state->guard.largest));
     }
+#endif
     Args args{};
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
     args.value = static_cast<const Storage*>(chain_.value) + first * args.planes.from_n;
@@ -161,7 +193,9 @@ class ChainPacker final : public PlanesPacker {
   }
 
   int64_t add_up() const {
+#ifdef TCONV_COMPUTES_VALUE
     if (chain_.num_groups > 0) TCONV_RETURN_IF_ERROR(kernels_.add_up_weights());
+#endif
     for (int i = 0; i < Args::kSums; ++i)
       if (sums_[i] != nullptr)
         TCONV_RETURN_IF_ERROR(
@@ -170,6 +204,7 @@ class ChainPacker final : public PlanesPacker {
   }
 
  private:
+#ifdef TCONV_COMPUTES_VALUE
   typename Kernels::Args of_images(int64_t first, int64_t count) const {
     auto args = kernels_.args;
     const int64_t planes = first * args.channels, values = planes * args.plane;
@@ -183,6 +218,7 @@ class ChainPacker final : public PlanesPacker {
     return args;
   }
 
+#endif
   static Inner inner_of(const GroupNormGradientCall& chain) {
     Inner made{};
     for (int i = 0; i < kMaxChannelVectors; ++i)
@@ -198,7 +234,9 @@ class ChainPacker final : public PlanesPacker {
   Kernels kernels_;
   float* sums_[Args::kSums];
   int* not_finite_;
+#ifdef TCONV_COMPUTES_VALUE
   std::optional<PackedValue> value_;
+#endif
   int runs_;
   int64_t rows_;
 };
@@ -217,7 +255,11 @@ int64_t with_chain_packer(const GradientCall& call, const GradientsPlan& plan, c
       GroupNormGradientCall chain = chain_call_of(call);
       chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
       const ChainPacker<decltype(index)::value, Storage> packer(call, chain, *plan.weight, places);
+#ifdef TCONV_COMPUTES_VALUE
       return packer.usable() ? take(packer, places.bytes()) : int64_t{kUnsupportedKernel};
+#else
+      return take(packer, places.bytes());
+#endif
     });
   }
 }

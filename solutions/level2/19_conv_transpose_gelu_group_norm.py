@@ -33,8 +33,8 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     038e57eeefd2d948f7e8b37c5d18a258bd42d9a20d4b31d5870e5c1280e4ed78
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 98c1021e079a34378a339a31ed5a6604da24f240fb6f612460586430eada203e
-sha256 of GRADIENT_OPERATOR_SOURCE: 6b1c90e15461d9babdcf60d8345f0c10a44b2ffb6017f843efa7f00e9ce47b54
+sha256 of GRADIENT_CUDA_SOURCE: 6805cb3caff9b46ad0a04085b18c4857d3e8ed12d38039defdb77662b0406151
+sha256 of GRADIENT_OPERATOR_SOURCE: 65169b3358abe0a0212dad28cf469e6c2fbc6082077e32ba41259fe746c20792
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -11014,7 +11014,6 @@ struct GradientCall {
   // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
   // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
   GroupNormGradientCall of_chain;
-  bool computes_value;  // of_chain.value is written first: the convolution's output, with conv.bias
   const cuda::PlanesPacker* packer;  // the library's own
 };
 
@@ -16079,113 +16078,6 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 
 }  // namespace cuda
 }  // namespace tconv
-// ---- kernels_src/cuda/packed_value.cuh
-// The convolution's output once more, from x's pixels that the weight gradient has packed, go by go: they are half as
-// large as x, and converted already.
-
-// ---- kernels_src/cuda/guard_join.cuh
-// A guard that another one raises, too.
-
-
-namespace tconv {
-namespace cuda {
-
-__global__ void join_guard_kernel(const GuardState* from, GuardState* to) {
-  if (from->out_of_range != 0) to->out_of_range = 1;
-}
-
-}  // namespace cuda
-}  // namespace tconv
-
-namespace tconv {
-namespace cuda {
-
-// Of fp32: in 16 bits x is as large as what is packed of it.
-class PackedValue {
- public:
-  PackedValue(const GradientCall& call, const WeightGradientPlan& weight, WorkspacePlaces& places)
-      : call_(call), goes_(weight.goes()) {
-    const ConvTransposeLayer& p = call.conv.layer;
-    int64_t bytes = 0;
-    usable_ = call.conv.dtype == kFloat32 && goes_.x_bytes >> 4 <= INT32_MAX && p.batch > 0;
-    for (const int64_t count : {std::min<int64_t>(goes_.images, p.batch), p.batch % goes_.images}) {
-      if (!usable_ || count == 0) continue;
-      const ConvCall strict = of_images(0, count);
-      for (const bool packed : {false, true}) {
-        const KernelPlan& plan = choose_kernel<Outputs::kAlone>(packed ? over_packed(strict) : strict);
-        bytes = std::max(bytes, plan.workspace_bytes);
-        usable_ = usable_ && plan.status == kOk && plan.kernel == kHopper;
-        // Even and odd columns at once are read from tensors alone.
-        usable_ = usable_ && !(packed && plan.hopper.twin);
-      }
-    }
-    guard_ = places.reserve<GuardState>(1), workspace_ = places.reserve<char>(bytes);
-  }
-
-  bool usable() const { return usable_; }
-
-  // What x's pixels are multiplied by, as launch_scales finds it.
-  int64_t prepare() const {
-    const ConvTransposeLayer& p = call_.conv.layer;
-    return launch_input_scale(sampled_tensor(call_.conv.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n,
-                                             p.x_stride_c, p.x_stride_h, p.x_stride_w),
-                              guard_, call_.conv.stream);
-  }
-
-  // Of images [first, first + count), whose pixels have just been packed; state: where their guard is.
-  int64_t compute(int64_t first, int count, void* packed_workspace, const GradientState* state) const {
-    DeviceLimits device;
-    TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-    TCONV_RETURN_IF_ERROR(
-        launch_kernel(join_guard_kernel, dim3(1), dim3(1), 0, call_.conv.stream, &state->guard, guard_));
-    const ConvCall strict = of_images(first, count);
-    ConvCall walk = over_packed(strict);
-    const WeightGradientLayout& layout = goes_.layout;
-    hopper::PackedInput packed;
-    packed.segments = goes_.x(packed_workspace), walk.x = packed.segments;
-    packed.by_segment = FastDivisor::make(static_cast<uint32_t>(layout.segment));
-    packed.by_abreast = FastDivisor::make(1);
-    packed.columns = static_cast<int>(strict.layer.in_w), packed.rows = layout.x.rows;
-    packed.strips = layout.strips, packed.blocks = layout.x.blocks, packed.pitch = 0;
-    packed.segment_pixels = layout.x.segment_pixels;
-    const ConvOutputs outputs = {strict.out, nullptr};
-    TCONV_RETURN_IF_ERROR(
-        (hopper::launch_typed<Outputs::kAlone, float>(choose_kernel<Outputs::kAlone>(walk).hopper, walk, outputs,
-                                                      nullptr, workspace_, device.sm_count, &packed, guard_)));
-    return launch_fallback(choose_kernel<Outputs::kAlone>(strict), strict, outputs, workspace_, guard_);
-  }
-
- private:
-  // The convolution that made the output.
-  ConvCall of_images(int64_t first, int64_t count) const {
-    ConvCall made = call_.conv;
-    ConvTransposeLayer& p = made.layer;
-    made.kernel_choice = made.kernel_choice <= kDirect ? made.kernel_choice : kAuto;
-    made.x = static_cast<const float*>(made.x) + first * p.x_stride_n;
-    made.out =
-        static_cast<float*>(const_cast<void*>(call_.of_chain.value)) + first * p.out_channels * p.out_h * p.out_w;
-    p.batch = count;
-    return made;
-  }
-
-  // The same as the kernel over packed pixels is asked for it: rows in whole quads, of which those beyond are absent.
-  static ConvCall over_packed(ConvCall made) {
-    ConvTransposeLayer& p = made.layer;
-    p.in_w = round_up(p.in_w, hopper::kVectorPixels);
-    p.x_stride_w = 1, p.x_stride_h = p.in_w, p.x_stride_c = p.in_h * p.in_w;
-    p.x_stride_n = p.in_channels * p.x_stride_c;
-    return made;
-  }
-
-  const GradientCall& call_;
-  const PackedGoes& goes_;
-  bool usable_;
-  GuardState* guard_;
-  char* workspace_;
-};
-
-}  // namespace cuda
-}  // namespace tconv
 
 namespace tconv {
 namespace cuda {
@@ -16247,18 +16139,13 @@ class ChainPacker final : public PlanesPacker {
       sums_[i] = wanted(i) == nullptr ? nullptr : places.reserve<float>(rows_ * chain.channels);
     }
     not_finite_ = places.reserve<int>(1);
-    if (call.computes_value) value_.emplace(call, weight, places);
   }
 
-  bool usable() const { return !value_ || value_->usable(); }
-
-  // Ahead of all goes.
-  int64_t prepare() const { return value_ ? value_->prepare() : sum_up(kernels_.args); }
-
-  // What forms g, but for g itself, of the images of args.
-  int64_t sum_up(const typename Kernels::Args& args) const {
+  // What forms g, but for g itself.
+  int64_t prepare() const {
     void* const stream = call_.conv.stream;
     if (chain_.num_groups == 0) return kOk;
+    const auto& args = kernels_.args;
     constexpr int kThreads = GroupNormGradientConfig::kThreads;
     using KernelArgs = typename Kernels::Args;
     if (args.plane <= GroupNormGradientConfig::kMaxOfWarp)
@@ -16267,33 +16154,26 @@ class ChainPacker final : public PlanesPacker {
     else
       TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<kThreads, KernelArgs>,
                                           norm_blocks(args.num_units, 1), dim3(kThreads), 0, stream, args));
-    return launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
-                         norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream, args);
+    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
+                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
+                                        args));
+    return kernels_.add_up_weights();
   }
 
-  // Where the value is computed go by go, the first one's gradient is the sample.
-  int64_t sample(unsigned* largest) const override { return value_ ? kOk : sample_of(kernels_.args, largest); }
-
-  int64_t sample_of(const typename Kernels::Args& args, unsigned* largest) const {
+  int64_t sample(unsigned* largest) const override {
     if constexpr (sizeof(Storage) == 4) {
       using Config = MagnitudeSampleConfig;
       constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
-      const int64_t count = args.num_planes * args.plane;
+      const int64_t count = kernels_.args.num_planes * kernels_.args.plane;
       const int64_t step = std::max<int64_t>(1, ceil_div(count, kMost));
       const int64_t blocks = ceil_div(ceil_div(count, step), int64_t{Config::kThreads});
       return launch_kernel(sample_chain_gradient_kernel<typename Kernels::Args>, dim3(static_cast<unsigned>(blocks)),
-                           dim3(Config::kThreads), 0, call_.conv.stream, args, step, largest);
+                           dim3(Config::kThreads), 0, call_.conv.stream, kernels_.args, step, largest);
     }
     return kOk;
   }
 
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
-    if (value_) {
-      TCONV_RETURN_IF_ERROR(value_->compute(first, count, workspace, state));
-      const auto of_go = of_images(first, count);
-      TCONV_RETURN_IF_ERROR(sum_up(of_go));
-      if (first == 0) TCONV_RETURN_IF_ERROR(sample_of(of_go, &state->guard.largest));
-    }
     Args args{};
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
     args.value = static_cast<const Storage*>(chain_.value) + first * args.planes.from_n;
@@ -16335,7 +16215,6 @@ class ChainPacker final : public PlanesPacker {
   }
 
   int64_t add_up() const {
-    if (chain_.num_groups > 0) TCONV_RETURN_IF_ERROR(kernels_.add_up_weights());
     for (int i = 0; i < Args::kSums; ++i)
       if (sums_[i] != nullptr)
         TCONV_RETURN_IF_ERROR(
@@ -16344,19 +16223,6 @@ class ChainPacker final : public PlanesPacker {
   }
 
  private:
-  typename Kernels::Args of_images(int64_t first, int64_t count) const {
-    auto args = kernels_.args;
-    const int64_t planes = first * args.channels, values = planes * args.plane;
-    args.vectors = args.vectors && values % GroupNormGradientConfig::kVector == 0;
-    args.value += values, args.grad += values;
-    args.num_planes = count * args.channels, args.num_sample_groups = count * args.num_groups;
-    args.num_units = args.num_planes * args.parts_per_plane;
-    if (args.num_groups > 0) args.parts += planes * args.parts_per_plane, args.coefficients += first * args.num_groups;
-    if (args.weight_parts != nullptr) args.weight_parts += planes;
-    if (args.bias_parts != nullptr) args.bias_parts += planes;
-    return args;
-  }
-
   static Inner inner_of(const GroupNormGradientCall& chain) {
     Inner made{};
     for (int i = 0; i < kMaxChannelVectors; ++i)
@@ -16372,7 +16238,6 @@ class ChainPacker final : public PlanesPacker {
   Kernels kernels_;
   float* sums_[Args::kSums];
   int* not_finite_;
-  std::optional<PackedValue> value_;
   int runs_;
   int64_t rows_;
 };
@@ -16391,7 +16256,7 @@ int64_t with_chain_packer(const GradientCall& call, const GradientsPlan& plan, c
       GroupNormGradientCall chain = chain_call_of(call);
       chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
       const ChainPacker<decltype(index)::value, Storage> packer(call, chain, *plan.weight, places);
-      return packer.usable() ? take(packer, places.bytes()) : int64_t{kUnsupportedKernel};
+      return take(packer, places.bytes());
     });
   }
 }
@@ -16813,7 +16678,6 @@ struct GradientCall {
   // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
   // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
   GroupNormGradientCall of_chain;
-  bool computes_value;  // of_chain.value is written first: the convolution's output, with conv.bias
   const cuda::PlanesPacker* packer;  // the library's own
 };
 
@@ -17716,8 +17580,8 @@ struct ChainInputs {
   }
 };
 
-// Is there a kernel that does all of the call at once?
-inline bool done_at_once(const GradientCall& call, const Device& device) {
+// Can the gradient of the output be formed as it is packed?
+inline bool forms_as_it_packs(const GradientCall& call, const Device& device) {
   if (device.is_cpu()) return tconv_cpu_workspace_bytes(&call) >= 0;
 #if defined(TCONV_WITH_CUDA)
   const CurrentDevice current(device);
@@ -17754,6 +17618,12 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   call.conv.x = pointer_of(inputs.x), call.conv.weight = pointer_of(weight);
   const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
   OptionalTensor formed = allocate(sizes, 4, dtype, device), value = behind.value ? behind.value : formed;
+  if (!behind.value) {
+    GradientCall once_more = call;
+    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
+    launch(once_more, device);
+  }
+
   GroupNormGradientCall& chain = call.of_chain;
   chain.chain = behind.chain, chain.grad = pointer_of(grad), chain.value = pointer_of(value);
   chain.weight = pointer_of(behind.norm_weight), chain.num_groups = behind.num_groups, chain.eps = behind.eps;
@@ -17777,19 +17647,7 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
   set_grad(pointer_of(formed), layer.out_w);
-  const bool both = inputs.need_x && inputs.need_weight;
-  GradientCall with_value = call;
-  with_value.conv.bias = pointer_of(behind.bias), with_value.computes_value = true;
-  const bool computes_along = both && !behind.value && done_at_once(with_value, device);
-  if (!behind.value && !computes_along) {
-    GradientCall once_more = with_value;
-    once_more.conv.out = pointer_of(formed), once_more.of_chain = GroupNormGradientCall{};
-    once_more.grad_x = once_more.grad_weight = nullptr;
-    launch(once_more, device);
-  }
-  if (computes_along) {
-    launch(with_value, device);
-  } else if (both && done_at_once(call, device)) {
+      if (inputs.need_x && inputs.need_weight && forms_as_it_packs(call, device)) {
     launch(call, device);
   } else {
     // Rows in whole vectors where the input's gradient slides over them.

@@ -88,7 +88,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     call: the header of its argument block, which the CPU half would have brought.
     """
     source = kernels.with_name("operator.cpp")
-    contents = {"volumes": "run_depth" in operator, "chained": "chain_backward" in operator}
+    chained = "chain_backward" in operator
+    contents = {"volumes": "run_depth" in operator, "chained": chained, "along": chained}
     header = resolve(KERNELS / call, **contents)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
@@ -166,7 +167,7 @@ class EmulatedGradients(EmulatedLibrary):
         name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, volumes, chained)
+        operator = gradient_operator(entry, volumes, chained, along=chained)
         path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
