@@ -46,7 +46,12 @@ _LINK_FLAGS = ("-fopenmp",)
 # The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
 # parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
 # operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
+_PARTS = {
+    "fp32": ("float", 2),
+    "fp64": ("double", 0),
+    "fp16": ("__half", 1),
+    "bf16": ("__nv_bfloat16", 1),
+}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",

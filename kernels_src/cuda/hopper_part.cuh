@@ -1,6 +1,6 @@
-// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
-// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
-// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two,
+// of fp64 none. TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where
+// only the first is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
 #pragma once
 
 #include <type_traits>

@@ -7,7 +7,7 @@ rewrites the output once.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+compiles as eight parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart,
 fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
@@ -31,12 +31,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     038e57eeefd2d948f7e8b37c5d18a258bd42d9a20d4b31d5870e5c1280e4ed78
+sha256 of CUDA_SOURCE:     20396dda8802d63095e4c3910b92f98c888626920d00061d1a739b832901cc69
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: d9b8ccdb0f3b29839e5e672c38d5a9bc8cd5df6edd0743d7cc8f4d46764c54cd
+sha256 of GRADIENT_CUDA_SOURCE: 8b1695d414490271163098c88fad586751b57e103b6b19396656bdfb51d577b7
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of NORM_GRADIENT_CUDA_SOURCE: 2bb1524a055554ef5776e7bd1887772c68b33dcbb3651e0340e1aa70cf46b679
+sha256 of NORM_GRADIENT_CUDA_SOURCE: 7d85a2381d807a27cda872c81ea26548a1dbccc2b5fdbb0410792115edf34f6e
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
 """
 
@@ -1791,6 +1791,8 @@ int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
 #ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
+#endif
+#ifndef TCONV_WITHOUT_FP64
     case kFloat64: return f(double{});
 #endif
 #ifndef TCONV_WITHOUT_FP16
@@ -5204,8 +5206,8 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
-// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: by dtype, and apart from
+// each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32, TCONV_WITHOUT_FP64, TCONV_WITHOUT_FP16 and
 // TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
 // would share end in the part's name in all but the first (generator/runtime/build.py).
 
@@ -5225,6 +5227,11 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 #else
 #define TCONV_LEFT_OUT_FP32(...)
 #endif
+#ifdef TCONV_WITHOUT_FP64
+#define TCONV_LEFT_OUT_FP64 TCONV_LEFT_OUT
+#else
+#define TCONV_LEFT_OUT_FP64(...)
+#endif
 #ifdef TCONV_WITHOUT_FP16
 #define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
 #else
@@ -5238,18 +5245,21 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 // Likewise for a template of a storage type.
 #define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
   TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
-  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP64(FUNCTION<double>, __VA_ARGS__) \
   TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
   TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
 
-// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
-// dtypes to the function of the same name in theirs.
-#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
+// At the head of an exported function: the part for fp32, which the operator calls, hands calls in the other dtypes to
+// the function of the same name in theirs.
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP64)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
+  if (CALL->conv.dtype == tconv::kFloat64) return TCONV_IN_PART(NAME, _fp64)(CALL); \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
+TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
 #else
@@ -6821,9 +6831,9 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
-// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
-// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two,
+// of fp64 none. TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where
+// only the first is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
@@ -8144,24 +8154,26 @@ int64_t launch_held(const Args<Storage>& args, void* stream) {
   return launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, stream, args);
 }
 
-// Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
-#if TCONV_HOPPER_PARTS == 2
+// Where Hopper kernels are parts of their own (hopper_part.cuh), this one is in the last, which has the time for it.
+#ifdef TCONV_HOPPER_PARTS
 constexpr int64_t kHeldOutputs = -1;  // none of Outputs
 #endif
 
 // launch_held, wherever it is compiled.
 template <typename Storage>
 int64_t launch_in_part(const Args<Storage>& args, void* stream) {
-#if TCONV_HOPPER_PARTS == 2 && !defined(TCONV_HOPPER_PART)
+#if defined(TCONV_HOPPER_PART) || !defined(TCONV_HOPPER_PARTS)
+  return launch_held(args, stream);
+#elif TCONV_HOPPER_PARTS == 2
   return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
 #else
-  return launch_held(args, stream);
+  return TCONV_IN_PART(tconv_cuda_hopper, _0)(kHeldOutputs, &args, 0, stream);
 #endif
 }
 
 #ifdef TCONV_HOPPER_PART
 inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
-#if TCONV_HOPPER_PARTS == 2 && TCONV_HOPPER_PART == 1
+#if TCONV_HOPPER_PART == TCONV_HOPPER_PARTS - 1
   if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
 #endif
   return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);
@@ -11011,10 +11023,10 @@ struct Epilogue {
 // ==== lines 501 to 549 of CUDA_SOURCE
 // ==== lines 1014 to 1102 of CUDA_SOURCE
 // ==== lines 1281 to 1332 of CUDA_SOURCE
-// ==== lines 3371 to 3471 of CUDA_SOURCE
+// ==== lines 3373 to 3473 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6233 to 6368 of CUDA_SOURCE
+// ==== lines 6243 to 6378 of CUDA_SOURCE
 
 // ==== lines 1100 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -11184,18 +11196,18 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4616 to 4644 of CUDA_SOURCE
+// ==== lines 4618 to 4646 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4644 to 5145 of CUDA_SOURCE
+// ==== lines 4646 to 5147 of CUDA_SOURCE
 
-// ==== lines 5198 to 5292 of CUDA_SOURCE
+// ==== lines 5208 to 5302 of CUDA_SOURCE
 
-// ==== lines 5294 to 5405 of CUDA_SOURCE
+// ==== lines 5304 to 5415 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5406 to 5594 of CUDA_SOURCE
+// ==== lines 5416 to 5604 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11203,9 +11215,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5598 to 6210 of CUDA_SOURCE
+// ==== lines 5608 to 6220 of CUDA_SOURCE
 
-// ==== lines 6370 to 6390 of CUDA_SOURCE
+// ==== lines 6380 to 6400 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11247,13 +11259,13 @@ struct PackedInput {
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 1741 to 1761 of CUDA_SOURCE
-// ==== lines 2033 to 2500 of CUDA_SOURCE
+// ==== lines 1743 to 1763 of CUDA_SOURCE
+// ==== lines 2035 to 2502 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3045 to 3371 of CUDA_SOURCE
+// ==== lines 3047 to 3373 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11352,14 +11364,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6390 to 6485 of CUDA_SOURCE
-// ==== lines 2687 to 2761 of CUDA_SOURCE
-// ==== lines 6488 to 6740 of CUDA_SOURCE
+// ==== lines 6400 to 6495 of CUDA_SOURCE
+// ==== lines 2689 to 2763 of CUDA_SOURCE
+// ==== lines 6498 to 6750 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6740 to 6762 of CUDA_SOURCE
-// ==== lines 4186 to 4517 of CUDA_SOURCE
-// ==== lines 6836 to 6888 of CUDA_SOURCE
+// ==== lines 6750 to 6772 of CUDA_SOURCE
+// ==== lines 4188 to 4519 of CUDA_SOURCE
+// ==== lines 6846 to 6898 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -11380,9 +11392,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6906 to 6926 of CUDA_SOURCE
+// ==== lines 6916 to 6936 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6926 to 6949 of CUDA_SOURCE
+// ==== lines 6936 to 6959 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -11393,7 +11405,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6965 to 7388 of CUDA_SOURCE
+// ==== lines 6975 to 7398 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15909,8 +15921,8 @@ NORM_GRADIENT_CUDA_SOURCE = r"""
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 1741 to 1761 of CUDA_SOURCE
-// ==== lines 3751 to 3888 of CUDA_SOURCE
+// ==== lines 1743 to 1763 of CUDA_SOURCE
+// ==== lines 3753 to 3890 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -17992,7 +18004,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '4a9f0cd7635596123fb77fd4fdaaf34b5f15c2c71f90a4064667376f6f163af5'
+_DIGEST = '1009e05e07c068c19919086e53c8b05db86cb406cbccb3531f2f17417c2178d7'
 
 
 class _Gelu:
@@ -18321,7 +18333,12 @@ _LINK_FLAGS = ("-fopenmp",)
 # The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
 # parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
 # operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
+_PARTS = {
+    "fp32": ("float", 2),
+    "fp64": ("double", 0),
+    "fp16": ("__half", 1),
+    "bf16": ("__nv_bfloat16", 1),
+}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
