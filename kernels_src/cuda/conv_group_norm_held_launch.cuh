@@ -103,26 +103,24 @@ int64_t launch_held(const Args<Storage>& args, void* stream) {
   return launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, stream, args);
 }
 
-// Where Hopper kernels are parts of their own (hopper_part.cuh), this one is in the last, which has the time for it.
-#ifdef TCONV_HOPPER_PARTS
+// Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
+#if defined(TCONV_HOPPER_APART) || defined(TCONV_HOPPER_PART)
 constexpr int64_t kHeldOutputs = -1;  // none of Outputs
 #endif
 
 // launch_held, wherever it is compiled.
 template <typename Storage>
 int64_t launch_in_part(const Args<Storage>& args, void* stream) {
-#if defined(TCONV_HOPPER_PART) || !defined(TCONV_HOPPER_PARTS)
-  return launch_held(args, stream);
-#elif TCONV_HOPPER_PARTS == 2
+#ifdef TCONV_HOPPER_APART
   return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
 #else
-  return TCONV_IN_PART(tconv_cuda_hopper, _0)(kHeldOutputs, &args, 0, stream);
+  return launch_held(args, stream);
 #endif
 }
 
 #ifdef TCONV_HOPPER_PART
 inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
-#if TCONV_HOPPER_PART == TCONV_HOPPER_PARTS - 1
+#if TCONV_HOPPER_PART == 1
   if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
 #endif
   return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);

@@ -6,8 +6,8 @@ element-wise operations are applied to the accumulator before its only store.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as eight parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart,
-fp32's in two): nvcc's front end is serial.
+compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
+two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -28,10 +28,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     577d1098047268a5a903325944f9a179cfc793b7930bb5ee86d5c5c190967228
+sha256 of CUDA_SOURCE:     cb21c89501ca3c6f8e8bf42ceaeccac4d7b06bf0e4dfe4a7a02c0ea703b37ddf
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 2963d4299ab7e8d0a844f3a6a06d39a000ba3013affe1c331276963894fa54e5
+sha256 of GRADIENT_CUDA_SOURCE: 659f9361a326d0ba75df120a840b02698a9c11fbb56ad58b21fde9b50db65278
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -5080,14 +5080,14 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
 }  // namespace hopper
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two,
-// of fp64 none. TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where
-// only the first is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
+// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
+// them. Without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
 
-#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+#ifdef TCONV_HOPPER_APART
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -5101,7 +5101,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -5114,12 +5114,10 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+#ifdef TCONV_HOPPER_APART
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
-#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
-#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
@@ -8449,7 +8447,7 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
 // ==== lines 4675 to 5026 of CUDA_SOURCE
 
-// ==== lines 5099 to 5152 of CUDA_SOURCE
+// ==== lines 5097 to 5150 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -8470,9 +8468,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5170 to 5190 of CUDA_SOURCE
+// ==== lines 5168 to 5188 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5190 to 5213 of CUDA_SOURCE
+// ==== lines 5188 to 5211 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -8483,7 +8481,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 5229 to 5652 of CUDA_SOURCE
+// ==== lines 5227 to 5650 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12966,7 +12964,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '9248120b22dc1506687e8c93c2bbf91b5914f3bda4065881a2e99861b56d4b85'
+_DIGEST = '285c17ea6dff358bce89b7e857db967216b9c20619c13e05a5363482d6f9f384'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -13276,15 +13274,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
-# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
-# operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {
-    "fp32": ("float", 2),
-    "fp64": ("double", 0),
-    "fp16": ("__half", 1),
-    "bf16": ("__nv_bfloat16", 1),
-}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
+# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
+# functions that the operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -13343,14 +13336,13 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, (storage, num_hopper) in _PARTS.items():
+    for dtype, storage in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
-        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, hopper, own)
-        for index in range(num_hopper):
+        add(dtype, others, ["TCONV_HOPPER_APART"], own)
+        for index in range(2 if storage else 0):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
+            add(f"{dtype}_{index}", list(_PARTS), this, names)
     return made
 
 

@@ -7,8 +7,8 @@ pooled image only.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as eight parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart,
-fp32's in two): nvcc's front end is serial.
+compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
+two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -31,10 +31,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     8ca65c1795f9ccdad160adbe9f97eb8dfb1025a45f223cb5e1df19035bd16ebf
+sha256 of CUDA_SOURCE:     b5ca72fa58574a9c386a6f6643ec2546222846fc6473c05ae2011d3448ebe79d
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 2c4174b3eaf02c3b80af3b176600be8abb7b076dceaff21da7cc9ba48e70ac4d
+sha256 of GRADIENT_CUDA_SOURCE: 486c5b7c69552a58fa52a13e8bb7652285cd43d7964b67237ae27ecfe8c60327
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: bac13d125d0fa80e714b25a08da83d59f95460479f83301f8512c7491dd2905d
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -6009,14 +6009,14 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
 }  // namespace hopper
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two,
-// of fp64 none. TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where
-// only the first is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
+// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
+// them. Without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
 
-#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+#ifdef TCONV_HOPPER_APART
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -6030,7 +6030,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -6043,12 +6043,10 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+#ifdef TCONV_HOPPER_APART
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
-#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
-#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
@@ -10471,7 +10469,7 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
 // ==== lines 5598 to 5949 of CUDA_SOURCE
 
-// ==== lines 6022 to 6075 of CUDA_SOURCE
+// ==== lines 6020 to 6073 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -10492,9 +10490,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6093 to 6113 of CUDA_SOURCE
+// ==== lines 6091 to 6111 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6113 to 6136 of CUDA_SOURCE
+// ==== lines 6111 to 6134 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -10505,7 +10503,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6152 to 6575 of CUDA_SOURCE
+// ==== lines 6150 to 6573 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -17722,7 +17720,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '58d70032f71e25cc743d8df41eef507e598eaef5fe1f887fd8555668a10244f9'
+_DIGEST = '3b680b4fc5d3eb6ba769b8ff94af816c73543cb17b76c43b020e1e23879688e9'
 
 
 class _Tanh:
@@ -18100,15 +18098,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
-# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
-# operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {
-    "fp32": ("float", 2),
-    "fp64": ("double", 0),
-    "fp16": ("__half", 1),
-    "bf16": ("__nv_bfloat16", 1),
-}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
+# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
+# functions that the operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -18167,14 +18160,13 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, (storage, num_hopper) in _PARTS.items():
+    for dtype, storage in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
-        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, hopper, own)
-        for index in range(num_hopper):
+        add(dtype, others, ["TCONV_HOPPER_APART"], own)
+        for index in range(2 if storage else 0):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
+            add(f"{dtype}_{index}", list(_PARTS), this, names)
     return made
 
 

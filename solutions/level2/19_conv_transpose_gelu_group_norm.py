@@ -7,8 +7,8 @@ rewrites the output once.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as eight parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart,
-fp32's in two): nvcc's front end is serial.
+compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
+two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -31,10 +31,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     20396dda8802d63095e4c3910b92f98c888626920d00061d1a739b832901cc69
+sha256 of CUDA_SOURCE:     b8d4f32efe88161d36a84cdc1ac8ee03d5c0ffed59c60f5ae053afad5607f46f
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 8b1695d414490271163098c88fad586751b57e103b6b19396656bdfb51d577b7
+sha256 of GRADIENT_CUDA_SOURCE: 4017349c542499b66c4d35312ff8f1db96b17d8756f38dbd2409e365860e5f3c
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of NORM_GRADIENT_CUDA_SOURCE: 7d85a2381d807a27cda872c81ea26548a1dbccc2b5fdbb0410792115edf34f6e
 sha256 of NORM_GRADIENT_OPERATOR_SOURCE: 42ec4475a3dbd90f406cfc5138ca3157ccadee61a2a1e574e0bd386f83a95490
@@ -6831,14 +6831,14 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two,
-// of fp64 none. TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where
-// only the first is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
+// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
+// them. Without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
 
-#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+#ifdef TCONV_HOPPER_APART
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -6852,7 +6852,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -6865,12 +6865,10 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
+#ifdef TCONV_HOPPER_APART
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
-#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
-#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
@@ -8154,26 +8152,24 @@ int64_t launch_held(const Args<Storage>& args, void* stream) {
   return launch_together(kernel, grid, dim3(kThreads), plan.smem_bytes, stream, args);
 }
 
-// Where Hopper kernels are parts of their own (hopper_part.cuh), this one is in the last, which has the time for it.
-#ifdef TCONV_HOPPER_PARTS
+// Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
+#if defined(TCONV_HOPPER_APART) || defined(TCONV_HOPPER_PART)
 constexpr int64_t kHeldOutputs = -1;  // none of Outputs
 #endif
 
 // launch_held, wherever it is compiled.
 template <typename Storage>
 int64_t launch_in_part(const Args<Storage>& args, void* stream) {
-#if defined(TCONV_HOPPER_PART) || !defined(TCONV_HOPPER_PARTS)
-  return launch_held(args, stream);
-#elif TCONV_HOPPER_PARTS == 2
+#ifdef TCONV_HOPPER_APART
   return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
 #else
-  return TCONV_IN_PART(tconv_cuda_hopper, _0)(kHeldOutputs, &args, 0, stream);
+  return launch_held(args, stream);
 #endif
 }
 
 #ifdef TCONV_HOPPER_PART
 inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
-#if TCONV_HOPPER_PART == TCONV_HOPPER_PARTS - 1
+#if TCONV_HOPPER_PART == 1
   if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
 #endif
   return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);
@@ -11371,7 +11367,7 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
 // ==== lines 6750 to 6772 of CUDA_SOURCE
 // ==== lines 4188 to 4519 of CUDA_SOURCE
-// ==== lines 6846 to 6898 of CUDA_SOURCE
+// ==== lines 6844 to 6896 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -11392,9 +11388,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6916 to 6936 of CUDA_SOURCE
+// ==== lines 6914 to 6934 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6936 to 6959 of CUDA_SOURCE
+// ==== lines 6934 to 6957 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -11405,7 +11401,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6975 to 7398 of CUDA_SOURCE
+// ==== lines 6973 to 7396 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -18004,7 +18000,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '1009e05e07c068c19919086e53c8b05db86cb406cbccb3531f2f17417c2178d7'
+_DIGEST = 'd163abbef30ed239fbc1007a457bf23b13d99e3499fcb727968789e6358678f1'
 
 
 class _Gelu:
@@ -18330,15 +18326,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
-# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
-# operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {
-    "fp32": ("float", 2),
-    "fp64": ("double", 0),
-    "fp16": ("__half", 1),
-    "bf16": ("__nv_bfloat16", 1),
-}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
+# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
+# functions that the operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -18397,14 +18388,13 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, (storage, num_hopper) in _PARTS.items():
+    for dtype, storage in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
-        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, hopper, own)
-        for index in range(num_hopper):
+        add(dtype, others, ["TCONV_HOPPER_APART"], own)
+        for index in range(2 if storage else 0):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
+            add(f"{dtype}_{index}", list(_PARTS), this, names)
     return made
 
 
