@@ -103,7 +103,7 @@ def _errors(record: dict) -> Table:
 
 
 def _share(sizes: dict) -> float:
-    """Of what is allowed; of a gradient that was beyond its dtype's range (None) nothing is said."""
+    """Of what is allowed; 0 of a gradient that was beyond its dtype's range, None."""
     return 0.0 if sizes["rms"] is None else sizes["rms"] / (sizes["rms_bound"] or 1.0)
 
 
