@@ -186,15 +186,26 @@ def test_what_is_refused_is_named(emulated_chained_gradients):
         call(*args, value=given["grad"][..., 1:])
 
 
-def test_a_step_asks_the_operator(shelf, emulated_chained_gradients, monkeypatch):
-    """The whole backward of a solution, though its tensors are on the CPU; `trunk` has GELU."""
-    solution = shelf["two_heads"].solution
+@pytest.fixture
+def asks(shelf, emulated_chained_gradients, monkeypatch):
+    """Has a solution's gradients by the emulated kernels, though its tensors are on the CPU."""
     kernels = emulated_chained_gradients
     operators = {name: getattr(kernels.namespace, name) for name in ("backward", "convolve")}
-    monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
-    monkeypatch.setitem(solution, "_gradient_library", lambda: SimpleNamespace(**operators))
-    monkeypatch.setitem(solution, "_chain_kernels", lambda: _with_chain_of_the_tests(kernels))
-    model, new = shelf["two_heads"].pair()
+
+    def set_in(name: str) -> tuple:
+        solution = shelf[name].solution
+        monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
+        monkeypatch.setitem(solution, "_gradient_library", lambda: SimpleNamespace(**operators))
+        monkeypatch.setitem(solution, "_chain_kernels", lambda: _with_chain_of_the_tests(kernels))
+        return shelf[name].pair()
+
+    return set_in
+
+
+def test_a_step_asks_the_operator(asks, emulated_chained_gradients):
+    """The whole backward of a solution; `trunk` has GELU."""
+    kernels = emulated_chained_gradients
+    model, new = asks("two_heads")
     x = torch.randn(2, 5, 4, 5, generator=torch.Generator().manual_seed(2))
     grads = []
     for of in (model, new):
@@ -205,6 +216,24 @@ def test_a_step_asks_the_operator(shelf, emulated_chained_gradients, monkeypatch
             assert (kernels.launches() > 0) == (of is new)
         grads.append([given.grad, *[p.grad for p in of.trunk.parameters()]])
     for got, wanted in zip(grads[1], grads[0], strict=True):
+        assert float((got - wanted).norm()) <= 2e-3 * float(wanted.norm())
+
+
+def test_a_step_through_group_norm_asks_the_operator(asks, emulated_chained_gradients):
+    """The whole backward of 2/19: output once more, GroupNorm, GELU, convolution."""
+    model, new = asks("19")
+    x = torch.randn(2, 64, 6, 34, generator=torch.Generator().manual_seed(2))
+    exact_x, model = x.double().requires_grad_(), model.double()
+    y = model(exact_x)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4))
+    y.backward(grad.double())
+    x.requires_grad_()
+    with emulated_chained_gradients.on():
+        new(x).backward(grad)
+        assert emulated_chained_gradients.launches() > 0
+    exact = [exact_x.grad, *[p.grad for p in model.parameters()]]
+    found = [x.grad, *[p.grad for p in new.parameters()]]
+    for got, wanted in zip(found, exact, strict=True):
         assert float((got - wanted).norm()) <= 2e-3 * float(wanted.norm())
 
 

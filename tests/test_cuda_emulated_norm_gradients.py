@@ -136,49 +136,6 @@ def test_what_is_refused_is_named(emulated_norm_gradients):
             backward(*given, 1e-5, *[None] * 4, True, True, True, False, 0)
 
 
-@pytest.fixture
-def pair(shelf, emulated_gradients, emulated_norm_gradients, monkeypatch):
-    """19's models, the new one's gradients from emulated kernels though it is on the CPU."""
-    solution = shelf["19"].solution
-    monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
-    monkeypatch.setitem(solution, "_gradient_library", lambda: _Operators(emulated_gradients))
-    norm = emulated_norm_gradients.backward
-    monkeypatch.setitem(
-        solution, "_norm_backward_kernels", lambda: lambda *args: norm(*args[:-1], _GELU)
-    )
-    return shelf["19"].pair()
-
-
-class _Operators:
-    """What torch.ops.<namespace> is to the solution."""
-
-    def __init__(self, library):
-        self.backward = type("backward", (), {"default": library.backward})
-        self.convolve = type("convolve", (), {"default": library.convolve})
-
-
-def test_a_step_asks_the_operators(pair, emulated_gradients, emulated_norm_gradients):
-    """The whole backward of 2/19: output once more, GroupNorm, GELU, convolution."""
-    model, new = pair
-    x = torch.randn(2, 64, 6, 9, generator=torch.Generator().manual_seed(2))
-    exact_x = x.double().requires_grad_()
-    model = model.double()
-    y = model(exact_x)
-    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4))
-    y.backward(grad.double())
-    x.requires_grad_()
-    with emulated_gradients.on(), emulated_norm_gradients.on():
-        new(x).backward(grad)
-        assert emulated_gradients.launches() > 0 and emulated_norm_gradients.launches() > 0
-    assert _relative(x.grad, exact_x.grad) <= 2e-3
-    for ours, theirs in zip(new.parameters(), model.parameters(), strict=True):
-        assert _relative(ours.grad, theirs.grad) <= 2e-3
-
-
-def _relative(got, exact) -> float:
-    return float((got.double() - exact).norm() / exact.norm())
-
-
 @pytest.mark.parametrize("dtype", swept(ALLOWED), ids=str)
 @pytest.mark.parametrize("chain", [0, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
