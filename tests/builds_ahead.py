@@ -35,6 +35,8 @@ CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 CHAINED_GRADIENTS = Path("chained_gradients")  # GRADIENTS with the chains of NORM_GRADIENTS
+# Likewise, with the convolution's output computed along, in goes of few images.
+ALONG_GRADIENTS = Path("along_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 
 # Libraries beside the forward by the fixture that has them emulated.
@@ -45,13 +47,15 @@ EMULATED_GRADIENTS = {
     "emulated_batch_norm": BATCH_NORM,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
+    "emulated_along_gradients": ALONG_GRADIENTS,
     "emulated_many_channels_gradients": MANY_CHANNELS_GRADIENTS,
 }
 # What is emulated for less time than -O2 takes to build it.
 OPTIMISED = dict.fromkeys(
     (
         *(VOLUME_ONLY, MANY_CHANNELS),
-        *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, MANY_CHANNELS_GRADIENTS),
+        *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, ALONG_GRADIENTS),
+        MANY_CHANNELS_GRADIENTS,
     ),
     "-O1",
 )
@@ -64,9 +68,10 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(chains=_long_chains())
-    if path == CHAINED_GRADIENTS:
-        text = gradient_cuda_source(chains=chains_header(counted=True), along=True)
-        return _in_small_goes(text)
+    if path in (CHAINED_GRADIENTS, ALONG_GRADIENTS):
+        along = path == ALONG_GRADIENTS
+        text = gradient_cuda_source(chains=chains_header(counted=True), along=along)
+        return _in_small_goes(text) if along else text
     if path == MANY_CHANNELS_GRADIENTS:
         return gradient_cuda_source(split=True)
     if path == VOLUME_GRADIENTS:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.builds_ahead import (
+    ALONG_GRADIENTS,
     BATCH_NORM,
     CHAINED_GRADIENTS,
     EMULATED,
@@ -180,3 +181,10 @@ def emulated_chained_gradients(builds_ahead):
     """That of solutions with chains of two dimensions, likewise."""
     built = builds_ahead.gradients[CHAINED_GRADIENTS].result()
     return emulator.EmulatedGradients(built, chained=True)
+
+
+@pytest.fixture(scope="session")
+def emulated_along_gradients(builds_ahead):
+    """The same, which computes the convolution's output along."""
+    built = builds_ahead.gradients[ALONG_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, chained=True, along=True)

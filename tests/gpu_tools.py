@@ -34,9 +34,7 @@ def gradients_library(shelf, path):
     entry = "gradients" if chained else path.stem.removeprefix("entry_")
     name = f"tconv_tests_{entry}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     load = shelf["65"].solution["_load_operators"]
-    return load(name, gradient_operator_source(entry, chained=chained, along=chained), source, {})[
-        0
-    ]
+    return load(name, gradient_operator_source(entry, chained=chained), source, {})[0]
 
 
 def forced(kernel: str):

@@ -88,8 +88,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     call: the header of its argument block, which the CPU half would have brought.
     """
     source = kernels.with_name("operator.cpp")
-    chained = "chain_backward" in operator
-    contents = {"volumes": "run_depth" in operator, "chained": chained, "along": chained}
+    contents = {"volumes": "run_depth" in operator, "chained": "chain_backward" in operator}
+    contents["along"] = "computes_value" in operator
     header = resolve(KERNELS / call, **contents)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
@@ -152,7 +152,8 @@ class EmulatedGradients(EmulatedLibrary):
     "batch_norm_pool_gradient"), which has the first; or that of BatchNorm alone ("batch_norm"),
     whose operator is `normalise`.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
-    whose operator is `chain_backward`. gathered: of a solution with the gathered kernel.
+    whose operator is `chain_backward`; along: which compute the convolution's output along.
+    gathered: of a solution with the gathered kernel.
     """
 
     def __init__(
@@ -162,12 +163,13 @@ class EmulatedGradients(EmulatedLibrary):
         volumes: bool = False,
         chained: bool = False,
         gathered: bool = False,
+        along: bool = False,
     ):
-        form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
+        form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered + "along_" * along
         name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, volumes, chained, along=chained)
+        operator = gradient_operator(entry, volumes, chained, along)
         path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
