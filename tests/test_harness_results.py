@@ -141,6 +141,9 @@ def test_headline_has_every_device_and_pass(tmp_path):
         "100 ms, **2.50×**, 50% (batch 1 of 8)",
     ]
     assert rows[3] == ["1/65", "training", *["not recorded"] * 3]
+    other = record(problem="1/69", device_name="Another CPU")
+    (tmp_path / "cpu" / "1_69.json").write_text(json.dumps(other))
+    assert "(batch 1 of 8, on Another CPU)" in page_tables.headline(tmp_path)
     (tmp_path / "cpu-backward").mkdir()
     slow = record(backward=True, verdict="rejected", reasons=["crash: x"], ms={}, fastest=None)
     (tmp_path / "cpu-backward" / "1_65.json").write_text(json.dumps(slow))

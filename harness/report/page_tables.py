@@ -85,8 +85,10 @@ def _order(problem: str) -> list[int]:
     return [int(part) if part.isdigit() else 0 for part in problem.split("/")]
 
 
-def _cell(record: dict | None) -> str:
-    """Milliseconds, times as fast as the fastest PyTorch, share of the floor."""
+def _cell(record: dict | None, of_column: str | None) -> str:
+    """Milliseconds, times as fast as the fastest PyTorch, share of the floor; the device where it
+    is not the column's.
+    """
     if record is None:
         return NOT_RECORDED
     if record["verdict"] != "accepted" or not record["ms"]:
@@ -96,7 +98,9 @@ def _cell(record: dict | None) -> str:
     told += f", **{fastest['speedup']:.2f}×**" if fastest else ""
     told += f", {floor_share(record):.0%}{doubts.mark(doubts.is_high(record['roofline']))}"
     full, batch = record["problem_batch"], record["batch"]
-    return told + (f" (batch {batch} of {full})" if batch != full else "")
+    notes = [f"batch {batch} of {full}"] * (batch != full)
+    notes += [f"on {record['device_name']}"] * (record["device_name"] != of_column)
+    return told + (f" ({', '.join(notes)})" if notes else "")
 
 
 def headline(results: Path) -> str:
@@ -107,11 +111,15 @@ def headline(results: Path) -> str:
         for told, suffix in _PASSES.items()
     }
     problems = sorted({problem for part in found.values() for problem in part}, key=_order)
-    names = [_device_name(found[device, "forward"], device) for device in DEVICES]
+    firsts = [next(iter(found[device, "forward"].values()), None) for device in DEVICES]
+    names = [_column(*pair) for pair in zip(firsts, DEVICES, strict=True)]
     lines = [f"| problem | pass | {' | '.join(names)} |", "|" + " --- |" * (2 + len(DEVICES))]
     for problem in problems:
         for told in _PASSES:
-            cells = [_cell(found[device, told].get(problem)) for device in DEVICES]
+            cells = [
+                _cell(found[device, told].get(problem), first and first["device_name"])
+                for device, first in zip(DEVICES, firsts, strict=True)
+            ]
             lines.append(f"| {problem} | {told} | {' | '.join(cells)} |")
     every = [record for part in found.values() for record in part.values()]
     legend = f" {doubts.LEGEND}." if any(map(doubts.found, every)) else ""
@@ -119,8 +127,7 @@ def headline(results: Path) -> str:
     return "\n".join(lines) + f"\n\n{'; '.join(about)}.{legend}\n"
 
 
-def _device_name(part: dict[str, dict], device: str) -> str:
-    record = next(iter(part.values()), None)
+def _column(record: dict | None, device: str) -> str:
     if record is None:
         return device
     name = record["device_name"]
@@ -184,7 +191,8 @@ def index(results: Path) -> str:
         ratios = [row.fastest["speedup"] for row in rows if row.fastest]
         told = f"{min(ratios):.2f}× to {max(ratios):.2f}×" if ratios else "not timed"
         accepted = f"{sum(row.accepted for row in rows)} of {len(rows)}"
-        about = f"| {rows[0].device} | {rows[0].setting} | {accepted} | {told} "
+        devices = ", ".join(dict.fromkeys(row.device for row in rows))
+        about = f"| {devices} | {rows[0].setting} | {accepted} | {told} "
         lines.append(f"{about}| [{folder.name}](#{folder.name}) |")
     return "\n".join(lines) + "\n"
 
