@@ -31,14 +31,14 @@ _LONGEST = 60  # characters of a name
 _KERNELS = """\
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
-two): nvcc's front end is serial."""
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial."""
 _CUDA_KERNELS = """\
 The CUDA kernels run (CUDA_SOURCE); OPERATOR_SOURCE checks the arguments and calls them, through
 PyTorch's stable ABI. The C++ ones are left out (--device cuda), so a CPU tensor is refused: without
-that argument the generator writes a file that has them. CUDA_SOURCE compiles as ten parts side by
-side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in two): nvcc's front end is
-serial."""
+that argument the generator writes a file that has them. CUDA_SOURCE compiles as seven parts side by
+side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart, fp32's in two): nvcc's front end
+is serial."""
 _GRADIENTS = """\
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with

@@ -32,10 +32,7 @@ _ALONG = "TCONV_COMPUTES_VALUE"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
-_LEFT_OUT = (
-    *(f"TCONV_WITHOUT_{dtype}" for dtype in ("FP32", "FP64", "FP16", "BF16")),
-    "TCONV_HOPPER_PART",
-)
+_LEFT_OUT = ("TCONV_WITHOUT_FP32", "TCONV_WITHOUT_FP16", "TCONV_WITHOUT_BF16", "TCONV_HOPPER_PART")
 
 
 def resolve(

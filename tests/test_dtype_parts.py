@@ -24,12 +24,9 @@ from harness.measure.nvcc import compiler, nvcc
 from tests.builds_ahead import cuda_source_of
 from tests.solution_tools import PROBLEMS
 
-PARTS = (
-    *("fp32", "fp32_0", "fp32_1", "fp64"),
-    *("fp16", "fp16_0", "fp16_1", "bf16", "bf16_0", "bf16_1"),
-)
+PARTS = ("fp32", "fp32_0", "fp32_1", "fp16", "fp16_0", "bf16", "bf16_0")
 # By DType of kernels_src/common.h: the part that answers, and those with its Hopper kernels.
-HANDED_TO = {0: ("fp32", 2), 1: ("fp64", 0), 2: ("fp16", 2), 3: ("bf16", 2)}
+HANDED_TO = {0: ("fp32", 2), 1: ("fp32", 2), 2: ("fp16", 1), 3: ("bf16", 1)}
 
 # ---- Compiled by nvcc ----
 
@@ -87,7 +84,7 @@ def whole_and_parts(request, tmp_path_factory):
 
 def _plain(name: str) -> str:
     """A mangled name without the part that it is of."""
-    return re.sub(r"1[02]tconv_(?:fp32|fp64|fp16|bf16)(?:_\d)?", "5tconv", name)
+    return re.sub(r"1[02]tconv_(?:fp32|fp16|bf16)(?:_\d)?", "5tconv", name)
 
 
 @pytest.mark.sweep
@@ -106,16 +103,11 @@ def test_parts_are_the_whole(whole_and_parts):
         assert whole == parts and any(line.startswith("kernel") for line in whole), (dtype, kernel)
 
 
-# Kernels whose machine code depends on where their scratch begins: of any dtype, of fp64.
-_OTHERWISE = ("26group_norm_finalise_kernelI", "30group_norm_single_block_kernelId")
-
-
 def _check_kernels(codes: dict[str, bytes]) -> None:
     """Each is in one part, but for the few that depend on no dtype: those are in all. The dynamic
     shared memory of Hopper's kernels has static scratch, of any kernel compiled beside them, begin
-    at a multiple of 1024: elsewhere it is smaller and lies at another address, and where no kernel
-    has dynamic shared memory, in fp64's part, at yet another. By that a kernel of GroupNorm's comes
-    out otherwise, there a second one; of others only what instructions say of the address.
+    at a multiple of 1024: elsewhere it is smaller and lies at another address. By that one kernel
+    of GroupNorm's comes out otherwise; of others only what instructions say of the address.
     """
     whole = {kernel.name: kernel.digest for kernel in read_cubin(codes["whole"]).kernels}
     parts = {(p, _plain(k.name)): k.digest for p in PARTS for k in read_cubin(codes[p]).kernels}
@@ -126,22 +118,23 @@ def _check_kernels(codes: dict[str, bytes]) -> None:
     apart = {part for part, name in parts if "28conv_transpose_hopper_kernelI" in name}
     assert apart == {part for part in PARTS if "_" in part}
     held = {part for part, name in parts if "27conv_group_norm_held_kernelI" in name}
-    assert held in (set(), {"fp32_1", "fp16_1", "bf16_1"})
+    assert held in (set(), {"fp32_1", "fp16", "bf16"})
     others = {place for place, digest in parts.items() if whole[place[1]] != digest}
     assert apart.isdisjoint(part for part, _ in others)
     aside = {name: _addresses_aside(code) for name, code in codes.items()}
     for part, name in others:
-        if not any(otherwise in name for otherwise in _OTHERWISE):
+        if "26group_norm_finalise_kernelI" not in name:
             assert aside[part][name] == aside["whole"][name], (part, name)
 
 
 def _addresses_aside(code: bytes) -> dict[str, list[bytes]]:
-    """Each kernel's instructions, without 32 bits where they have a number."""
+    """The instructions, without 32 bits where they have a number, of kernels with scratch."""
     reader = machine_code_cubin._Reader(code)
+    sections = {section.name: section for section in reader._sections}
     found = {}
-    for section in reader._sections:
-        kernel = section.name.removeprefix(".text.")
-        if kernel != section.name:
+    for name, section in sections.items():
+        kernel = name.removeprefix(".text.")
+        if kernel != name and f".nv.shared.{kernel}" in sections:
             text = reader._bytes(section)
             starts = range(0, len(text), 16)
             found[_plain(kernel)] = [text[at : at + 4] + text[at + 8 : at + 16] for at in starts]
@@ -151,7 +144,6 @@ def _addresses_aside(code: bytes) -> dict[str, list[bytes]]:
 # ---- Handing over ----
 
 _ENTRY = r"""
-#include <type_traits>
 namespace tconv {
 struct Call {
   struct { int64_t dtype; } conv;
@@ -164,18 +156,14 @@ int64_t number();  // as in PARTS
 template <>
 inline int64_t number<float>() { return 0; }
 template <>
-inline int64_t number<double>() { return 3; }
+inline int64_t number<__half>() { return 3; }
 template <>
-inline int64_t number<__half>() { return 4; }
-template <>
-inline int64_t number<__nv_bfloat16>() { return 7; }
+inline int64_t number<__nv_bfloat16>() { return 5; }
 inline int64_t part() {  // one name of each part's own
 #if defined(TCONV_HOPPER_PART)
   return number<TCONV_HOPPER_STORAGE>() + 1 + TCONV_HOPPER_PART;
 #elif !defined(TCONV_WITHOUT_FP32)
   return number<float>();
-#elif !defined(TCONV_WITHOUT_FP64)
-  return number<double>();
 #elif !defined(TCONV_WITHOUT_FP16)
   return number<__half>();
 #else
@@ -191,18 +179,19 @@ TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)();
 namespace tconv {
 template <typename Storage>
 int64_t launch(const Call& call) {
-  if constexpr (!std::is_same<Storage, double>::value) {  // it has no kernels of Hopper's
-    if (call.hopper == 0) return TCONV_IN_PART(tconv_cuda_hopper, _0)();
-    if (call.hopper == 1) return TCONV_IN_PART(tconv_cuda_hopper, _1)();
-  }
+  if (call.hopper == 0) return TCONV_IN_PART(tconv_cuda_hopper, _0)();
+#if TCONV_HOPPER_PARTS == 2
+  if (call.hopper == 1) return TCONV_IN_PART(tconv_cuda_hopper, _1)();
+#endif
   return part();
 }
-TCONV_LEFT_OUT_STORAGE(launch, const Call&)
+TCONV_LEFT_OUT_FP32(launch<float>, const Call&)
+TCONV_LEFT_OUT_FP16(launch<__half>, const Call&)
+TCONV_LEFT_OUT_BF16(launch<__nv_bfloat16>, const Call&)
 }  // namespace tconv
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::Call* call) {
   TCONV_HAND_OVER(tconv_cuda_run, call)
   switch (call->conv.dtype) {
-    case tconv::kFloat64: return tconv::launch<double>(*call);
     case tconv::kFloat16: return tconv::launch<tconv::__half>(*call);
     case tconv::kBFloat16: return tconv::launch<tconv::__nv_bfloat16>(*call);
     default: return tconv::launch<float>(*call);
@@ -297,8 +286,8 @@ def test_what_a_part_leaves_out_is_refused(as_cpp, tmp_path):
     (path,) = tmp_path.glob("*/*.so")
     run = ctypes.CDLL(path).ask_run
     run.restype = ctypes.c_int64
-    found = [run(ctypes.c_int64(dtype), ctypes.c_int64(-1)) for dtype in range(4)]
-    assert found == [0, -1, -1, -1]  # kUnsupportedDType
+    found = [run(ctypes.c_int64(dtype), ctypes.c_int64(-1)) for dtype in (0, 2, 3)]
+    assert found == [0, -1, -1]  # kUnsupportedDType
 
 
 def test_a_part_that_does_not_compile_is_told_and_leaves_nothing(as_cpp, tmp_path):

@@ -43,10 +43,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
-# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
-# functions that the operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -105,13 +105,14 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, storage in _PARTS.items():
+    for dtype, (storage, num_hopper) in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, ["TCONV_HOPPER_APART"], own)
-        for index in range(2 if storage else 0):
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), this, names)
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 

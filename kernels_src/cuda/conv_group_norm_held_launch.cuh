@@ -104,14 +104,14 @@ int64_t launch_held(const Args<Storage>& args, void* stream) {
 }
 
 // Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
-#if defined(TCONV_HOPPER_APART) || defined(TCONV_HOPPER_PART)
+#if TCONV_HOPPER_PARTS == 2
 constexpr int64_t kHeldOutputs = -1;  // none of Outputs
 #endif
 
 // launch_held, wherever it is compiled.
 template <typename Storage>
 int64_t launch_in_part(const Args<Storage>& args, void* stream) {
-#ifdef TCONV_HOPPER_APART
+#if TCONV_HOPPER_PARTS == 2 && !defined(TCONV_HOPPER_PART)
   return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
 #else
   return launch_held(args, stream);
@@ -120,7 +120,7 @@ int64_t launch_in_part(const Args<Storage>& args, void* stream) {
 
 #ifdef TCONV_HOPPER_PART
 inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
-#if TCONV_HOPPER_PART == 1
+#if TCONV_HOPPER_PARTS == 2 && TCONV_HOPPER_PART == 1
   if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
 #endif
   return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);

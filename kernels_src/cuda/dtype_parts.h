@@ -1,5 +1,5 @@
-// The CUDA source of a forward compiles in parts side by side, in less than half the time: by dtype, and apart from
-// each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32, TCONV_WITHOUT_FP64, TCONV_WITHOUT_FP16 and
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
 // TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
 // would share end in the part's name in all but the first (generator/runtime/build.py).
 #pragma once
@@ -21,11 +21,6 @@
 #else
 #define TCONV_LEFT_OUT_FP32(...)
 #endif
-#ifdef TCONV_WITHOUT_FP64
-#define TCONV_LEFT_OUT_FP64 TCONV_LEFT_OUT
-#else
-#define TCONV_LEFT_OUT_FP64(...)
-#endif
 #ifdef TCONV_WITHOUT_FP16
 #define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
 #else
@@ -39,21 +34,18 @@
 // Likewise for a template of a storage type.
 #define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
   TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
-  TCONV_LEFT_OUT_FP64(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
   TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
   TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
 
-// At the head of an exported function: the part for fp32, which the operator calls, hands calls in the other dtypes to
-// the function of the same name in theirs.
-#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP64)
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
-  if (CALL->conv.dtype == tconv::kFloat64) return TCONV_IN_PART(NAME, _fp64)(CALL); \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
 #else

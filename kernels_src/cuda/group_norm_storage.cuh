@@ -91,8 +91,6 @@ int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
 #ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
-#endif
-#ifndef TCONV_WITHOUT_FP64
     case kFloat64: return f(double{});
 #endif
 #ifndef TCONV_WITHOUT_FP16

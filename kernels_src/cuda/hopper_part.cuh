@@ -1,6 +1,6 @@
-// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
-// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
-// them. Without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 #include "conv_transpose_hopper.cuh"
 #include "dtype_parts.h"
 
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -22,7 +22,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -35,10 +35,12 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);

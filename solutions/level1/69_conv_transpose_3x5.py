@@ -6,8 +6,8 @@ element-wise operations are applied to the accumulator before its only store.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
-two): nvcc's front end is serial.
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -28,10 +28,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     cb21c89501ca3c6f8e8bf42ceaeccac4d7b06bf0e4dfe4a7a02c0ea703b37ddf
+sha256 of CUDA_SOURCE:     a9cc87a5e852f51ab6a482cc13f9953f1c8cd46cd23aac74646c3b949abd54c9
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 659f9361a326d0ba75df120a840b02698a9c11fbb56ad58b21fde9b50db65278
+sha256 of GRADIENT_CUDA_SOURCE: 3b2ee84815660036a4414257b64332297acf2f1a0a0f7d42277500643ca36857
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -1483,8 +1483,8 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles in parts side by side, in less than half the time: by dtype, and apart from
-// each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32, TCONV_WITHOUT_FP64, TCONV_WITHOUT_FP16 and
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
 // TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
 // would share end in the part's name in all but the first (generator/runtime/build.py).
 
@@ -1504,11 +1504,6 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 #else
 #define TCONV_LEFT_OUT_FP32(...)
 #endif
-#ifdef TCONV_WITHOUT_FP64
-#define TCONV_LEFT_OUT_FP64 TCONV_LEFT_OUT
-#else
-#define TCONV_LEFT_OUT_FP64(...)
-#endif
 #ifdef TCONV_WITHOUT_FP16
 #define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
 #else
@@ -1522,21 +1517,18 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 // Likewise for a template of a storage type.
 #define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
   TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
-  TCONV_LEFT_OUT_FP64(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
   TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
   TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
 
-// At the head of an exported function: the part for fp32, which the operator calls, hands calls in the other dtypes to
-// the function of the same name in theirs.
-#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP64)
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
-  if (CALL->conv.dtype == tconv::kFloat64) return TCONV_IN_PART(NAME, _fp64)(CALL); \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
 #else
@@ -3484,8 +3476,6 @@ int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
 #ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
-#endif
-#ifndef TCONV_WITHOUT_FP64
     case kFloat64: return f(double{});
 #endif
 #ifndef TCONV_WITHOUT_FP16
@@ -5080,14 +5070,14 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
 }  // namespace hopper
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
-// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
-// them. Without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
 
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -5101,7 +5091,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -5114,10 +5104,12 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
@@ -8146,9 +8138,9 @@ struct GradientCall {
 
 // ==== lines 468 to 523 of CUDA_SOURCE
 // ==== lines 682 to 770 of CUDA_SOURCE
-// ==== lines 1602 to 1653 of CUDA_SOURCE
+// ==== lines 1594 to 1645 of CUDA_SOURCE
 // ==== lines 782 to 913 of CUDA_SOURCE
-// ==== lines 2778 to 2913 of CUDA_SOURCE
+// ==== lines 2770 to 2905 of CUDA_SOURCE
 
 // ==== lines 1390 to 1429 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -8322,12 +8314,12 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 910 to 1392 of CUDA_SOURCE
 
-// ==== lines 1490 to 1584 of CUDA_SOURCE
+// ==== lines 1482 to 1576 of CUDA_SOURCE
 
-// ==== lines 1586 to 1602 of CUDA_SOURCE
-// ==== lines 1653 to 2755 of CUDA_SOURCE
+// ==== lines 1578 to 1594 of CUDA_SOURCE
+// ==== lines 1645 to 2747 of CUDA_SOURCE
 
-// ==== lines 2915 to 3222 of CUDA_SOURCE
+// ==== lines 2907 to 3214 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -8337,19 +8329,19 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 3222 to 3243 of CUDA_SOURCE
+// ==== lines 3214 to 3235 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 3243 to 3429 of CUDA_SOURCE
+// ==== lines 3235 to 3421 of CUDA_SOURCE
     case kFloat32: return f(float{});
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 3441 to 3928 of CUDA_SOURCE
+// ==== lines 3431 to 3918 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3928 to 4254 of CUDA_SOURCE
+// ==== lines 3918 to 4244 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8442,12 +8434,12 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4248 to 4675 of CUDA_SOURCE
+// ==== lines 4238 to 4665 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4675 to 5026 of CUDA_SOURCE
+// ==== lines 4665 to 5016 of CUDA_SOURCE
 
-// ==== lines 5097 to 5150 of CUDA_SOURCE
+// ==== lines 5089 to 5142 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -8468,9 +8460,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5168 to 5188 of CUDA_SOURCE
+// ==== lines 5160 to 5180 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5188 to 5211 of CUDA_SOURCE
+// ==== lines 5180 to 5203 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -8481,7 +8473,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 5227 to 5650 of CUDA_SOURCE
+// ==== lines 5219 to 5642 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12964,7 +12956,7 @@ TCONV_IMPLEMENT(CUDA)
 _SLUG = '69_conv_transpose_3x5'
 _CALL = ''
 _NUM_VECTORS = 0
-_DIGEST = '285c17ea6dff358bce89b7e857db967216b9c20619c13e05a5363482d6f9f384'
+_DIGEST = '338f2a31539e368bd65ca97cb603632acba5f5c025eb2ea06a8011c528b558ba'
 
 
 def _require_constants(names: tuple, compiled: tuple, *given) -> None:
@@ -13274,10 +13266,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
-# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
-# functions that the operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -13336,13 +13328,14 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, storage in _PARTS.items():
+    for dtype, (storage, num_hopper) in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, ["TCONV_HOPPER_APART"], own)
-        for index in range(2 if storage else 0):
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), this, names)
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 

@@ -7,8 +7,8 @@ pooled image only.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
-two): nvcc's front end is serial.
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -31,12 +31,12 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     b5ca72fa58574a9c386a6f6643ec2546222846fc6473c05ae2011d3448ebe79d
+sha256 of CUDA_SOURCE:     3dd8f137499f26666adeba15cfa76a5fedfefe7c36976495ceb3acbce4dc5869
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 486c5b7c69552a58fa52a13e8bb7652285cd43d7964b67237ae27ecfe8c60327
+sha256 of GRADIENT_CUDA_SOURCE: 792a1a4df93aa90a876b0f611c5070cf0a82525a0fa4716316a2efb2e51f4a34
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
-sha256 of POOL_GRADIENT_CUDA_SOURCE: bac13d125d0fa80e714b25a08da83d59f95460479f83301f8512c7491dd2905d
+sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
 """
 
@@ -634,8 +634,6 @@ int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
 #ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
-#endif
-#ifndef TCONV_WITHOUT_FP64
     case kFloat64: return f(double{});
 #endif
 #ifndef TCONV_WITHOUT_FP16
@@ -2580,8 +2578,8 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles in parts side by side, in less than half the time: by dtype, and apart from
-// each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32, TCONV_WITHOUT_FP64, TCONV_WITHOUT_FP16 and
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
 // TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
 // would share end in the part's name in all but the first (generator/runtime/build.py).
 
@@ -2601,11 +2599,6 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 #else
 #define TCONV_LEFT_OUT_FP32(...)
 #endif
-#ifdef TCONV_WITHOUT_FP64
-#define TCONV_LEFT_OUT_FP64 TCONV_LEFT_OUT
-#else
-#define TCONV_LEFT_OUT_FP64(...)
-#endif
 #ifdef TCONV_WITHOUT_FP16
 #define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
 #else
@@ -2619,21 +2612,18 @@ inline int64_t query_device_limits(DeviceLimits* limits) {
 // Likewise for a template of a storage type.
 #define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
   TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
-  TCONV_LEFT_OUT_FP64(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
   TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
   TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
 
-// At the head of an exported function: the part for fp32, which the operator calls, hands calls in the other dtypes to
-// the function of the same name in theirs.
-#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP64)
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
-  if (CALL->conv.dtype == tconv::kFloat64) return TCONV_IN_PART(NAME, _fp64)(CALL); \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
 #else
@@ -6009,14 +5999,14 @@ inline Plan make_plan(const ConvTransposeLayer& p, Outputs outputs, bool sixteen
 }  // namespace hopper
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
-// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
-// them. Without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
 
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -6030,7 +6020,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -6043,10 +6033,12 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
@@ -10150,19 +10142,19 @@ struct GradientCall {
 
 #include <type_traits>
 
-// ==== lines 1537 to 1703 of CUDA_SOURCE
+// ==== lines 1535 to 1701 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
-// ==== lines 1704 to 1732 of CUDA_SOURCE
+// ==== lines 1702 to 1730 of CUDA_SOURCE
 // ==== lines 324 to 351 of CUDA_SOURCE
 // ==== lines 375 to 463 of CUDA_SOURCE
-// ==== lines 981 to 1032 of CUDA_SOURCE
-// ==== lines 1900 to 2000 of CUDA_SOURCE
+// ==== lines 979 to 1030 of CUDA_SOURCE
+// ==== lines 1898 to 1998 of CUDA_SOURCE
 // ==== lines 463 to 493 of CUDA_SOURCE
 
-// ==== lines 3818 to 3953 of CUDA_SOURCE
+// ==== lines 3808 to 3943 of CUDA_SOURCE
 
-// ==== lines 2481 to 2520 of CUDA_SOURCE
+// ==== lines 2479 to 2518 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
 // Second stage of sums over pixels: partial sums, one after the other in a fixed order, into the gradient.
 //   from [num_parts][count] of Acc -> to [count]
@@ -10329,19 +10321,19 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 #include <cuda_runtime.h>
 
-// ==== lines 1732 to 1882 of CUDA_SOURCE
+// ==== lines 1730 to 1880 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 1882 to 1900 of CUDA_SOURCE
+// ==== lines 1880 to 1898 of CUDA_SOURCE
 
-// ==== lines 2001 to 2483 of CUDA_SOURCE
+// ==== lines 1999 to 2481 of CUDA_SOURCE
 
-// ==== lines 2581 to 2675 of CUDA_SOURCE
+// ==== lines 2571 to 2665 of CUDA_SOURCE
 
-// ==== lines 2677 to 3795 of CUDA_SOURCE
+// ==== lines 2667 to 3785 of CUDA_SOURCE
 
-// ==== lines 3955 to 4262 of CUDA_SOURCE
+// ==== lines 3945 to 4252 of CUDA_SOURCE
 // An input that lies in segments of 64 channels (weight_gradient_layout.h), scaled already where it is scaled.
 struct PackedInput {
   const unsigned char* segments;  // null: the input is a tensor
@@ -10351,9 +10343,9 @@ struct PackedInput {
   int strips, blocks, pitch, segment_pixels;
 };
 
-// ==== lines 4262 to 4283 of CUDA_SOURCE
+// ==== lines 4252 to 4273 of CUDA_SOURCE
   PackedInput packed;
-// ==== lines 4283 to 4381 of CUDA_SOURCE
+// ==== lines 4273 to 4371 of CUDA_SOURCE
 // ---- kernels_src/cuda/group_norm_storage.cuh
 // How normalisation kernels see a tensor's dtype: accumulation type, partial moments, 16-byte vectors.
 
@@ -10365,13 +10357,13 @@ struct PackedInput {
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 585 to 607 of CUDA_SOURCE
-// ==== lines 4386 to 4851 of CUDA_SOURCE
+// ==== lines 583 to 605 of CUDA_SOURCE
+// ==== lines 4376 to 4841 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4851 to 5177 of CUDA_SOURCE
+// ==== lines 4841 to 5167 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10464,12 +10456,12 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5171 to 5598 of CUDA_SOURCE
+// ==== lines 5161 to 5588 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5598 to 5949 of CUDA_SOURCE
+// ==== lines 5588 to 5939 of CUDA_SOURCE
 
-// ==== lines 6020 to 6073 of CUDA_SOURCE
+// ==== lines 6012 to 6065 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -10490,9 +10482,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6091 to 6111 of CUDA_SOURCE
+// ==== lines 6083 to 6103 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6111 to 6134 of CUDA_SOURCE
+// ==== lines 6103 to 6126 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -10503,7 +10495,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6150 to 6573 of CUDA_SOURCE
+// ==== lines 6142 to 6565 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15040,7 +15032,7 @@ struct GroupNormGradientCall {
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 585 to 742 of CUDA_SOURCE
+// ==== lines 583 to 740 of CUDA_SOURCE
 
 struct ChannelSumsConfig {
   static constexpr int kThreads = 256;
@@ -15091,7 +15083,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 // value's deviation, so that value and g are read twice: for the sums, and for the gradient. What is normalised may be
 // a function of what is stored (Inner), which is computed wherever it is read; the gradient then is the stored value's.
 
-// ==== lines 981 to 1032 of CUDA_SOURCE
+// ==== lines 979 to 1030 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_chain.cuh
 // The chains whose gradients a library holds, and the choice among them.
 
@@ -15109,7 +15101,7 @@ int64_t launch_channel_sums(const Acc* from, Storage* to, int64_t rows, int64_t 
 #include <cstring>
 #include <type_traits>
 
-// ==== lines 1542 to 1684 of CUDA_SOURCE
+// ==== lines 1540 to 1682 of CUDA_SOURCE
 namespace math {
 
 #ifdef TCONV_OWN_MATH
@@ -16026,7 +16018,7 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 // and without the last two terms where the statistics are running ones
 // (aten/src/ATen/native/cuda/Normalization.cuh in PyTorch).
 
-// ==== lines 919 to 973 of CUDA_SOURCE
+// ==== lines 917 to 971 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -17720,7 +17712,7 @@ TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &t
 
 _SLUG = '11_conv_transpose_batch_norm_tanh_max_pool_group_norm'
 _CALL = ''
-_DIGEST = '3b680b4fc5d3eb6ba769b8ff94af816c73543cb17b76c43b020e1e23879688e9'
+_DIGEST = '4b9af1c562d08a95265fde9d273fc50302baf93c719b71be1b81d51511644a7c'
 
 
 class _Tanh:
@@ -18098,10 +18090,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
-# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
-# functions that the operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -18160,13 +18152,14 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, storage in _PARTS.items():
+    for dtype, (storage, num_hopper) in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, ["TCONV_HOPPER_APART"], own)
-        for index in range(2 if storage else 0):
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), this, names)
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 

@@ -7,8 +7,8 @@ rewrites the output once.
 
 On a CUDA tensor the CUDA kernels run (CUDA_SOURCE), on a CPU tensor the C++ ones (CPU_SOURCE);
 OPERATOR_SOURCE checks the arguments and calls them, through PyTorch's stable ABI. CUDA_SOURCE
-compiles as ten parts side by side (fp32, fp64, fp16, bf16; the Hopper kernels of each apart, in
-two): nvcc's front end is serial.
+compiles as seven parts side by side (fp32 and fp64, fp16, bf16; the Hopper kernels of each apart,
+fp32's in two): nvcc's front end is serial.
 
 The convolution's gradients on CUDA are a library of their own (GRADIENT_CUDA_SOURCE,
 GRADIENT_OPERATOR_SOURCE), built when the first one is asked for; on the CPU, and with
@@ -30,10 +30,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     b8d4f32efe88161d36a84cdc1ac8ee03d5c0ffed59c60f5ae053afad5607f46f
+sha256 of CUDA_SOURCE:     038e57eeefd2d948f7e8b37c5d18a258bd42d9a20d4b31d5870e5c1280e4ed78
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 9bc1cc28980e69e048895c84a55ffef849a0502214c0e5b35b0e8e2b26c82a9d
+sha256 of GRADIENT_CUDA_SOURCE: 6805cb3caff9b46ad0a04085b18c4857d3e8ed12d38039defdb77662b0406151
 sha256 of GRADIENT_OPERATOR_SOURCE: 65169b3358abe0a0212dad28cf469e6c2fbc6082077e32ba41259fe746c20792
 """
 
@@ -1788,8 +1788,6 @@ int64_t dispatch_dtype(int64_t dtype, F f) {
   switch (dtype) {
 #ifndef TCONV_WITHOUT_FP32
     case kFloat32: return f(float{});
-#endif
-#ifndef TCONV_WITHOUT_FP64
     case kFloat64: return f(double{});
 #endif
 #ifndef TCONV_WITHOUT_FP16
@@ -5203,8 +5201,8 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/dtype_parts.h
-// The CUDA source of a forward compiles in parts side by side, in less than half the time: by dtype, and apart from
-// each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32, TCONV_WITHOUT_FP64, TCONV_WITHOUT_FP16 and
+// The CUDA source of a forward compiles in parts side by side, in less than half the time: fp32 and fp64; fp16; bf16;
+// and apart from each the kernels of hopper_part.cuh. TCONV_WITHOUT_FP32 (nor fp64), TCONV_WITHOUT_FP16 and
 // TCONV_WITHOUT_BF16 say what a part leaves out; without them one translation unit has everything. Names that parts
 // would share end in the part's name in all but the first (generator/runtime/build.py).
 
@@ -5224,11 +5222,6 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 #else
 #define TCONV_LEFT_OUT_FP32(...)
 #endif
-#ifdef TCONV_WITHOUT_FP64
-#define TCONV_LEFT_OUT_FP64 TCONV_LEFT_OUT
-#else
-#define TCONV_LEFT_OUT_FP64(...)
-#endif
 #ifdef TCONV_WITHOUT_FP16
 #define TCONV_LEFT_OUT_FP16 TCONV_LEFT_OUT
 #else
@@ -5242,21 +5235,18 @@ bool choose_geometry(const ConvTransposeLayer& p, int64_t tiles_elsewhere, const
 // Likewise for a template of a storage type.
 #define TCONV_LEFT_OUT_STORAGE(FUNCTION, ...)        \
   TCONV_LEFT_OUT_FP32(FUNCTION<float>, __VA_ARGS__)  \
-  TCONV_LEFT_OUT_FP64(FUNCTION<double>, __VA_ARGS__) \
+  TCONV_LEFT_OUT_FP32(FUNCTION<double>, __VA_ARGS__) \
   TCONV_LEFT_OUT_FP16(FUNCTION<__half>, __VA_ARGS__) \
   TCONV_LEFT_OUT_BF16(FUNCTION<__nv_bfloat16>, __VA_ARGS__)
 
-// At the head of an exported function: the part for fp32, which the operator calls, hands calls in the other dtypes to
-// the function of the same name in theirs.
-#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP64)
+// At the head of an exported function: the part for fp32 and fp64, which the operator calls, hands calls in the other
+// dtypes to the function of the same name in theirs.
+#if !defined(TCONV_WITHOUT_FP32) && defined(TCONV_WITHOUT_FP16) && defined(TCONV_WITHOUT_BF16)
 #define TCONV_HAND_OVER(NAME, CALL)                                                 \
-  if (CALL->conv.dtype == tconv::kFloat64) return TCONV_IN_PART(NAME, _fp64)(CALL); \
   if (CALL->conv.dtype == tconv::kFloat16) return TCONV_IN_PART(NAME, _fp16)(CALL); \
   if (CALL->conv.dtype == tconv::kBFloat16) return TCONV_IN_PART(NAME, _bf16)(CALL);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_workspace_bytes, _bf16)(const void* call);
-TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp64)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _fp16)(const void* call);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_run, _bf16)(const void* call);
 #else
@@ -6828,14 +6818,14 @@ __global__ void __launch_bounds__(HopperConfig<kShapeIndex, Storage>::kThreads, 
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/hopper_part.cuh
-// A dtype's Hopper kernels take longest to compile and are two parts of their own (dtype_parts.h): TCONV_HOPPER_PART
-// says which of them this is, of TCONV_HOPPER_STORAGE, and TCONV_HOPPER_APART in the rest of the dtype that calls go to
-// them. Without both a translation unit has its Hopper kernels itself.
+// A dtype's Hopper kernels take longest to compile and are parts of their own (dtype_parts.h): one, of fp32 two.
+// TCONV_HOPPER_PARTS says how many; TCONV_HOPPER_PART which one this is, of TCONV_HOPPER_STORAGE. Where only the first
+// is defined, calls go to those parts; without both a translation unit has its Hopper kernels itself.
 
 #include <type_traits>
 
 
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _0)(int64_t outputs, const void* args, int num_sms, void* stream);
 TCONV_EXPORT int64_t TCONV_IN_PART(tconv_cuda_hopper, _1)(int64_t outputs, const void* args, int num_sms, void* stream);
 #endif
@@ -6849,7 +6839,7 @@ constexpr int part_of_two(int n, int producer_warps) { return n <= 128 && produc
 
 constexpr bool is_of_part(Shape shape) {
 #ifdef TCONV_HOPPER_PART
-  return part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
+  return TCONV_HOPPER_PARTS == 1 || part_of_two(shape.n, shape.producer_warps) == TCONV_HOPPER_PART;
 #else
   return true;
 #endif
@@ -6862,10 +6852,12 @@ int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int nu
 // launch_planned, wherever it is compiled.
 template <Outputs kOutputs, typename Storage>
 int64_t launch_in_part(const HopperArgs<Storage>& args, int num_sms, void* stream) {
-#ifdef TCONV_HOPPER_APART
+#if defined(TCONV_HOPPER_PARTS) && !defined(TCONV_HOPPER_PART)
   constexpr int64_t outputs = static_cast<int64_t>(kOutputs);
+#if TCONV_HOPPER_PARTS == 2
   if (part_of_two(args.plan.n, args.plan.producer_warps) == 1)
     return TCONV_IN_PART(tconv_cuda_hopper, _1)(outputs, &args, num_sms, stream);
+#endif
   return TCONV_IN_PART(tconv_cuda_hopper, _0)(outputs, &args, num_sms, stream);
 #else
   return launch_planned<kOutputs, Storage, 0>(args.plan, args, num_sms, stream);
@@ -8150,14 +8142,14 @@ int64_t launch_held(const Args<Storage>& args, void* stream) {
 }
 
 // Where Hopper kernels are in two parts (hopper_part.cuh), this one is in the second, which has the time for it.
-#if defined(TCONV_HOPPER_APART) || defined(TCONV_HOPPER_PART)
+#if TCONV_HOPPER_PARTS == 2
 constexpr int64_t kHeldOutputs = -1;  // none of Outputs
 #endif
 
 // launch_held, wherever it is compiled.
 template <typename Storage>
 int64_t launch_in_part(const Args<Storage>& args, void* stream) {
-#ifdef TCONV_HOPPER_APART
+#if TCONV_HOPPER_PARTS == 2 && !defined(TCONV_HOPPER_PART)
   return TCONV_IN_PART(tconv_cuda_hopper, _1)(kHeldOutputs, &args, 0, stream);
 #else
   return launch_held(args, stream);
@@ -8166,7 +8158,7 @@ int64_t launch_in_part(const Args<Storage>& args, void* stream) {
 
 #ifdef TCONV_HOPPER_PART
 inline int64_t launch_of_part(int64_t outputs, const void* args, int num_sms, void* stream) {
-#if TCONV_HOPPER_PART == 1
+#if TCONV_HOPPER_PARTS == 2 && TCONV_HOPPER_PART == 1
   if (outputs == kHeldOutputs) return launch_held(*static_cast<const Args<TCONV_HOPPER_STORAGE>*>(args), stream);
 #endif
   return hopper::launch_of_part<Outputs::kWithMoments>(outputs, args, num_sms, stream);
@@ -11052,10 +11044,10 @@ struct Epilogue {
 // ==== lines 501 to 549 of CUDA_SOURCE
 // ==== lines 1014 to 1102 of CUDA_SOURCE
 // ==== lines 1281 to 1332 of CUDA_SOURCE
-// ==== lines 3373 to 3473 of CUDA_SOURCE
+// ==== lines 3371 to 3471 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6243 to 6378 of CUDA_SOURCE
+// ==== lines 6233 to 6368 of CUDA_SOURCE
 
 // ==== lines 1100 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -11225,18 +11217,18 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4618 to 4646 of CUDA_SOURCE
+// ==== lines 4616 to 4644 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4646 to 5147 of CUDA_SOURCE
+// ==== lines 4644 to 5145 of CUDA_SOURCE
 
-// ==== lines 5208 to 5302 of CUDA_SOURCE
+// ==== lines 5198 to 5292 of CUDA_SOURCE
 
-// ==== lines 5304 to 5415 of CUDA_SOURCE
+// ==== lines 5294 to 5405 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5416 to 5604 of CUDA_SOURCE
+// ==== lines 5406 to 5594 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11244,9 +11236,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5608 to 6220 of CUDA_SOURCE
+// ==== lines 5598 to 6210 of CUDA_SOURCE
 
-// ==== lines 6380 to 6400 of CUDA_SOURCE
+// ==== lines 6370 to 6390 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11288,13 +11280,13 @@ struct PackedInput {
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 1743 to 1763 of CUDA_SOURCE
-// ==== lines 2035 to 2502 of CUDA_SOURCE
+// ==== lines 1741 to 1761 of CUDA_SOURCE
+// ==== lines 2033 to 2500 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3047 to 3373 of CUDA_SOURCE
+// ==== lines 3045 to 3371 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11393,14 +11385,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6400 to 6495 of CUDA_SOURCE
-// ==== lines 2689 to 2763 of CUDA_SOURCE
-// ==== lines 6498 to 6750 of CUDA_SOURCE
+// ==== lines 6390 to 6485 of CUDA_SOURCE
+// ==== lines 2687 to 2761 of CUDA_SOURCE
+// ==== lines 6488 to 6740 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6750 to 6772 of CUDA_SOURCE
-// ==== lines 4188 to 4519 of CUDA_SOURCE
-// ==== lines 6844 to 6896 of CUDA_SOURCE
+// ==== lines 6740 to 6762 of CUDA_SOURCE
+// ==== lines 4186 to 4517 of CUDA_SOURCE
+// ==== lines 6836 to 6888 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -11421,9 +11413,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6914 to 6934 of CUDA_SOURCE
+// ==== lines 6906 to 6926 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6934 to 6957 of CUDA_SOURCE
+// ==== lines 6926 to 6949 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -11434,7 +11426,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6973 to 7396 of CUDA_SOURCE
+// ==== lines 6965 to 7388 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15263,7 +15255,7 @@ struct VectorSpan {
   __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
 };
 
-// ==== lines 3745 to 3890 of CUDA_SOURCE
+// ==== lines 3743 to 3888 of CUDA_SOURCE
 
 struct ChainPackConfig {
   static constexpr int kThreads = PackConfig::kThreads;
@@ -17714,7 +17706,7 @@ _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
 _KEEPS_RESULT = False
-_DIGEST = '8445db79aa8d5ef3196ac1aca70575d98c2027fe9811408b456c3807cbdac18c'
+_DIGEST = '1aeccb93d9c4c9328d3f03a0f310b185286d6d700ce1e03de36e4f74b885bf74'
 
 
 class _Gelu:
@@ -18040,10 +18032,10 @@ _CUDA_FLAGS = (
     "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )
 _LINK_FLAGS = ("-fopenmp",)
-# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's, and what type its
-# Hopper kernels, if any, are of: they are two parts more (hopper_part.cuh). The first one has the
-# functions that the operator calls; it hands calls over to those of the other dtypes.
-_PARTS = {"fp32": "float", "fp64": None, "fp16": "__half", "bf16": "__nv_bfloat16"}
+# The parts of a CUDA source (kernels_src/cuda/dtype_parts.h): each dtype's type, and in how many
+# parts more its Hopper kernels are (hopper_part.cuh). The first one has the functions that the
+# operator calls; it hands calls over to those of the other dtypes.
+_PARTS = {"fp32": ("float", 2), "fp16": ("__half", 1), "bf16": ("__nv_bfloat16", 1)}
 _PART_NAMES = (
     *("tconv", "tconv_cuda_error_string", "tconv_cuda_workspace_bytes", "tconv_cuda_run"),
     "tconv_cuda_hopper",
@@ -18102,13 +18094,14 @@ def _parts(cuda_source: str) -> dict[str, str]:
         lines += [f"{name} {name}_{part}" for name in renamed]
         made[part] = "\n".join([*(f"#define {line}" for line in lines), cuda_source])
 
-    for dtype, storage in _PARTS.items():
+    for dtype, (storage, num_hopper) in _PARTS.items():
         others = [other for other in _PARTS if other != dtype]
+        hopper = [f"TCONV_HOPPER_PARTS {num_hopper}"]
         own = [name for name in names if dtype != "fp32" or "hopper" in name]
-        add(dtype, others, ["TCONV_HOPPER_APART"], own)
-        for index in range(2 if storage else 0):
+        add(dtype, others, hopper, own)
+        for index in range(num_hopper):
             this = [f"TCONV_HOPPER_PART {index}", f"TCONV_HOPPER_STORAGE {storage}"]
-            add(f"{dtype}_{index}", list(_PARTS), this, names)
+            add(f"{dtype}_{index}", list(_PARTS), hopper + this, names)
     return made
 
 
