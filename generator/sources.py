@@ -21,14 +21,13 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
-# packed_value.cuh and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary
+# and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary
 # convolutions input_scale.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
-_ALONG = "TCONV_COMPUTES_VALUE"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -48,7 +47,6 @@ def resolve(
     sampled: bool = False,
     branched: bool = False,
     chained: bool = False,
-    along: bool = False,
     in_parts: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
@@ -58,8 +56,8 @@ def resolve(
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
     of rows; `joined`: with joined columns; `split`: with output channels in parts, as with volumes,
     and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
-    with steps of branches; `chained`: gradients through chains; `along`: which compute the
-    convolution's output along; `in_parts`: one that compiles in parts, by dtype.
+    with steps of branches; `chained`: gradients through chains; `in_parts`: one that
+    compiles in parts, by dtype.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -75,7 +73,6 @@ def resolve(
         _SAMPLED: sampled,
         _BRANCHED: branched,
         _CHAINED: chained,
-        _ALONG: along,
         _IN_PARTS: in_parts,
     }
     if not in_parts:
@@ -232,30 +229,28 @@ def gradient_cuda_source(
     volumes: bool = False,
     chains: str | None = None,
     split: bool = False,
-    along: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"); or of BatchNorm alone ("batch_norm"). `chains`: the text of
     generated_gradient.h, or None for the identity's; beside "gradients" those of chains and
-    GroupNorm are in it, too. `split`: with output channels of convolutions in parts;
-    `along`: the value of chains is computed along (no solution has it: lab/gradients.md).
+    GroupNorm are in it, too. `split`: with output channels of convolutions in parts.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
-    conditions = {"split": split, "chained": chained, "along": along}
+    conditions = {"split": split, "chained": chained}
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 
 def gradient_operator_source(
-    entry: str = "gradients", volumes: bool = False, chained: bool = False, along: bool = False
+    entry: str = "gradients", volumes: bool = False, chained: bool = False
 ) -> str:
     """The library's C++: what there is for a CPU, then the operator."""
-    path, conditions = KERNELS / "cpu" / f"entry_{entry}.cpp", {"chained": chained, "along": along}
-    ahead = resolve(path, volumes=volumes, **conditions)
-    return ahead + gradient_operator(entry, volumes, **conditions)
+    path = KERNELS / "cpu" / f"entry_{entry}.cpp"
+    ahead = resolve(path, volumes=volumes, chained=chained)
+    return ahead + gradient_operator(entry, volumes, chained)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -271,7 +266,7 @@ def gradient_operator(
     headers += ["group_norm_gradient_call.h"] * chained
     shared = tuple(KERNELS / name for name in headers)
     path = KERNELS / "binding" / f"operator_{entry}.cpp"
-    return resolve(path, None, shared, volumes, chained=chained, along=along)
+    return resolve(path, None, shared, volumes, chained=chained)
 
 
 def without_shared_lines(text: str, given: str, least: int = 12) -> str:

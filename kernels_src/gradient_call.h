@@ -29,12 +29,11 @@ struct GradientCall {
   DepthAxis depth;
 #endif
 #ifdef TCONV_GRADIENT_CHAINS
-  // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
-  // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  // Where of_chain.grad is not null, grad is formed from it and of_chain.value, and written only if it has to be: it
+  // may lie where value does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is
+  // done.
   GroupNormGradientCall of_chain;
-#ifdef TCONV_COMPUTES_VALUE
-  bool computes_value;  // of_chain.value is written first: the convolution's output, with conv.bias
-#endif
+  bool computes_value;  // the convolution's output, with conv.bias, in place of a value: neither it nor grad is given
   const cuda::PlanesPacker* packer;  // the library's own
 #endif
 };

@@ -35,8 +35,8 @@ CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
 CHAINED_GRADIENTS = Path("chained_gradients")  # GRADIENTS with the chains of NORM_GRADIENTS
-# Likewise, with the convolution's output computed along, in goes of few images.
-ALONG_GRADIENTS = Path("along_gradients")
+# Likewise, with a spare workspace for one image: the batch goes by in several slices.
+SLICED_GRADIENTS = Path("sliced_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 
 # Libraries beside the forward by the fixture that has them emulated.
@@ -47,14 +47,14 @@ EMULATED_GRADIENTS = {
     "emulated_batch_norm": BATCH_NORM,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
-    "emulated_along_gradients": ALONG_GRADIENTS,
+    "emulated_sliced_gradients": SLICED_GRADIENTS,
     "emulated_many_channels_gradients": MANY_CHANNELS_GRADIENTS,
 }
 # What is emulated for less time than -O2 takes to build it.
 OPTIMISED = dict.fromkeys(
     (
         *(VOLUME_ONLY, MANY_CHANNELS),
-        *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, ALONG_GRADIENTS),
+        *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
         MANY_CHANNELS_GRADIENTS,
     ),
     "-O1",
@@ -68,10 +68,9 @@ def cuda_source_of(path: Path) -> str:
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(chains=_long_chains())
-    if path in (CHAINED_GRADIENTS, ALONG_GRADIENTS):
-        along = path == ALONG_GRADIENTS
-        text = gradient_cuda_source(chains=chains_header(counted=True), along=along)
-        return _in_small_goes(text) if along else text
+    if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
+        text = gradient_cuda_source(chains=chains_header(counted=True))
+        return _in_small_slices(text) if path == SLICED_GRADIENTS else text
     if path == MANY_CHANNELS_GRADIENTS:
         return gradient_cuda_source(split=True)
     if path == VOLUME_GRADIENTS:
@@ -79,14 +78,11 @@ def cuda_source_of(path: Path) -> str:
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 
-def _in_small_goes(text: str) -> str:
-    """A batch of the tests' layers is then packed in several goes, as large ones are."""
-    bytes_of_a_go = re.compile(r"kPackedBytes = int64_t\{256\} << 20, kMostPackedBytes = .*;")
-    made, count = bytes_of_a_go.subn(
-        "kPackedBytes = 128 << 10, kMostPackedBytes = kPackedBytes;", text
-    )
-    assert count == 1
-    return made
+def _in_small_slices(text: str) -> str:
+    """A batch of the tests' layers is then cut, as large ones are."""
+    given = "kSpareBytes = int64_t{96} << 20"
+    assert text.count(given) == 1
+    return text.replace(given, "kSpareBytes = 0")
 
 
 def _long_chains() -> str:

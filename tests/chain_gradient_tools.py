@@ -52,6 +52,8 @@ FORMED_FIRST = {
     "twelve": Case(in_channels=8, out_channels=12, size=(5, 33), kernel=(4, 4), stride=(2, 2)),
     "1x1": Case(in_channels=40, out_channels=24, size=(5, 64), kernel=(1, 1)),
 }
+# Of PACKED, those whose batch goes by in slices, with the convolution's output computed along.
+STRIDE_ONE = ("plain", "whole", "strips", "rows", "dilated")
 ALLOWED = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 

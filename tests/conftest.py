@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.builds_ahead import (
-    ALONG_GRADIENTS,
     BATCH_NORM,
     CHAINED_GRADIENTS,
     EMULATED,
@@ -19,6 +18,7 @@ from tests.builds_ahead import (
     MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
+    SLICED_GRADIENTS,
     VOLUME_GRADIENTS,
     VOLUME_ONLY,
     BuildsAhead,
@@ -184,7 +184,7 @@ def emulated_chained_gradients(builds_ahead):
 
 
 @pytest.fixture(scope="session")
-def emulated_along_gradients(builds_ahead):
-    """The same, which computes the convolution's output along."""
-    built = builds_ahead.gradients[ALONG_GRADIENTS].result()
-    return emulator.EmulatedGradients(built, chained=True, along=True)
+def emulated_sliced_gradients(builds_ahead):
+    """The same, in slices of few images."""
+    built = builds_ahead.gradients[SLICED_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, chained=True, sliced=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generator.sources import gradient_operator_source
-from tests.builds_ahead import CHAINED_GRADIENTS, cuda_source_of
+from tests.builds_ahead import CHAINED_GRADIENTS, SLICED_GRADIENTS, cuda_source_of
 from tests.solution_tools import Case, assert_within, conv_bound, environment
 
 KERNELS = ["plain", "direct", "portable", "hopper", "auto"]
@@ -30,7 +30,8 @@ def tf32(allowed: bool):
 
 def gradients_library(shelf, path):
     """The operators of a library of gradients (tests/builds_ahead.py) with the tests' chains."""
-    chained, source = path == CHAINED_GRADIENTS, cuda_source_of(path)
+    chained = path in (CHAINED_GRADIENTS, SLICED_GRADIENTS)
+    source = cuda_source_of(path)
     entry = "gradients" if chained else path.stem.removeprefix("entry_")
     name = f"tconv_tests_{entry}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     load = shelf["65"].solution["_load_operators"]

@@ -2,15 +2,18 @@
 every dtype, whether formed as they are packed or first, the same bits each time.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.builds_ahead import CHAINED_GRADIENTS
+from tests.builds_ahead import CHAINED_GRADIENTS, SLICED_GRADIENTS
 from tests.chain_gradient_tools import (
     ALL,
     ALLOWED,
     FORMED_FIRST,
     PACKED,
+    STRIDE_ONE,
     call,
     check,
     given_value,
@@ -28,6 +31,38 @@ CASES = {**PACKED, **FORMED_FIRST}
 @pytest.fixture(scope="module")
 def chain_backward(shelf):
     return gradients_library(shelf, CHAINED_GRADIENTS).chain_backward.default
+
+
+@pytest.fixture(scope="module")
+def sliced_backward(shelf):
+    """The same, in slices of few images."""
+    return gradients_library(shelf, SLICED_GRADIENTS).chain_backward.default
+
+
+@pytest.mark.parametrize("batch", [2, 3, 7])
+@pytest.mark.parametrize("chain", range(len(CHAINS)))
+@pytest.mark.parametrize("name", STRIDE_ONE)
+def test_slices(sliced_backward, name, chain, batch):
+    case = replace(PACKED[name], batch=batch)
+    for num_groups in (0, num_groups_of(case)):
+        given = tensors_of(case, chain, num_groups, device="cuda")
+        exact = truth(case, given, chain, num_groups)
+        found = call(sliced_backward, case, given, chain, num_groups)
+        check(found, exact, num_groups, ALLOWED[torch.float32])
+        again = call(sliced_backward, case, given, chain, num_groups)
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize(("of", "factor"), [("x", 1e-36), ("grad", 1e9), ("weight", 1e-36)])
+@pytest.mark.parametrize("sample", [0, 1, 2])
+def test_slices_that_containers_cannot_hold(sliced_backward, of, factor, sample):
+    case = replace(PACKED["whole"], batch=3)
+    given = tensors_of(case, 1, 0, device="cuda")
+    given[of][sample] *= factor
+    exact, _ = truth(case, given, 1, 0)
+    found = call(sliced_backward, case, given, 1, 0)
+    for got, wanted in zip(found[:2], exact[:2], strict=True):
+        assert float((got.double() - wanted).norm()) <= 2e-3 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("normed", [True, False], ids=["norm", "chain"])

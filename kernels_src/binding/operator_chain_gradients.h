@@ -87,20 +87,10 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   GradientCall call{};
   call.conv = make_call(layer, kernel_dtype(dtype), inputs.tf32);
   call.conv.x = pointer_of(inputs.x), call.conv.weight = pointer_of(weight);
-  const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
-  OptionalTensor formed = allocate(sizes, 4, dtype, device), value = behind.value ? behind.value : formed;
-#ifdef TCONV_COMPUTES_VALUE
   const GradientCall of_conv = call;
-#else
-  if (!behind.value) {
-    GradientCall once_more = call;
-    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
-    launch(once_more, device);
-  }
-#endif
 
   GroupNormGradientCall& chain = call.of_chain;
-  chain.chain = behind.chain, chain.grad = pointer_of(grad), chain.value = pointer_of(value);
+  chain.chain = behind.chain, chain.grad = pointer_of(grad);
   chain.weight = pointer_of(behind.norm_weight), chain.num_groups = behind.num_groups, chain.eps = behind.eps;
   chain.batch = layer.batch, chain.channels = layer.out_channels, chain.height = layer.out_h, chain.width = layer.out_w;
   if (inputs.need_bias) chain.grad_sums = pointer_of(grad_bias);
@@ -121,21 +111,27 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   const Tensor grad_weight = allocate_like(weight, inputs.need_weight, device);
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
-  set_grad(pointer_of(formed), layer.out_w);
-#ifdef TCONV_COMPUTES_VALUE
-  GradientCall along = call;  // with the value, in one call
+  set_grad(nullptr, layer.out_w);
+  const bool both = inputs.need_x && inputs.need_weight;
+  GradientCall along = call;  // with the value
   along.conv.bias = pointer_of(behind.bias), along.computes_value = true;
-  const bool at_once = !behind.value && inputs.need_x && inputs.need_weight && forms_as_it_packs(along, device);
-  if (!behind.value && !at_once) {
-    GradientCall once_more = of_conv;
-    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
-    launch(once_more, device);
+  OptionalTensor formed, value = behind.value;
+  const bool at_once = !value && both && forms_as_it_packs(along, device);
+  if (!at_once) {
+    const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+    formed = allocate(sizes, 4, dtype, device);
+    set_grad(pointer_of(formed), layer.out_w);
+    if (!value) {
+      value = formed;
+      GradientCall once_more = of_conv;
+      once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
+      launch(once_more, device);
+    }
+    chain.value = pointer_of(value);
   }
   if (at_once) {
     launch(along, device);
-  } else
-#endif
-      if (inputs.need_x && inputs.need_weight && forms_as_it_packs(call, device)) {
+  } else if (both && forms_as_it_packs(call, device)) {
     launch(call, device);
   } else {
     // Rows in whole vectors where the input's gradient slides over them.

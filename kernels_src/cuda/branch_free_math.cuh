@@ -29,6 +29,20 @@ __device__ __forceinline__ float normal_cdf_of(float v, float twice_below) {
 // 1e-8 for a < 1, 4e-8 for a < 6, 1e-6 for a < 13, beyond which it is zero). Near 0 the exponent is, too, and what it
 // lacks in digits costs none.
 __device__ __forceinline__ float normal_cdf(float v) {
+#ifdef TCONV_GRADIENT_CHAINS
+  // The same power as the density's, which slopes ask for, too: 2 Phi(-a) = e^(-a^2 / 2) t P(t), t = 1 / (1 + 0.305 a),
+  // P a minimax fit (relative error 9e-8 for a < 14).
+  const float t = reciprocal(fmaf(0.305f, fabsf(v), 1.0f));
+  float p = 0.0733984187245369f;
+  p = fmaf(p, t, -0.3059767782688141f);
+  p = fmaf(p, t, 0.3714340627193451f);
+  p = fmaf(p, t, -0.0759538784623146f);
+  p = fmaf(p, t, 0.24204346537590027f);
+  p = fmaf(p, t, 0.20684169232845306f);
+  p = fmaf(p, t, 0.24493363499641418f);
+  p = fmaf(p, t, 0.24327947199344635f);
+  return normal_cdf_of(v, power_of_2(v * v * -0.72134752044448170f) * (t * p));
+#else
   const float a = fminf(fabsf(v), 16.0f), t = a * reciprocal(fmaf(0.135f, a, 1.0f));
   float q = -2.5470484388279147e-7f;
   q = fmaf(q, t, 4.9120203584607225e-6f);
@@ -40,6 +54,7 @@ __device__ __forceinline__ float normal_cdf(float v) {
   q = fmaf(q, t, 0.10672566294670105f);
   q = fmaf(q, t, -1.1511040925979614f);
   return normal_cdf_of(v, power_of_2(fmaf(a * a, -0.72134752044448170f, q * t)));
+#endif
 }
 
 // The same for results that are rounded to 16 bits: 2 Phi(-a) = 2^P(a), relative error 1.4e-5 for a < 5.6, 0.3 % where

@@ -18,7 +18,7 @@ struct ChainPackConfig {
   static constexpr int min_blocks(int steps, int operands) {
     return steps >= 3 && steps <= 4 && operands == 0 ? 3 : steps <= 12 ? 2 : 1;
   }
-  static constexpr int kRows = 4;         // of a block
+  static constexpr int kRows = 2;         // of a block: more would leave the device empty behind a slice's last
   static constexpr int kImages = 3;       // in turns: one is formed, one lacks its last pixels, one goes to memory
   static constexpr int kMostBeyond = 32;  // pixels of a segment that the next strip's has, too
 };
@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
   constexpr bool kContainers = sizeof(Storage) == 4;
   using Channel = ChannelGradient<typename Args::Inner>;
   __shared__ Channel of_channel[WeightGradientConfig::kBlockChannels];
+  await_previous_kernels();
   unsigned char* const images = dynamic_smem();
   const PackArgs<Storage>& planes = args.planes;
   const PackedOperand& packed = planes.packed;

@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
     sample_chain_gradient_kernel(const __grid_constant__ Args args, int64_t step, unsigned* to) {
   using Config = MagnitudeSampleConfig;
   constexpr int kSums = 1 + Args::Inner::kSums;
+  await_previous_kernels();
   unsigned largest = 0;
   const int64_t nth = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x;
   const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;  // as sample_magnitudes_kernel

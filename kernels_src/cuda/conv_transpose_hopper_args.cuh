@@ -53,6 +53,10 @@ struct PackedInput {
   FastDivisor by_blocks;  // a depth tap is so many blocks, of another slice
   int slices, groups;     // of a volume
 #endif
+#ifdef TCONV_GRADIENT_CHAINS
+  // What is launched: weights may be transformed once for several slices of the batch.
+  enum Step { kBoth, kWeights, kOutputs } step = kBoth;
+#endif
 };
 
 #endif

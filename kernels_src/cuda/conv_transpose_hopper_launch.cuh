@@ -129,43 +129,7 @@ inline bool watches_inputs(const Plan& plan, const ConvCall& call) {
 }
 
 #endif
-// Workspace: weight tiles, inverse scales, guard.
-struct HopperWorkspace {
-  int64_t tiles_bytes, scales_bytes, total_bytes;
-
-  explicit HopperWorkspace(const Plan& plan) {
-    tiles_bytes = plan.num_weight_tiles * plan.blocks_per_sweep * kTapBytes;
-    const int64_t channels = static_cast<int64_t>(plan.num_groups) * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-    scales_bytes = (channels * 4 + 255) / 256 * 256;
-    total_bytes = tiles_bytes + scales_bytes + 256;
-#ifdef TCONV_GATHERS_PIXELS
-    pixels_at = total_bytes;
-    total_bytes += plan.pixel_bytes;
-#endif
-#ifdef TCONV_PAIRS_ROWS
-    pairs_at = total_bytes;
-    if (plan.pairs.out > 0)
-      total_bytes += int64_t{plan.phases[0].taps_h} * plan.phases[0].taps_w * plan.in_channels_per_group *
-                     plan.out_channels_per_group * static_cast<int64_t>(sizeof(float));  // at most
-#endif
-  }
-#ifdef TCONV_GATHERS_PIXELS
-  int64_t pixels_at;
-  uint4* pixels(void* base) const { return reinterpret_cast<uint4*>(static_cast<char*>(base) + pixels_at); }
-#endif
-#ifdef TCONV_PAIRS_ROWS
-  int64_t pairs_at;
-  template <typename Storage>
-  Storage* pair_weights(void* base) const {
-    return reinterpret_cast<Storage*>(static_cast<char*>(base) + pairs_at);
-  }
-#endif
-  uint4* tiles(void* base) const { return static_cast<uint4*>(base); }
-  float* scales(void* base) const { return reinterpret_cast<float*>(static_cast<char*>(base) + tiles_bytes); }
-  GuardState* guard(void* base) const {
-    return reinterpret_cast<GuardState*>(static_cast<char*>(base) + tiles_bytes + scales_bytes);
-  }
-};
+#include "conv_transpose_hopper_workspace.cuh"
 
 #ifdef TCONV_WALKS_DEPTH
 // Fills in what depends on the call's depth.
@@ -211,6 +175,11 @@ int64_t launch_shape(const Plan& plan, const HopperArgs<Storage>& args, int num_
   const auto kernel = conv_transpose_hopper_kernel<kShapeIndex, kPooled, Storage>;
   TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
   const int blocks = std::min(plan.num_ranges(), num_sms);
+#ifdef TCONV_GRADIENT_CHAINS
+  if (args.packed.step == PackedInput::kOutputs)  // no kernel before it has waited for the pixels
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)),
+                         dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
+#endif
   return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)),
                            dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
 }
@@ -317,8 +286,14 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
     TCONV_RETURN_IF_ERROR(launch_gathered_pixels<Storage>(plan, call, layout.pixels(workspace), guard));
 #endif
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
-                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
+#ifdef TCONV_GRADIENT_CHAINS
+  if (packed == nullptr || packed->step != PackedInput::kOutputs)
+#endif
+    TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                        dim3(WeightsConfig::kThreads), 0, call.stream, weights));
+#ifdef TCONV_GRADIENT_CHAINS
+  if (packed != nullptr && packed->step == PackedInput::kWeights) return kOk;
+#endif
 
 #ifdef TCONV_GATHERS_PIXELS
   if (plan.gathered_n > 0) {

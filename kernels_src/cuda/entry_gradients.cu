@@ -8,14 +8,14 @@
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GradientCall* call) {
 #ifdef TCONV_GRADIENT_CHAINS
-  if (call->of_chain.value != nullptr) return tconv::cuda::chain_gradients_workspace_bytes(*call);
+  if (call->of_chain.grad != nullptr) return tconv::cuda::chain_gradients_workspace_bytes(*call);
 #endif
   return tconv::cuda::gradients_workspace_bytes(*call);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GradientCall* call) {
 #ifdef TCONV_GRADIENT_CHAINS
-  if (call->of_chain.value != nullptr) return tconv::cuda::run_chain_gradients(*call);
+  if (call->of_chain.grad != nullptr) return tconv::cuda::run_chain_gradients(*call);
 #endif
   if (call->conv.workspace_bytes < tconv::cuda::gradients_workspace_bytes(*call)) return tconv::kWorkspaceTooSmall;
   switch (call->conv.dtype) {

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
   constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
   __shared__ Acc of_warps[kSums][Config::kThreads / 32];
 #ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
   if (!args.wanted()) return;
 #endif
   const int lane = threadIdx.x % kLanes;

@@ -11,6 +11,9 @@
 #include "check.h"
 #include "fast_divisor.h"
 #include "gradient_chain.cuh"
+#ifdef TCONV_GRADIENT_CHAINS
+#include "overlapped_launch.cuh"
+#endif
 #include "row_writer.cuh"
 #include "storage.cuh"
 

@@ -27,15 +27,28 @@ __device__ __forceinline__ void finalise_group(const Args& args, int64_t first, 
                                                GroupCoefficients<typename Args::Acc>* to) {
   using Acc = typename Args::Acc;
   GradientMoments<double> whole{};
+#ifdef TCONV_GRADIENT_CHAINS
+  // A lane's only channel is asked for once.
+  GradientMoments<double> mine{};
+  if (lane < channels) mine = of_channel(lane);
+  whole = mine;
+#pragma unroll 1
+  for (int64_t c = lane + 32; c < channels; c += 32) whole.join(of_channel(c));
+#else
 #pragma unroll 1
   for (int64_t c = lane; c < channels; c += 32) whole.join(of_channel(c));
+#endif
   join_lanes(whole);
   const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
   const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
   double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
 #pragma unroll 1
   for (int64_t c = lane; c < channels; c += 32) {
+#ifdef TCONV_GRADIENT_CHAINS
+    const GradientMoments<double> channel = c == lane ? mine : of_channel(c);
+#else
     const GradientMoments<double> channel = of_channel(c);
+#endif
     const double product = channel.product + (channel.mean - mean) * channel.grad;
     const double weight = args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
     grads += weight * channel.grad;
@@ -60,6 +73,9 @@ template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
     group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
+#ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
+#endif
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
        index += static_cast<int64_t>(gridDim.x) * kWarps) {

@@ -52,9 +52,19 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
   __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
+#ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
+#endif
   const int lane = threadIdx.x % kLanes;
+#ifdef TCONV_GRADIENT_CHAINS
+  // From the last unit on: what has just been written is still in L2, and so are the first ones for who comes next.
+  for (int64_t left = args.num_units - static_cast<int64_t>(blockIdx.x) * kUnits - threadIdx.x / kLanes; left > 0;
+       left -= static_cast<int64_t>(gridDim.x) * kUnits) {
+    const int64_t unit = left - 1;
+#else
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
        unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+#endif
     const PlanePart part(args, unit);
     const auto inner = args.inner.of_channel(part.channel);
     const Storage* const value = args.value + part.begin;

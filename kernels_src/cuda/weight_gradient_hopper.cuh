@@ -1,10 +1,9 @@
-// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h).
-//
-// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of
-// the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
-// rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
-// read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
-// (weight_gradient_sums.cuh adds them up) after every kPromoteRows rows, because tensor cores truncate theirs.
+// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h). A consumer
+// warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of the planes]
+// += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all rows of
+// pixels; one thread copies segments of x and planes, row by row, into two rings. A row of the planes is read by the
+// quads of one row of the kernel after the other: it comes once for all. Sums go to memory, where
+// weight_gradient_sums.cuh adds them up, after every kPromoteRows rows, because tensor cores truncate theirs.
 #pragma once
 
 #include "mma_sync.cuh"
@@ -31,6 +30,9 @@ struct WeightGradientHopperArgs {
   int first_split[WeightGradientHopperConfig::kMaxGroups + 1];  // of each group, among all groups'
   int x_slots, planes_slots;
   int accumulate;  // parts hold sums of earlier samples
+#ifdef TCONV_GRADIENT_CHAINS
+  const int* skip_if;  // null, or where it is set nothing is added
+#endif
 };
 
 // Slots of equal size, each with a full and an empty barrier.
@@ -337,6 +339,9 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
   using Config = WeightGradientHopperConfig;
   extern __shared__ __align__(1024) char gradient_storage[];
   const WeightGradientLayout& layout = args.layout;
+#ifdef TCONV_GRADIENT_CHAINS
+  if (skips_products<Config>(args)) return;
+#endif
   const Rings rings(args, smem_address(gradient_storage));
   if (rings.planes.slots % 1024 != 0) __trap();  // the swizzle goes by address bits
   // Neighbouring blocks read the same rows.

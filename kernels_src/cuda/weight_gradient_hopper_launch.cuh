@@ -136,18 +136,53 @@ struct HopperPlaces {
   }
 };
 
+#ifdef TCONV_GRADIENT_CHAINS
+// Of `count` images that lie packed; accumulate: to those before. skip_if: not where it is set.
+template <bool kBFloat16>
+int64_t launch_products(const GradientCall& call, const HopperGradientPlan& plan, const PackedGoes& goes,
+                        void* workspace, int count, bool accumulate, const int* skip_if) {
+  using Config = WeightGradientHopperConfig;
+  WeightGradientHopperArgs args{};
+  args.layout = goes.layout;
+  args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
+  args.num_samples = static_cast<int>(goes.layout.samples(count));
+  args.num_groups = plan.num_groups;
+  std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
+  args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;
+  args.accumulate = accumulate, args.skip_if = skip_if;
+  const auto kernel = weight_gradient_hopper_kernel<kBFloat16>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
+                           dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args);
+}
+
+template <typename Storage>
+int64_t launch_hopper_sums(const GradientCall& call, const SlidingLayer& sliding, const HopperGradientPlan& plan,
+                           const float* parts, const GradientState* state) {
+  const WeightGradientLayout& layout = plan.goes.layout;
+  HopperPlaces places{layout.taps_h, layout.taps_w, layout.pairs(), {}};
+  std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
+  return launch_weight_gradient_sums<Storage>(call, sliding, layout, places, parts, state, nullptr);
+}
+
+#endif
 // Operands in 16 bits, with `state` scaled containers. after_go(first image, images): launches what else the packed
 // pixels serve.
 template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding,
                                       const HopperGradientPlan& plan, void* workspace, GradientState* state,
                                       const AfterGo& after_go) {
+#ifndef TCONV_GRADIENT_CHAINS
   using Config = WeightGradientHopperConfig;
+#endif
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.images) {
     const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
     TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
+#ifdef TCONV_GRADIENT_CHAINS
+    TCONV_RETURN_IF_ERROR(launch_products<kBFloat16>(call, plan, goes, workspace, count, first > 0, nullptr));
+#else
     WeightGradientHopperArgs args{};
     args.layout = goes.layout;
     args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
@@ -161,8 +196,12 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
     TCONV_RETURN_IF_ERROR(
         launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
                       dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
+#endif
     TCONV_RETURN_IF_ERROR(after_go(first, count));
   }
+#ifdef TCONV_GRADIENT_CHAINS
+  return launch_hopper_sums<Storage>(call, sliding, plan, goes.parts(workspace), state);
+#else
   HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
   std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
 #ifdef TCONV_WALKS_DEPTH
@@ -170,6 +209,7 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
 #endif
   return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace), state,
                                               nullptr);
+#endif
 }
 
 }  // namespace pixels

@@ -3,6 +3,9 @@
 // once, and the next row's values are under way while this one's image goes to memory. Bound by memory.
 #pragma once
 
+#ifdef TCONV_GRADIENT_CHAINS
+#include "overlapped_launch.cuh"
+#endif
 #include "weight_gradient_pack.cuh"
 
 namespace tconv {
@@ -324,9 +327,19 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
 template <bool kAbreast, int kPieces, typename Storage>
 __global__ void __launch_bounds__(PackRowsConfig::kThreads, PackRowsConfig::blocks(kAbreast, sizeof(Storage)))
     pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
+#ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
+#endif
   unsigned char* const images = dynamic_smem();
+#ifdef TCONV_GRADIENT_CHAINS
+  // From the last sample on: the first one's pixels are read next, and found in L2.
+  const unsigned of_x = args.sample_runs[0], nth = gridDim.x - 1 - blockIdx.x;
+  const unsigned sample = nth / (of_x + args.sample_runs[1]);
+  const unsigned of_sample = nth - sample * (of_x + args.sample_runs[1]);
+#else
   const unsigned of_x = args.sample_runs[0], sample = blockIdx.x / (of_x + args.sample_runs[1]);
   const unsigned of_sample = blockIdx.x - sample * (of_x + args.sample_runs[1]);
+#endif
   const bool planes = of_sample >= of_x;
   const unsigned index = sample * args.sample_runs[planes] + of_sample - (planes ? of_x : 0);
   if (args.pairs[planes])

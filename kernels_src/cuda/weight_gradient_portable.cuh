@@ -202,6 +202,9 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
     weight_gradient_portable_kernel(const __grid_constant__ WeightGradientPortableArgs args) {
   using Config = WeightGradientPortableConfig;
   constexpr int kColumnTiles = column_tiles(kPieces);
+#ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
+#endif
   if (args.only_if != nullptr && *args.only_if == 0) return;
   const WeightGradientLayout& layout = args.layout;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

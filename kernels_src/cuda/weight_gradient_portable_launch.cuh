@@ -212,8 +212,8 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     if (call.packer != nullptr) {
       rows.sample_runs[1] = 0;
       const int64_t of_x = goes.layout.samples(count) * rows.sample_runs[0];
-      TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
-                                          PackRowsConfig::kImages * bytes, call.conv.stream, rows));
+      TCONV_RETURN_IF_ERROR(launch_overlapped(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
+                                              PackRowsConfig::kImages * bytes, call.conv.stream, rows));
       return call.packer->pack(goes, first, count, workspace, state);
     }
 #endif
@@ -280,8 +280,13 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
   args.state = state;
   args.only_if = only_if;
   const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;
-  return launch_kernel(sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
+#ifdef TCONV_GRADIENT_CHAINS
+  return launch_overlapped(
+#else
+  return launch_kernel(
+#endif
+      sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
+      dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
 }
 
 // ---- All of it -------------------------------------------------------------------------------------------------
@@ -315,8 +320,13 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
     TCONV_RETURN_IF_ERROR(
-        launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
-                      dim3(Config::kNumThreads), smem, call.conv.stream, args));
+#ifdef TCONV_GRADIENT_CHAINS
+        launch_overlapped(
+#else
+        launch_kernel(
+#endif
+            kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
+            dim3(Config::kNumThreads), smem, call.conv.stream, args));
   }
   const PortablePlaces places{goes.layout.taps(),
                               plan.most_taps,

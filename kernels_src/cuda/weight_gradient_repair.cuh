@@ -21,6 +21,9 @@ __global__ void __launch_bounds__(WeightGradientRepairConfig::kThreads)
   using Acc = typename StorageTraits<Storage>::Acc;
   __shared__ Acc scratch[Config::kThreads / 32];
   __shared__ unsigned wrong[Config::kThreads / 32];
+#ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
+#endif
   const int64_t taps = args.layer.kernel_h * args.layer.kernel_w;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * Config::kThreads; first < args.count;
        first += static_cast<int64_t>(gridDim.x) * Config::kThreads) {
@@ -73,10 +76,14 @@ template <typename Storage>
 int64_t launch_weight_gradient_repair(const GradientCall& call, const WeightGradientPlainPlan& plan) {
   using Config = WeightGradientRepairConfig;
   const int64_t blocks = (plan.count + Config::kThreads - 1) / Config::kThreads;
-  return launch_kernel(weight_gradient_repair_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)),
-                       dim3(Config::kThreads), 0, call.conv.stream, weight_gradient_plain_args<Storage>(call, plan),
-                       static_cast<Storage*>(call.grad_weight));
+#ifdef TCONV_GRADIENT_CHAINS
+  return launch_overlapped(
+#else
+  return launch_kernel(
+#endif
+      weight_gradient_repair_kernel<Storage>,
+      dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)), dim3(Config::kThreads), 0,
+      call.conv.stream, weight_gradient_plain_args<Storage>(call, plan), static_cast<Storage*>(call.grad_weight));
 }
 
 }  // namespace cuda

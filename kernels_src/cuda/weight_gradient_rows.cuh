@@ -74,5 +74,19 @@ struct SegmentPlace {
   }
 };
 
+#ifdef TCONV_GRADIENT_CHAINS
+// Is nothing to be added? Parts that hold no sums yet are zeros then. The same on every thread of a block.
+template <typename Config, typename Args>
+__device__ __forceinline__ bool skips_products(const Args& args) {
+  await_previous_kernels();
+  if (args.skip_if == nullptr || *args.skip_if == 0) return false;
+  constexpr int kValues = Config::kConsumers * Config::kMaxTaps * WeightGradientConfig::kTileValues;
+  if (args.accumulate == 0)
+    for (int i = threadIdx.x; i < kValues; i += Config::kThreads)
+      args.parts[static_cast<int64_t>(blockIdx.x) * kValues + i] = 0.0f;
+  return true;
+}
+
+#endif
 }  // namespace cuda
 }  // namespace tconv

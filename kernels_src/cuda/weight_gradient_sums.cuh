@@ -48,6 +48,9 @@ template <typename Storage, typename Places>
 __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
     sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
   using Config = WeightGradientSumsConfig;
+#ifdef TCONV_GRADIENT_CHAINS
+  await_previous_kernels();
+#endif
   if (args.only_if != nullptr && *args.only_if == 0) return;
   const WeightGradientLayout& layout = args.layout;
   const int tile = blockIdx.x / Config::kBlocksPerTile;

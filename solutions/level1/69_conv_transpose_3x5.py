@@ -28,10 +28,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     a9cc87a5e852f51ab6a482cc13f9953f1c8cd46cd23aac74646c3b949abd54c9
+sha256 of CUDA_SOURCE:     3d57f7ad230271a44a8d04a5a60bc2ed77cf62a2eb2a2c15eb6510a56370327a
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: 3b2ee84815660036a4414257b64332297acf2f1a0a0f7d42277500643ca36857
+sha256 of GRADIENT_CUDA_SOURCE: 7240b3d13f747f04c4ada89d6d5adde71fd0c14bc8e62d31761ad514b282f293
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -5164,7 +5164,11 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
                    device.sm_count);
 }
 
-// Workspace: weight tiles, inverse scales, guard.
+// ---- kernels_src/cuda/conv_transpose_hopper_workspace.cuh
+// The workspace of the Hopper convolution: for conv_transpose_hopper_launch.cuh, which includes this within namespace
+// tconv::cuda::hopper.
+
+// Weight tiles, inverse scales, guard.
 struct HopperWorkspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
 
@@ -5228,8 +5232,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = guard;
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
-                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
+    TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                        dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;
@@ -8439,7 +8443,7 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
 // ==== lines 4665 to 5016 of CUDA_SOURCE
 
-// ==== lines 5089 to 5142 of CUDA_SOURCE
+// ==== lines 5089 to 5146 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -8460,9 +8464,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5160 to 5180 of CUDA_SOURCE
+// ==== lines 5164 to 5184 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5180 to 5203 of CUDA_SOURCE
+// ==== lines 5184 to 5207 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -8473,7 +8477,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 5219 to 5642 of CUDA_SOURCE
+// ==== lines 5223 to 5646 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -9089,13 +9093,12 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
 // Host side of the Hopper weight gradient: what it can do, how much scratch it wants, its launches.
 
 // ---- kernels_src/cuda/weight_gradient_hopper.cuh
-// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h).
-//
-// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of
-// the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
-// rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
-// read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
-// (weight_gradient_sums.cuh adds them up) after every kPromoteRows rows, because tensor cores truncate theirs.
+// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h). A consumer
+// warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of the planes]
+// += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all rows of
+// pixels; one thread copies segments of x and planes, row by row, into two rings. A row of the planes is read by the
+// quads of one row of the kernel after the other: it comes once for all. Sums go to memory, where
+// weight_gradient_sums.cuh adds them up, after every kPromoteRows rows, because tensor cores truncate theirs.
 
 // ---- kernels_src/cuda/weight_gradient_layout.h
 // How x and g lie in the workspace for the weight gradient on tensor cores, and what multiplies what. Plain C++.
@@ -10794,8 +10797,9 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
   args.state = state;
   args.only_if = only_if;
   const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;
-  return launch_kernel(sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
+  return launch_kernel(
+      sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
+      dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
 }
 
 // ---- All of it -------------------------------------------------------------------------------------------------
@@ -10829,8 +10833,9 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
     TCONV_RETURN_IF_ERROR(
-        launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
-                      dim3(Config::kNumThreads), smem, call.conv.stream, args));
+        launch_kernel(
+            kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
+            dim3(Config::kNumThreads), smem, call.conv.stream, args));
   }
   const PortablePlaces places{goes.layout.taps(),
                               plan.most_taps,
@@ -11458,10 +11463,10 @@ template <typename Storage>
 int64_t launch_weight_gradient_repair(const GradientCall& call, const WeightGradientPlainPlan& plan) {
   using Config = WeightGradientRepairConfig;
   const int64_t blocks = (plan.count + Config::kThreads - 1) / Config::kThreads;
-  return launch_kernel(weight_gradient_repair_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)),
-                       dim3(Config::kThreads), 0, call.conv.stream, weight_gradient_plain_args<Storage>(call, plan),
-                       static_cast<Storage*>(call.grad_weight));
+  return launch_kernel(
+      weight_gradient_repair_kernel<Storage>,
+      dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)), dim3(Config::kThreads), 0,
+      call.conv.stream, weight_gradient_plain_args<Storage>(call, plan), static_cast<Storage*>(call.grad_weight));
 }
 
 }  // namespace cuda

@@ -31,10 +31,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     3dd8f137499f26666adeba15cfa76a5fedfefe7c36976495ceb3acbce4dc5869
+sha256 of CUDA_SOURCE:     37d73849f80716268df8755aee70f041f1dab8fd4e48256c6c9b518c61e265ce
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: 792a1a4df93aa90a876b0f611c5070cf0a82525a0fa4716316a2efb2e51f4a34
+sha256 of GRADIENT_CUDA_SOURCE: 4f218ab6ae71277a5167ae1a666f02669f88d73507e8bf43d14ddb4ae6795eb8
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 13e5fa44696cc3f46ba75d7a3acd188ed845e10448329852fa53905d60787be5
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -6093,7 +6093,11 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
                    device.sm_count);
 }
 
-// Workspace: weight tiles, inverse scales, guard.
+// ---- kernels_src/cuda/conv_transpose_hopper_workspace.cuh
+// The workspace of the Hopper convolution: for conv_transpose_hopper_launch.cuh, which includes this within namespace
+// tconv::cuda::hopper.
+
+// Weight tiles, inverse scales, guard.
 struct HopperWorkspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
 
@@ -6157,8 +6161,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = guard;
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
-                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
+    TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                        dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;
@@ -10461,7 +10465,7 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
 // ==== lines 5588 to 5939 of CUDA_SOURCE
 
-// ==== lines 6012 to 6065 of CUDA_SOURCE
+// ==== lines 6012 to 6069 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -10482,9 +10486,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6083 to 6103 of CUDA_SOURCE
+// ==== lines 6087 to 6107 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6103 to 6126 of CUDA_SOURCE
+// ==== lines 6107 to 6130 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -10495,7 +10499,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6142 to 6565 of CUDA_SOURCE
+// ==== lines 6146 to 6569 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -11111,13 +11115,12 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
 // Host side of the Hopper weight gradient: what it can do, how much scratch it wants, its launches.
 
 // ---- kernels_src/cuda/weight_gradient_hopper.cuh
-// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h).
-//
-// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of
-// the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
-// rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
-// read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
-// (weight_gradient_sums.cuh adds them up) after every kPromoteRows rows, because tensor cores truncate theirs.
+// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h). A consumer
+// warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of the planes]
+// += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all rows of
+// pixels; one thread copies segments of x and planes, row by row, into two rings. A row of the planes is read by the
+// quads of one row of the kernel after the other: it comes once for all. Sums go to memory, where
+// weight_gradient_sums.cuh adds them up, after every kPromoteRows rows, because tensor cores truncate theirs.
 
 // ---- kernels_src/cuda/weight_gradient_layout.h
 // How x and g lie in the workspace for the weight gradient on tensor cores, and what multiplies what. Plain C++.
@@ -12816,8 +12819,9 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
   args.state = state;
   args.only_if = only_if;
   const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;
-  return launch_kernel(sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
+  return launch_kernel(
+      sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
+      dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
 }
 
 // ---- All of it -------------------------------------------------------------------------------------------------
@@ -12851,8 +12855,9 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
     TCONV_RETURN_IF_ERROR(
-        launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
-                      dim3(Config::kNumThreads), smem, call.conv.stream, args));
+        launch_kernel(
+            kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
+            dim3(Config::kNumThreads), smem, call.conv.stream, args));
   }
   const PortablePlaces places{goes.layout.taps(),
                               plan.most_taps,
@@ -13480,10 +13485,10 @@ template <typename Storage>
 int64_t launch_weight_gradient_repair(const GradientCall& call, const WeightGradientPlainPlan& plan) {
   using Config = WeightGradientRepairConfig;
   const int64_t blocks = (plan.count + Config::kThreads - 1) / Config::kThreads;
-  return launch_kernel(weight_gradient_repair_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)),
-                       dim3(Config::kThreads), 0, call.conv.stream, weight_gradient_plain_args<Storage>(call, plan),
-                       static_cast<Storage*>(call.grad_weight));
+  return launch_kernel(
+      weight_gradient_repair_kernel<Storage>,
+      dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)), dim3(Config::kThreads), 0,
+      call.conv.stream, weight_gradient_plain_args<Storage>(call, plan), static_cast<Storage*>(call.grad_weight));
 }
 
 }  // namespace cuda

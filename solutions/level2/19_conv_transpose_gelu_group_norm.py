@@ -30,11 +30,11 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     038e57eeefd2d948f7e8b37c5d18a258bd42d9a20d4b31d5870e5c1280e4ed78
+sha256 of CUDA_SOURCE:     51103aebf776a5afd3eaf3e5670443d6d161bdce88945302b467a1e245cb2a55
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 6805cb3caff9b46ad0a04085b18c4857d3e8ed12d38039defdb77662b0406151
-sha256 of GRADIENT_OPERATOR_SOURCE: 65169b3358abe0a0212dad28cf469e6c2fbc6082077e32ba41259fe746c20792
+sha256 of GRADIENT_CUDA_SOURCE: 9fca5a9ca1e70aa8cb3cd2677a98b06a3b4314c8247621b7bc61704ce0cb30de
+sha256 of GRADIENT_OPERATOR_SOURCE: c01aee2b290e6c91b4e3cf868920c612324bf5354069774d6fcbe277d236f346
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -6912,7 +6912,11 @@ inline Plan plan_call(const ConvCall& call, Outputs outputs, const DeviceLimits&
                    device.sm_count);
 }
 
-// Workspace: weight tiles, inverse scales, guard.
+// ---- kernels_src/cuda/conv_transpose_hopper_workspace.cuh
+// The workspace of the Hopper convolution: for conv_transpose_hopper_launch.cuh, which includes this within namespace
+// tconv::cuda::hopper.
+
+// Weight tiles, inverse scales, guard.
 struct HopperWorkspace {
   int64_t tiles_bytes, scales_bytes, total_bytes;
 
@@ -6976,8 +6980,8 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   weights.inv_scale = layout.scales(workspace);
   weights.guard = guard;
   const int channels = plan.num_groups * plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
-  TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
-                                      dim3(WeightsConfig::kThreads), 0, call.stream, weights));
+    TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                        dim3(WeightsConfig::kThreads), 0, call.stream, weights));
 
   HopperArgs<Storage> args{};
   args.plan = plan;
@@ -11011,9 +11015,11 @@ struct GradientCall {
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
   void* grad_bias;    // [out_channels]
-  // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
-  // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  // Where of_chain.grad is not null, grad is formed from it and of_chain.value, and written only if it has to be: it
+  // may lie where value does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is
+  // done.
   GroupNormGradientCall of_chain;
+  bool computes_value;  // the convolution's output, with conv.bias, in place of a value: neither it nor grad is given
   const cuda::PlanesPacker* packer;  // the library's own
 };
 
@@ -11031,7 +11037,20 @@ struct GradientCall {
 // (generated_epilogue.h) from the element-wise operations that follow the convolution; the file of that
 // name in this folder is the identity, for building kernels on their own.
 
-// ==== lines 331 to 492 of CUDA_SOURCE
+// ==== lines 331 to 370 of CUDA_SOURCE
+  // The same power as the density's, which slopes ask for, too: 2 Phi(-a) = e^(-a^2 / 2) t P(t), t = 1 / (1 + 0.305 a),
+  // P a minimax fit (relative error 9e-8 for a < 14).
+  const float t = reciprocal(fmaf(0.305f, fabsf(v), 1.0f));
+  float p = 0.0733984187245369f;
+  p = fmaf(p, t, -0.3059767782688141f);
+  p = fmaf(p, t, 0.3714340627193451f);
+  p = fmaf(p, t, -0.0759538784623146f);
+  p = fmaf(p, t, 0.24204346537590027f);
+  p = fmaf(p, t, 0.20684169232845306f);
+  p = fmaf(p, t, 0.24493363499641418f);
+  p = fmaf(p, t, 0.24327947199344635f);
+  return normal_cdf_of(v, power_of_2(v * v * -0.72134752044448170f) * (t * p));
+// ==== lines 381 to 492 of CUDA_SOURCE
 // Stand-in for what the generator writes: the identity epilogue.
 
 namespace tconv {
@@ -11255,6 +11274,8 @@ struct PackedInput {
   FastDivisor by_abreast;         // images side by side, `pitch` pixels apart
   int columns, rows;              // of an image
   int strips, blocks, pitch, segment_pixels;
+  // What is launched: weights may be transformed once for several slices of the batch.
+  enum Step { kBoth, kWeights, kOutputs } step = kBoth;
 };
 
 // ==== lines 1506 to 1527 of CUDA_SOURCE
@@ -11392,7 +11413,19 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
 // ==== lines 6740 to 6762 of CUDA_SOURCE
 // ==== lines 4186 to 4517 of CUDA_SOURCE
-// ==== lines 6836 to 6888 of CUDA_SOURCE
+// ==== lines 6836 to 6883 of CUDA_SOURCE
+  if (args.packed.step == PackedInput::kOutputs)  // no kernel before it has waited for the pixels
+    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)),
+                         dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)),
+                           dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
+}
+
+// The compiled kernel of the plan's shape: one per entry of kShapes that serves these outputs.
+template <Outputs kOutputs, typename Storage, int kIndex = 0>
+int64_t launch_planned(const Plan& plan, const HopperArgs<Storage>& args, int num_sms, void* stream) {
+  if constexpr (kIndex < static_cast<int>(sizeof(kShapes) / sizeof(kShapes[0]))) {
+    constexpr Shape kShape = kShapes[kIndex];
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -11413,9 +11446,16 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6906 to 6926 of CUDA_SOURCE
+// ==== lines 6910 to 6925 of CUDA_SOURCE
+  if (packed == nullptr || packed->step != PackedInput::kOutputs)
+    TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
+                                        dim3(WeightsConfig::kThreads), 0, call.stream, weights));
+  if (packed != nullptr && packed->step == PackedInput::kWeights) return kOk;
+
+  HopperArgs<Storage> args{};
+  args.plan = plan;
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6926 to 6949 of CUDA_SOURCE
+// ==== lines 6930 to 6953 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -11426,7 +11466,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6965 to 7388 of CUDA_SOURCE
+// ==== lines 6969 to 7392 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -12042,13 +12082,12 @@ int64_t launch_input_gradient(const GradientCall& call, const InputGradientPlan&
 // Host side of the Hopper weight gradient: what it can do, how much scratch it wants, its launches.
 
 // ---- kernels_src/cuda/weight_gradient_hopper.cuh
-// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h).
-//
-// A consumer warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of
-// the planes] += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all
-// rows of pixels; one thread copies segments of x and of the planes, row by row, into two rings. A row of the planes is
-// read by the quads of one row of the kernel after the other: it comes once for all of them. Sums go to memory
-// (weight_gradient_sums.cuh adds them up) after every kPromoteRows rows, because tensor cores truncate theirs.
+// The weight gradient on Hopper's tensor cores (wgmma), from packed segments (weight_gradient_layout.h). A consumer
+// warpgroup has a quad of taps (weight_gradient_quads.h): D[64 in channels x up to 4 taps x 64 channels of the planes]
+// += x[64 x pixels] * planes[pixels x 4 x 64], pixels being K, 16 a product. A block walks its part of all rows of
+// pixels; one thread copies segments of x and planes, row by row, into two rings. A row of the planes is read by the
+// quads of one row of the kernel after the other: it comes once for all. Sums go to memory, where
+// weight_gradient_sums.cuh adds them up, after every kPromoteRows rows, because tensor cores truncate theirs.
 
 // ---- kernels_src/cuda/weight_gradient_layout.h
 // How x and g lie in the workspace for the weight gradient on tensor cores, and what multiplies what. Plain C++.
@@ -12332,6 +12371,18 @@ struct SegmentPlace {
   }
 };
 
+// Is nothing to be added? Parts that hold no sums yet are zeros then. The same on every thread of a block.
+template <typename Config, typename Args>
+__device__ __forceinline__ bool skips_products(const Args& args) {
+  await_previous_kernels();
+  if (args.skip_if == nullptr || *args.skip_if == 0) return false;
+  constexpr int kValues = Config::kConsumers * Config::kMaxTaps * WeightGradientConfig::kTileValues;
+  if (args.accumulate == 0)
+    for (int i = threadIdx.x; i < kValues; i += Config::kThreads)
+      args.parts[static_cast<int64_t>(blockIdx.x) * kValues + i] = 0.0f;
+  return true;
+}
+
 }  // namespace cuda
 }  // namespace tconv
 // ---- kernels_src/cuda/weight_gradient_wgmma.cuh
@@ -12384,6 +12435,7 @@ struct WeightGradientHopperArgs {
   int first_split[WeightGradientHopperConfig::kMaxGroups + 1];  // of each group, among all groups'
   int x_slots, planes_slots;
   int accumulate;  // parts hold sums of earlier samples
+  const int* skip_if;  // null, or where it is set nothing is added
 };
 
 // Slots of equal size, each with a full and an empty barrier.
@@ -12593,6 +12645,7 @@ __global__ void __launch_bounds__(WeightGradientHopperConfig::kThreads, 1)
   using Config = WeightGradientHopperConfig;
   extern __shared__ __align__(1024) char gradient_storage[];
   const WeightGradientLayout& layout = args.layout;
+  if (skips_products<Config>(args)) return;
   const Rings rings(args, smem_address(gradient_storage));
   if (rings.planes.slots % 1024 != 0) __trap();  // the swizzle goes by address bits
   // Neighbouring blocks read the same rows.
@@ -13137,9 +13190,12 @@ __device__ __forceinline__ void pack_run(const PackArgs<Storage>& args, int runs
 template <bool kAbreast, int kPieces, typename Storage>
 __global__ void __launch_bounds__(PackRowsConfig::kThreads, PackRowsConfig::blocks(kAbreast, sizeof(Storage)))
     pack_rows_kernel(const __grid_constant__ PackRowsArgs<Storage> args) {
+  await_previous_kernels();
   unsigned char* const images = dynamic_smem();
-  const unsigned of_x = args.sample_runs[0], sample = blockIdx.x / (of_x + args.sample_runs[1]);
-  const unsigned of_sample = blockIdx.x - sample * (of_x + args.sample_runs[1]);
+  // From the last sample on: the first one's pixels are read next, and found in L2.
+  const unsigned of_x = args.sample_runs[0], nth = gridDim.x - 1 - blockIdx.x;
+  const unsigned sample = nth / (of_x + args.sample_runs[1]);
+  const unsigned of_sample = nth - sample * (of_x + args.sample_runs[1]);
   const bool planes = of_sample >= of_x;
   const unsigned index = sample * args.sample_runs[planes] + of_sample - (planes ? of_x : 0);
   if (args.pairs[planes])
@@ -13350,6 +13406,7 @@ __global__ void __launch_bounds__(WeightGradientPortableConfig::kNumThreads, 1)
     weight_gradient_portable_kernel(const __grid_constant__ WeightGradientPortableArgs args) {
   using Config = WeightGradientPortableConfig;
   constexpr int kColumnTiles = column_tiles(kPieces);
+  await_previous_kernels();
   if (args.only_if != nullptr && *args.only_if == 0) return;
   const WeightGradientLayout& layout = args.layout;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -13505,6 +13562,7 @@ template <typename Storage, typename Places>
 __global__ void __launch_bounds__(WeightGradientSumsConfig::kThreads)
     sum_weight_gradient_kernel(const __grid_constant__ WeightGradientSumsArgs<Storage, Places> args) {
   using Config = WeightGradientSumsConfig;
+  await_previous_kernels();
   if (args.only_if != nullptr && *args.only_if == 0) return;
   const WeightGradientLayout& layout = args.layout;
   const int tile = blockIdx.x / Config::kBlocksPerTile;
@@ -13728,8 +13786,8 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
     if (call.packer != nullptr) {
       rows.sample_runs[1] = 0;
       const int64_t of_x = goes.layout.samples(count) * rows.sample_runs[0];
-      TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
-                                          PackRowsConfig::kImages * bytes, call.conv.stream, rows));
+      TCONV_RETURN_IF_ERROR(launch_overlapped(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
+                                              PackRowsConfig::kImages * bytes, call.conv.stream, rows));
       return call.packer->pack(goes, first, count, workspace, state);
     }
     const int64_t blocks = goes.layout.samples(count) * (rows.sample_runs[0] + rows.sample_runs[1]);
@@ -13785,8 +13843,9 @@ int64_t launch_weight_gradient_sums(const GradientCall& call, const SlidingLayer
   args.state = state;
   args.only_if = only_if;
   const int blocks = layout.pairs() * layout.taps() * WeightGradientSumsConfig::kBlocksPerTile;
-  return launch_kernel(sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
-                       dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
+  return launch_overlapped(
+      sum_weight_gradient_kernel<Storage, Places>, dim3(static_cast<unsigned>(blocks)),
+      dim3(WeightGradientSumsConfig::kThreads), 0, call.conv.stream, args);
 }
 
 // ---- All of it -------------------------------------------------------------------------------------------------
@@ -13820,8 +13879,9 @@ int64_t launch_weight_gradient_portable(const GradientCall& call, const SlidingL
     const int64_t smem = int64_t{plan.num_stages} * plan.stage_bytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, smem));
     TCONV_RETURN_IF_ERROR(
-        launch_kernel(kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
-                      dim3(Config::kNumThreads), smem, call.conv.stream, args));
+        launch_overlapped(
+            kernel, dim3(static_cast<unsigned>(goes.layout.pairs() * plan.num_groups * plan.num_splits)),
+            dim3(Config::kNumThreads), smem, call.conv.stream, args));
   }
   const PortablePlaces places{goes.layout.taps(),
                               plan.most_taps,
@@ -13927,37 +13987,49 @@ struct HopperPlaces {
   }
 };
 
+// Of `count` images that lie packed; accumulate: to those before. skip_if: not where it is set.
+template <bool kBFloat16>
+int64_t launch_products(const GradientCall& call, const HopperGradientPlan& plan, const PackedGoes& goes,
+                        void* workspace, int count, bool accumulate, const int* skip_if) {
+  using Config = WeightGradientHopperConfig;
+  WeightGradientHopperArgs args{};
+  args.layout = goes.layout;
+  args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
+  args.num_samples = static_cast<int>(goes.layout.samples(count));
+  args.num_groups = plan.num_groups;
+  std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
+  args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;
+  args.accumulate = accumulate, args.skip_if = skip_if;
+  const auto kernel = weight_gradient_hopper_kernel<kBFloat16>;
+  TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
+                           dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args);
+}
+
+template <typename Storage>
+int64_t launch_hopper_sums(const GradientCall& call, const SlidingLayer& sliding, const HopperGradientPlan& plan,
+                           const float* parts, const GradientState* state) {
+  const WeightGradientLayout& layout = plan.goes.layout;
+  HopperPlaces places{layout.taps_h, layout.taps_w, layout.pairs(), {}};
+  std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
+  return launch_weight_gradient_sums<Storage>(call, sliding, layout, places, parts, state, nullptr);
+}
+
 // Operands in 16 bits, with `state` scaled containers. after_go(first image, images): launches what else the packed
 // pixels serve.
 template <bool kBFloat16, typename Storage, typename AfterGo>
 int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLayer& sliding,
                                       const HopperGradientPlan& plan, void* workspace, GradientState* state,
                                       const AfterGo& after_go) {
-  using Config = WeightGradientHopperConfig;
   const PackedGoes& goes = plan.goes;
   const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.images) {
     const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
     TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
-    WeightGradientHopperArgs args{};
-    args.layout = goes.layout;
-    args.x = goes.x(workspace), args.planes = goes.planes(workspace), args.parts = goes.parts(workspace);
-    args.num_samples = static_cast<int>(goes.layout.samples(count));
-    args.num_groups = plan.num_groups;
-    std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, args.first_split);
-    args.x_slots = plan.x_slots, args.planes_slots = plan.planes_slots;
-    args.accumulate = first > 0;
-    const auto kernel = weight_gradient_hopper_kernel<kBFloat16>;
-    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, plan.smem_bytes));
-    TCONV_RETURN_IF_ERROR(
-        launch_kernel(kernel, dim3(static_cast<unsigned>(plan.first_split[plan.num_groups] * goes.layout.pairs())),
-                      dim3(Config::kThreads), plan.smem_bytes, call.conv.stream, args));
+    TCONV_RETURN_IF_ERROR(launch_products<kBFloat16>(call, plan, goes, workspace, count, first > 0, nullptr));
     TCONV_RETURN_IF_ERROR(after_go(first, count));
   }
-  HopperPlaces places{goes.layout.taps_h, goes.layout.taps_w, goes.layout.pairs(), {}};
-  std::copy(plan.first_split, plan.first_split + plan.num_groups + 1, places.first_split);
-  return launch_weight_gradient_sums<Storage>(call, sliding, goes.layout, places, goes.parts(workspace), state,
-                                              nullptr);
+  return launch_hopper_sums<Storage>(call, sliding, plan, goes.parts(workspace), state);
 }
 
 }  // namespace pixels
@@ -14416,6 +14488,7 @@ __global__ void __launch_bounds__(WeightGradientRepairConfig::kThreads)
   using Acc = typename StorageTraits<Storage>::Acc;
   __shared__ Acc scratch[Config::kThreads / 32];
   __shared__ unsigned wrong[Config::kThreads / 32];
+  await_previous_kernels();
   const int64_t taps = args.layer.kernel_h * args.layer.kernel_w;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * Config::kThreads; first < args.count;
        first += static_cast<int64_t>(gridDim.x) * Config::kThreads) {
@@ -14449,10 +14522,10 @@ template <typename Storage>
 int64_t launch_weight_gradient_repair(const GradientCall& call, const WeightGradientPlainPlan& plan) {
   using Config = WeightGradientRepairConfig;
   const int64_t blocks = (plan.count + Config::kThreads - 1) / Config::kThreads;
-  return launch_kernel(weight_gradient_repair_kernel<Storage>,
-                       dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)),
-                       dim3(Config::kThreads), 0, call.conv.stream, weight_gradient_plain_args<Storage>(call, plan),
-                       static_cast<Storage*>(call.grad_weight));
+  return launch_overlapped(
+      weight_gradient_repair_kernel<Storage>,
+      dim3(static_cast<unsigned>(blocks < Config::kMaxBlocks ? blocks : Config::kMaxBlocks)), dim3(Config::kThreads), 0,
+      call.conv.stream, weight_gradient_plain_args<Storage>(call, plan), static_cast<Storage*>(call.grad_weight));
 }
 
 }  // namespace cuda
@@ -14754,11 +14827,16 @@ int64_t launch_gradients(const GradientCall& call) {
 // ---- kernels_src/cuda/chain_gradients.cuh
 // Gradients of a convolution and of what follows it: a chain of element-wise operations, or GroupNorm behind one. Where
 // both of the convolution's gradients read packed pixels (packed_gradients.cuh), these are formed at once from the
-// convolution's output and the gradient behind the chain, go by go: the gradient of the output, as large as that, is
-// neither written nor read, but where tensor cores cannot do what the numbers ask for.
+// convolution's output and the gradient behind the chain: the gradient of the output, as large as that, is neither
+// written nor read, but where tensor cores cannot do what the numbers ask for. The output is there, or computed along,
+// slice by slice (chain_slices.cuh).
 
 #include <algorithm>
 #include <vector>
+
+// ---- kernels_src/cuda/chain_packer.cuh
+// Forms the gradient of a chain, or of GroupNorm behind one, as it is packed: what the weight gradient's launches ask
+// for where g is not in memory (planes_packer.h), of the whole batch or of a slice of it.
 
 // ---- kernels_src/cuda/chain_pack_rows.cuh
 // Planes of g for both gradients (weight_gradient_layout.h) where g is the gradient of a chain of element-wise
@@ -15264,7 +15342,7 @@ struct ChainPackConfig {
   static constexpr int min_blocks(int steps, int operands) {
     return steps >= 3 && steps <= 4 && operands == 0 ? 3 : steps <= 12 ? 2 : 1;
   }
-  static constexpr int kRows = 4;         // of a block
+  static constexpr int kRows = 2;         // of a block: more would leave the device empty behind a slice's last
   static constexpr int kImages = 3;       // in turns: one is formed, one lacks its last pixels, one goes to memory
   static constexpr int kMostBeyond = 32;  // pixels of a segment that the next strip's has, too
 };
@@ -15344,6 +15422,7 @@ __global__ void __launch_bounds__(ChainPackConfig::kThreads, Args::kMinBlocks)
   constexpr bool kContainers = sizeof(Storage) == 4;
   using Channel = ChannelGradient<typename Args::Inner>;
   __shared__ Channel of_channel[WeightGradientConfig::kBlockChannels];
+  await_previous_kernels();
   unsigned char* const images = dynamic_smem();
   const PackArgs<Storage>& planes = args.planes;
   const PackedOperand& packed = planes.packed;
@@ -15541,6 +15620,7 @@ __global__ void __launch_bounds__(MagnitudeSampleConfig::kThreads)
     sample_chain_gradient_kernel(const __grid_constant__ Args args, int64_t step, unsigned* to) {
   using Config = MagnitudeSampleConfig;
   constexpr int kSums = 1 + Args::Inner::kSums;
+  await_previous_kernels();
   unsigned largest = 0;
   const int64_t nth = static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x;
   const uint64_t hash = static_cast<uint32_t>(nth) * 2654435761u;  // as sample_magnitudes_kernel
@@ -15659,6 +15739,7 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
   constexpr int kSums = 1 + Args::Inner::kSums;
   constexpr int kAtOnce = sizeof(Storage) < 8 ? kChunk : 1;  // fp64 has no registers for more of some chains
   __shared__ Acc of_warps[kSums][Config::kThreads / 32];
+  await_previous_kernels();
   if (!args.wanted()) return;
   const int lane = threadIdx.x % kLanes;
   for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
@@ -15778,9 +15859,12 @@ __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGr
   constexpr int kUnits = Config::kThreads / kLanes;
   constexpr int kChunk = Config::chunk(sizeof(Storage)), kVectors = kChunk / Config::kVector;
   __shared__ GradientMoments<Acc> of_warps[Config::kThreads / 32];
+  await_previous_kernels();
   const int lane = threadIdx.x % kLanes;
-  for (int64_t unit = static_cast<int64_t>(blockIdx.x) * kUnits + threadIdx.x / kLanes; unit < args.num_units;
-       unit += static_cast<int64_t>(gridDim.x) * kUnits) {
+  // From the last unit on: what has just been written is still in L2, and so are the first ones for who comes next.
+  for (int64_t left = args.num_units - static_cast<int64_t>(blockIdx.x) * kUnits - threadIdx.x / kLanes; left > 0;
+       left -= static_cast<int64_t>(gridDim.x) * kUnits) {
+    const int64_t unit = left - 1;
     const PlanePart part(args, unit);
     const auto inner = args.inner.of_channel(part.channel);
     const Storage* const value = args.value + part.begin;
@@ -15854,15 +15938,19 @@ __device__ __forceinline__ void finalise_group(const Args& args, int64_t first, 
                                                GroupCoefficients<typename Args::Acc>* to) {
   using Acc = typename Args::Acc;
   GradientMoments<double> whole{};
+  // A lane's only channel is asked for once.
+  GradientMoments<double> mine{};
+  if (lane < channels) mine = of_channel(lane);
+  whole = mine;
 #pragma unroll 1
-  for (int64_t c = lane; c < channels; c += 32) whole.join(of_channel(c));
+  for (int64_t c = lane + 32; c < channels; c += 32) whole.join(of_channel(c));
   join_lanes(whole);
   const double count = __shfl_sync(0xFFFFFFFFu, whole.count, 0), mean = __shfl_sync(0xFFFFFFFFu, whole.mean, 0);
   const double rstd = 1.0 / sqrt(__shfl_sync(0xFFFFFFFFu, whole.m2, 0) / count + args.eps);
   double grads = 0, products = 0;  // of w*g, of w*g*(value - mean)
 #pragma unroll 1
   for (int64_t c = lane; c < channels; c += 32) {
-    const GradientMoments<double> channel = of_channel(c);
+    const GradientMoments<double> channel = c == lane ? mine : of_channel(c);
     const double product = channel.product + (channel.mean - mean) * channel.grad;
     const double weight = args.weight != nullptr ? static_cast<double>(static_cast<Acc>(args.weight[first + c])) : 1.0;
     grads += weight * channel.grad;
@@ -15887,6 +15975,7 @@ template <typename Args>
 __global__ void __launch_bounds__(GroupNormGradientConfig::kThreads, GroupNormGradientConfig::kMinBlocks)
     group_norm_gradient_finalise_kernel(const __grid_constant__ Args args) {
   constexpr int kWarps = GroupNormGradientConfig::kThreads / 32;
+  await_previous_kernels();
   const int lane = threadIdx.x % 32;
   for (int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; index < args.num_sample_groups;
        index += static_cast<int64_t>(gridDim.x) * kWarps) {
@@ -16082,57 +16171,21 @@ int64_t launch_group_norm_gradient(const GroupNormGradientCall& call) {
 namespace tconv {
 namespace cuda {
 
-// Does every row (or column) of the output lie in exactly one place of the planes?
-inline bool covered_once(const SlidingAxis& axis, int64_t out, int64_t stride, int64_t dilation, int64_t padding) {
-  std::vector<int> times(static_cast<size_t>(out), 0);
-  const int64_t class_step = axis.classes > 1 ? dilation : 0;
-  for (int64_t c = 0; c < axis.classes; ++c)
-    for (int64_t i = 0; i < axis.plane_size; ++i) {
-      const int64_t at = i * stride + c * class_step - padding;
-      if (at >= 0 && at < out) ++times[static_cast<size_t>(at)];
-    }
-  return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
-}
-
 // Of a segment, that the next strip's has, too.
 inline int pixels_beyond(const WeightGradientLayout& layout) { return (layout.taps_w - 1) * layout.step_w; }
-
-// Of the convolution's gradients, whose g is to be formed as it is packed.
-inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
-  if (plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper || plan.weight->one_tap.usable) return false;
-  const ConvTransposeLayer& p = call.conv.layer;
-  const SlidingLayer& sliding = plan.weight->sliding;
-  const WeightGradientLayout& layout = plan.weight->goes().layout;
-  const int64_t go = std::min<int64_t>(plan.weight->goes().images, p.batch);
-  return layout.abreast == 1 && go * p.out_channels * p.out_h * p.out_w <= INT32_MAX &&
-         p.out_channels / p.groups % 8 == 0 &&
-         pixels_beyond(layout) <= std::min(layout.segment, int{ChainPackConfig::kMostBeyond}) &&
-         covered_once(sliding.h, p.out_h, p.stride_h, p.dilation_h, p.padding_h) &&
-         covered_once(sliding.w, p.out_w, p.stride_w, p.dilation_w, p.padding_w);
-}
-
-inline GroupNormGradientCall chain_call_of(const GradientCall& call) {
-  GroupNormGradientCall chain = call.of_chain;
-  chain.conv.dtype = call.conv.dtype, chain.conv.stream = call.conv.stream;
-  chain.conv.workspace = call.conv.workspace, chain.conv.workspace_bytes = call.conv.workspace_bytes;
-  return chain;
-}
-
-// Is grad alone wanted?
-inline bool chain_alone(const GradientCall& call) { return call.of_chain.grad_value != nullptr; }
 
 template <int kChain, typename Storage>
 class ChainPacker final : public PlanesPacker {
  public:
   using Inner = ChainInner<kChain, Storage>;
   using Kernels = GroupNormGradient<Inner, Storage>;
+  using KernelArgs = typename Kernels::Args;
   using Args = ChainPackArgs<Inner, Storage>;
 
   ChainPacker(const GradientCall& call, const GroupNormGradientCall& chain, const WeightGradientPlan& weight,
               WorkspacePlaces& places)
       : call_(call), chain_(chain), weight_(weight), kernels_(chain, inner_of(chain), false, places) {
-    const WeightGradientLayout& layout = weight.goes().layout;
-    runs_ = static_cast<int>(ceil_div(layout.planes.rows, ChainPackConfig::kRows));
+    runs_ = static_cast<int>(ceil_div(weight.goes().layout.planes.rows, ChainPackConfig::kRows));
     rows_ = chain.batch * runs_ * weight.sliding.h.classes * weight.sliding.w.classes;
     for (int i = 0; i < Args::kSums; ++i) {
       kernels_.args.sum_parts[i] = nullptr;  // summed here, not where g is materialised
@@ -16141,42 +16194,68 @@ class ChainPacker final : public PlanesPacker {
     not_finite_ = places.reserve<int>(1);
   }
 
-  // What forms g, but for g itself.
-  int64_t prepare() const {
-    void* const stream = call_.conv.stream;
-    if (chain_.num_groups == 0) return kOk;
-    const auto& args = kernels_.args;
-    constexpr int kThreads = GroupNormGradientConfig::kThreads;
-    using KernelArgs = typename Kernels::Args;
-    if (args.plane <= GroupNormGradientConfig::kMaxOfWarp)
-      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<32, KernelArgs>,
-                                          norm_blocks(args.num_units, kThreads / 32), dim3(kThreads), 0, stream, args));
-    else
-      TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_sums_kernel<kThreads, KernelArgs>,
-                                          norm_blocks(args.num_units, 1), dim3(kThreads), 0, stream, args));
-    TCONV_RETURN_IF_ERROR(launch_kernel(group_norm_gradient_finalise_kernel<KernelArgs>,
-                                        norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream,
-                                        args));
-    return kernels_.add_up_weights();
+  // Of the whole batch.
+  const KernelArgs& args() const { return kernels_.args; }
+
+  // Of images [first, first + count), whose output is `value`, where g may be written, too.
+  KernelArgs of_images(int64_t first, int64_t count, Storage* value) const {
+    KernelArgs args = kernels_.args;
+    const int64_t planes = first * args.channels, values = planes * args.plane;
+    constexpr int64_t kVector = GroupNormGradientConfig::kVector;
+    args.vectors = args.vectors && values % kVector == 0 && norm_vectors_aligned(value, kVector * sizeof(Storage));
+    args.value = value, args.grad_value = value, args.grad += values;
+    args.num_planes = count * args.channels, args.num_sample_groups = count * args.num_groups;
+    args.num_units = args.num_planes * args.parts_per_plane;
+    if (args.num_groups > 0) {
+      args.parts += planes * args.parts_per_plane, args.coefficients += first * args.num_groups;
+      if (args.weight_parts != nullptr) args.weight_parts += planes;
+      if (args.bias_parts != nullptr) args.bias_parts += planes;
+    }
+    return args;
   }
 
-  int64_t sample(unsigned* largest) const override {
+  // What forms g, but for g itself: where nothing is normalised, nothing.
+  int64_t sum_up(const KernelArgs& args) const {
+    void* const stream = call_.conv.stream;
+    if (chain_.num_groups == 0) return kOk;
+    constexpr int kThreads = GroupNormGradientConfig::kThreads;
+    if (args.plane <= GroupNormGradientConfig::kMaxOfWarp)
+      TCONV_RETURN_IF_ERROR(launch_overlapped(group_norm_gradient_sums_kernel<32, KernelArgs>,
+                                              norm_blocks(args.num_units, kThreads / 32), dim3(kThreads), 0, stream,
+                                              args));
+    else
+      TCONV_RETURN_IF_ERROR(launch_overlapped(group_norm_gradient_sums_kernel<kThreads, KernelArgs>,
+                                              norm_blocks(args.num_units, 1), dim3(kThreads), 0, stream, args));
+    return launch_overlapped(group_norm_gradient_finalise_kernel<KernelArgs>,
+                             norm_blocks(args.num_sample_groups, kThreads / 32), dim3(kThreads), 0, stream, args);
+  }
+
+  int64_t sample(unsigned* largest) const override { return sample_of(kernels_.args, largest); }
+
+  int64_t sample_of(const KernelArgs& args, unsigned* largest) const {
     if constexpr (sizeof(Storage) == 4) {
       using Config = MagnitudeSampleConfig;
       constexpr int64_t kMost = int64_t{Config::kBlocks} * Config::kThreads;
-      const int64_t count = kernels_.args.num_planes * kernels_.args.plane;
+      const int64_t count = args.num_planes * args.plane;
       const int64_t step = std::max<int64_t>(1, ceil_div(count, kMost));
       const int64_t blocks = ceil_div(ceil_div(count, step), int64_t{Config::kThreads});
-      return launch_kernel(sample_chain_gradient_kernel<typename Kernels::Args>, dim3(static_cast<unsigned>(blocks)),
-                           dim3(Config::kThreads), 0, call_.conv.stream, kernels_.args, step, largest);
+      return launch_overlapped(sample_chain_gradient_kernel<KernelArgs>, dim3(static_cast<unsigned>(blocks)),
+                               dim3(Config::kThreads), 0, call_.conv.stream, args, step, largest);
     }
     return kOk;
   }
 
   int64_t pack(const PackedGoes& goes, int64_t first, int count, void* workspace, GradientState* state) const override {
+    const Storage* const value = static_cast<const Storage*>(chain_.value);
+    return pack_images(goes, first, count, value + first * call_.grad_stride_n, workspace, state);
+  }
+
+  // `value`: the first of these images'.
+  int64_t pack_images(const PackedGoes& goes, int64_t first, int count, const Storage* value, void* workspace,
+                      GradientState* state) const {
     Args args{};
     args.planes = pack_args<Storage>(call_, weight_.sliding, goes.layout, true, first, count);
-    args.value = static_cast<const Storage*>(chain_.value) + first * args.planes.from_n;
+    args.value = value;
     args.planes.from = static_cast<const Storage*>(chain_.grad) + first * args.planes.from_n;
     args.planes.to = goes.planes(workspace), args.planes.state = state;
     args.chain = kernels_.args;
@@ -16189,8 +16268,8 @@ class ChainPacker final : public PlanesPacker {
                           int64_t{ChainPackConfig::kRows} * args.beyond * WeightGradientConfig::kPixelBytes;
     TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, bytes));
     const int64_t blocks = int64_t{count} * args.planes.groups * packed.blocks * runs_;
-    return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(ChainPackConfig::kThreads), bytes,
-                         call_.conv.stream, args);
+    return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(ChainPackConfig::kThreads), bytes,
+                             call_.conv.stream, args);
   }
 
   int64_t materialise(const int* guard) const override {
@@ -16205,16 +16284,22 @@ class ChainPacker final : public PlanesPacker {
                       dim3(static_cast<unsigned>(std::min<int64_t>(needed, NotFiniteConfig::kMaxBlocks))),
                       dim3(NotFiniteConfig::kThreads), 0, stream,
                       static_cast<const Storage*>(static_cast<const void*>(call_.grad_weight)), count, not_finite_));
-    auto args = kernels_.args;
-    args.only_if[0] = not_finite_, args.only_if[1] = guard;
+    return materialise_if(kernels_.args, not_finite_, guard);
+  }
+
+  // g where one of these is set; `second` may be null.
+  int64_t materialise_if(KernelArgs args, const int* first, const int* second) const {
+    args.only_if[0] = first, args.only_if[1] = second;
     constexpr int kMostBlocks = 1024;  // as a rule they find nothing to do
     constexpr int kThreads = GroupNormGradientConfig::kThreads;
     const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(args.num_units, kMostBlocks)));
-    return launch_kernel(group_norm_gradient_apply_kernel<kThreads, typename Kernels::Args>, blocks, dim3(kThreads), 0,
-                         stream, args);
+    return launch_overlapped(group_norm_gradient_apply_kernel<kThreads, KernelArgs>, blocks, dim3(kThreads), 0,
+                             call_.conv.stream, args);
   }
 
+  // The gradients that are sums over the batch.
   int64_t add_up() const {
+    if (chain_.num_groups > 0) TCONV_RETURN_IF_ERROR(kernels_.add_up_weights());
     for (int i = 0; i < Args::kSums; ++i)
       if (sums_[i] != nullptr)
         TCONV_RETURN_IF_ERROR(
@@ -16242,21 +16327,592 @@ class ChainPacker final : public PlanesPacker {
   int64_t rows_;
 };
 
-// Behind the workspace of the convolution's gradients. call.grad: where g may be materialised.
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/chain_slices.cuh
+// Gradients of a convolution and of a chain behind it, slice by slice of the batch (chain_slice_places.h): the
+// convolution's output is computed again from packed pixels, g formed as it is packed, and both of the convolution's
+// gradients read the packing. A slice has all of it, its repairs, too, before the next one takes its place. Of fp32
+// with TF32 allowed, and layers of stride one.
+
+#include <vector>
+
+// ---- kernels_src/cuda/chain_slice_places.h
+// The batch in slices, and where each one's tensors lie while its gradients are formed: in what the input's gradient
+// has not been written of yet, and in a spare workspace, much smaller than the tensors. A step's peak of memory is then
+// hardly more than what its caller holds.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace tconv {
+namespace cuda {
+
+struct SlicesConfig {
+  static constexpr int64_t kAlignment = 256;
+  // The spare workspace: as much as the whole batch takes, but at most so many bytes, or this share of the input's
+  // gradient.
+  static constexpr int64_t kSpareBytes = int64_t{96} << 20, kSpareShare = 20;
+};
+
+// Bytes of an image: of its input's gradient; of the convolution's output, and of both operands as they are packed.
+struct SliceBytes {
+  int64_t grad_x, value, x, planes;
+
+  int64_t all() const { return value + x + planes + 3 * SlicesConfig::kAlignment; }
+
+  int64_t spare(int64_t batch) const {
+    using Config = SlicesConfig;
+    const int64_t most = std::max(Config::kSpareBytes, batch * grad_x / Config::kSpareShare);
+    return std::max(std::min(batch * all(), most), all());
+  }
+};
+
+// From the beginning of the input's gradient, or of the spare workspace.
+struct SlicePlace {
+  bool spare;
+  int64_t at;
+};
+
+struct Slice {
+  int64_t first, count;  // images
+  SlicePlace value, x, planes;
+};
+
+// A run of free bytes.
+struct FreeBytes {
+  bool spare;
+  int64_t at, end;
+
+  bool take(int64_t bytes, SlicePlace* place) {
+    const int64_t begin = (at + SlicesConfig::kAlignment - 1) / SlicesConfig::kAlignment * SlicesConfig::kAlignment;
+    if (begin + bytes > end) return false;
+    *place = {spare, begin};
+    at = begin + bytes;
+    return true;
+  }
+};
+
+// The slice's own part of the input's gradient is written last: what is read until then lies elsewhere, packed pixels
+// of x do not.
+inline bool place_slice(const SliceBytes& image, int64_t batch, int64_t spare, Slice* slice) {
+  const int64_t end = (slice->first + slice->count) * image.grad_x;
+  FreeBytes own = {false, slice->first * image.grad_x, end}, behind = {false, end, batch * image.grad_x};
+  FreeBytes workspace = {true, 0, spare};
+  const auto place = [&](int64_t bytes, SlicePlace* to) {
+    return behind.take(slice->count * bytes, to) || workspace.take(slice->count * bytes, to);
+  };
+  return (own.take(slice->count * image.x, &slice->x) || place(image.x, &slice->x)) &&
+         place(image.value, &slice->value) && place(image.planes, &slice->planes);
+}
+
+// As few as possible: found from the last one back, which has the least room.
+// None where an image finds no place. No slice has more than `most`.
+inline std::vector<Slice> slices_of(const SliceBytes& image, int64_t batch, int64_t most) {
+  const int64_t spare = image.spare(batch);
+  std::vector<Slice> slices;
+  for (int64_t end = batch; end > 0; end = slices.back().first) {
+    Slice slice = {0, std::min(end, most), {}, {}, {}};
+    const auto fits = [&](int64_t count) {
+      slice.first = end - count, slice.count = count;
+      return place_slice(image, batch, spare, &slice);
+    };
+    while (slice.count > 0 && !fits(slice.count)) --slice.count;
+    if (slice.count <= 0) return {};
+    slices.push_back(slice);
+  }
+  std::reverse(slices.begin(), slices.end());
+  return slices;
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/packed_value.cuh
+// The convolution's output once more, from x's pixels that the weight gradient has packed: they are half as large as x,
+// and converted already.
+
+#include <vector>
+
+// ---- kernels_src/cuda/slice_kernel.cuh
+// The Hopper kernel of a convolution over the packed pixels of a slice of the batch.
+
+
+namespace tconv {
+namespace cuda {
+
+struct SliceKernel {
+  bool usable;
+  hopper::Plan plan;
+};
+
+// Cut as the batch's. Measured: what is chosen for few images is a tenth slower on each of them.
+inline SliceKernel slice_kernel(const ConvCall& of_batch, const ConvCall& of_slice, int num_sms) {
+  const KernelPlan whole = choose_kernel<Outputs::kAlone>(of_batch);
+  const bool stacked = whole.kernel == kHopper && whole.hopper.line_samples > 1;
+  const KernelPlan made = stacked ? choose_kernel<Outputs::kAlone>(of_slice) : whole;
+  // Even and odd columns at once are read from tensors alone.
+  SliceKernel kernel = {made.status == kOk && made.kernel == kHopper && !made.hopper.twin, made.hopper};
+  if (kernel.usable && !stacked)
+    hopper::choose_ranges(kernel.plan, of_slice.layer, kernel.plan.mirror_pixels == 0, num_sms);
+  return kernel;
+}
+
+// Do both read weights that lie alike?
+inline bool share_weights(const hopper::Plan& a, const hopper::Plan& b) {
+  return a.n == b.n && a.num_consumers == b.num_consumers && a.blocks_per_sweep == b.blocks_per_sweep &&
+         a.num_sweeps == b.num_sweeps && a.sweep_tiles == b.sweep_tiles && a.num_ic_blocks == b.num_ic_blocks &&
+         a.ring_ic_blocks == b.ring_ic_blocks && a.num_weight_tiles == b.num_weight_tiles;
+}
+
+// Bytes for it, and for the strict kernel behind `strict` (launch_fallback), whose moments nobody asks for.
+inline int64_t slice_workspace_bytes(const SliceKernel& kernel, const KernelPlan& strict) {
+  if (!kernel.usable) return 0;
+  return std::max(hopper::HopperWorkspace(kernel.plan).total_bytes,
+                  strict.has_fallback ? strict.fallback_partials : strict.workspace_bytes);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// Of fp32: in 16 bits x is as large as what is packed of it.
+class PackedValue {
+ public:
+  PackedValue(const GradientCall& call, const std::vector<Slice>& slices, const DeviceLimits& device,
+              WorkspacePlaces& places)
+      : call_(call), device_(device), usable_(call.conv.dtype == kFloat32) {
+    int64_t bytes = 0;
+    for (const Slice& slice : slices) {
+      const ConvCall strict = of_images(slice, nullptr);
+      const KernelPlan plan = choose_kernel<Outputs::kAlone>(strict);
+      const SliceKernel kernel = kernel_of(strict);
+      usable_ = usable_ && kernel.usable &&
+                share_weights(kernel.plan, kernel_of(of_images(slices.front(), nullptr)).plan) && plan.status == kOk &&
+                plan.kernel == kHopper;
+      bytes = std::max(bytes, slice_workspace_bytes(kernel, plan));
+    }
+    workspace_ = places.reserve<char>(bytes);
+  }
+
+  bool usable() const { return usable_; }
+
+  // Once for all slices. guard: is up where containers cannot hold them.
+  int64_t transform_weights(const Slice& slice, GuardState* guard) const {
+    const ConvCall strict = of_images(slice, nullptr);
+    hopper::PackedInput packed;
+    packed.step = hopper::PackedInput::kWeights;
+    return launch(strict, packed, {nullptr, nullptr}, guard);
+  }
+
+  // Of a slice whose pixels lie packed. guard: of these, and of weights; scale: says what x was multiplied by.
+  int64_t compute(const Slice& slice, const PackedGoes& goes, void* packed_workspace, float* value,
+                  const GuardState* guard, GuardState* scale) const {
+    const ConvCall strict = of_images(slice, value);
+    const WeightGradientLayout& layout = goes.layout;
+    hopper::PackedInput packed;
+    packed.segments = goes.x(packed_workspace);
+    packed.by_segment = FastDivisor::make(static_cast<uint32_t>(layout.segment));
+    packed.by_abreast = FastDivisor::make(1);
+    packed.columns = static_cast<int>(strict.layer.in_w), packed.rows = layout.x.rows;
+    packed.strips = layout.strips, packed.blocks = layout.x.blocks, packed.pitch = 0;
+    packed.segment_pixels = layout.x.segment_pixels;
+    packed.step = hopper::PackedInput::kOutputs;
+    const ConvOutputs outputs = {value, nullptr};
+    TCONV_RETURN_IF_ERROR(launch(strict, packed, outputs, scale));
+    return launch_fallback(choose_kernel<Outputs::kAlone>(strict), strict, outputs, workspace_, guard);
+  }
+
+ private:
+  // The convolution that made the output.
+  ConvCall of_images(const Slice& slice, float* value) const {
+    ConvCall made = call_.conv;
+    ConvTransposeLayer& p = made.layer;
+    made.kernel_choice = made.kernel_choice <= kDirect ? made.kernel_choice : kAuto;
+    made.x = static_cast<const float*>(made.x) + slice.first * p.x_stride_n;
+    made.out = value;
+    p.batch = slice.count;
+    return made;
+  }
+
+  // The same as the kernel over packed pixels is asked for it: rows in whole quads, of which those beyond are absent.
+  static ConvCall over_packed(ConvCall made) {
+    ConvTransposeLayer& p = made.layer;
+    p.in_w = round_up(p.in_w, hopper::kVectorPixels);
+    p.x_stride_w = 1, p.x_stride_h = p.in_w, p.x_stride_c = p.in_h * p.in_w;
+    p.x_stride_n = p.in_channels * p.x_stride_c;
+    return made;
+  }
+
+  int64_t launch(const ConvCall& strict, const hopper::PackedInput& packed, const ConvOutputs& outputs,
+                 GuardState* guard) const {
+    ConvCall walk = over_packed(strict);
+    walk.x = packed.segments;
+    return hopper::launch_typed<Outputs::kAlone, float>(kernel_of(strict).plan, walk, outputs, nullptr, workspace_,
+                                                        device_.sm_count, &packed, guard);
+  }
+
+  SliceKernel kernel_of(const ConvCall& strict) const {
+    ConvCall whole = strict;
+    whole.layer.batch = call_.conv.layer.batch;
+    return slice_kernel(over_packed(whole), over_packed(strict), device_.sm_count);
+  }
+
+  const GradientCall& call_;
+  const DeviceLimits& device_;
+  bool usable_;
+  char* workspace_;
+};
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/slice_begin.cuh
+// The state of a slice's pixels: its guard is up where the weights' are, which all slices share, as they do the scale
+// of g.
+
+
+namespace tconv {
+namespace cuda {
+
+// What all slices share: a convolution's scale, of x and of g, and whether containers hold its weights.
+struct SharedGuards {
+  GuardState of_x, of_planes;
+};
+
+// keeps: what the guard says already.
+__global__ void begin_slice_kernel(GuardState* guard, const SharedGuards* shared, bool keeps) {
+  await_previous_kernels();
+  const int raised = shared->of_x.out_of_range | shared->of_planes.out_of_range;
+  guard->out_of_range = keeps ? guard->out_of_range | raised : raised;
+  guard->largest = shared->of_planes.largest;
+}
+
+inline int64_t launch_begin_slice(GuardState* guard, const SharedGuards* shared, bool keeps, void* stream) {
+  return launch_overlapped(begin_slice_kernel, dim3(1), dim3(1), 0, stream, guard, shared, keeps);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+// ---- kernels_src/cuda/slice_sums.cuh
+// Sums of a few rows of numbers, in fp64, in a fixed order: a thread has one of them.
+//   from [rows][count] -> to [count]
+
+
+namespace tconv {
+namespace cuda {
+
+struct SliceSumsConfig {
+  static constexpr int kThreads = 128;
+};
+
+__global__ void __launch_bounds__(SliceSumsConfig::kThreads)
+    slice_sums_kernel(const float* from, float* to, int64_t rows, int64_t count) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * SliceSumsConfig::kThreads + threadIdx.x;
+  if (at >= count) return;
+  double sum = 0.0;
+  for (int64_t row = 0; row < rows; ++row) sum += from[row * count + at];
+  to[at] = static_cast<float>(sum);
+}
+
+inline int64_t launch_slice_sums(const float* from, float* to, int64_t rows, int64_t count, void* stream) {
+  const int64_t blocks = ceil_div(count, int64_t{SliceSumsConfig::kThreads});
+  return launch_kernel(slice_sums_kernel, dim3(static_cast<unsigned>(blocks)), dim3(SliceSumsConfig::kThreads), 0,
+                       stream, from, to, rows, count);
+}
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// Where x alone is packed.
+struct NothingToPack final : PlanesPacker {
+  int64_t sample(unsigned*) const override { return kOk; }
+  int64_t pack(const PackedGoes&, int64_t, int, void*, GradientState*) const override { return kOk; }
+  int64_t materialise(const int*) const override { return kOk; }
+};
+
+inline SliceBytes slice_bytes(const GradientCall& call, const WeightGradientLayout& layout) {
+  const ConvTransposeLayer& p = call.conv.layer;
+  SliceBytes bytes;
+  bytes.grad_x = p.in_channels * p.in_h * p.in_w * static_cast<int64_t>(sizeof(float));
+  bytes.value = p.out_channels * p.out_h * p.out_w * static_cast<int64_t>(sizeof(float));
+  bytes.x = layout.x.sample_segments(layout.groups, layout.strips) * layout.x.segment_bytes;
+  bytes.planes = layout.planes.sample_segments(layout.groups, layout.strips) * layout.planes.segment_bytes;
+  return bytes;
+}
+
+// Places are 32-bit numbers: those of output values, and of 16 packed bytes.
+inline int64_t most_of_slice(const SliceBytes& image) {
+  const int64_t values = image.value / static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(1, INT32_MAX / std::max({values, image.x >> 4, image.planes >> 4, int64_t{1}}));
+}
+
+// The strict kernel's parts lie where a slice's gradient is written next, or in the workspace.
+template <int kChain>
+class ChainSlices {
+ public:
+  using Packer = ChainPacker<kChain, float>;
+
+  // plan: of the whole batch.
+  ChainSlices(const GradientCall& call, const GroupNormGradientCall& chain, const GradientsPlan& plan,
+              const DeviceLimits& device, WorkspacePlaces& places)
+      : call_(call),
+        weight_(*plan.weight),
+        device_(device),
+        image_(slice_bytes(call, weight_.goes().layout)),
+        slices_(slices_of(image_, call.conv.layer.batch, most_of_slice(image_))),
+        value_(call, slices_, device, places),
+        packer_(call, chain, weight_, places) {
+    usable_ = !slices_.empty() && value_.usable() && !plan.input->sliding.strided;
+    const ConvTransposeLayer& p = call.conv.layer;
+    num_weights_ = p.in_channels * (p.out_channels / p.groups) * p.kernel_h * p.kernel_w;
+    int64_t input_bytes = 0, strict_bytes = 0;
+    for (const Slice& slice : slices_) {
+      inputs_.emplace_back(of_slice(slice, nullptr));
+      const InputGradientPlan& input = inputs_.back();
+      const SliceKernel kernel = kernel_of(input);
+      usable_ = usable_ && input.status == kOk && !input.plain && kernel.usable &&
+                share_weights(kernel.plan, kernel_of(inputs_.front()).plan);
+      input_bytes = std::max(input_bytes,
+                             input.walk_at + slice_workspace_bytes(kernel, choose_kernel<Outputs::kAlone>(input.walk)));
+      if (!strict_in_own(slice)) strict_bytes = weight_.strict.total_bytes;
+    }
+    cleared_ = places.reserve<Cleared>(1);
+    strict_weights_ = places.reserve<float>((num_slices() + 1) * num_weights_);  // and what tensor cores sum up
+    const int64_t of_packing = weight_.hopper.goes.total_bytes;
+    parts_ = places.reserve<char>(weight_.hopper.total_bytes - of_packing);
+    input_workspace_ = places.reserve<char>(input_bytes);
+    strict_workspace_ = places.reserve<char>(strict_bytes);
+    spare_ = places.reserve<char>(image_.spare(p.batch));
+  }
+
+  bool usable() const { return usable_; }
+
+  int64_t launch() const {
+    TCONV_RETURN_IF_ERROR(clear(cleared_, sizeof(Cleared)));
+    TCONV_RETURN_IF_ERROR(clear(strict_weights_, num_slices() * num_weights_ * sizeof(float)));
+    TCONV_RETURN_IF_ERROR(sample_x());
+    TCONV_RETURN_IF_ERROR(
+        launch_swap_weights<float>(call_, weight_.sliding, inputs_.front().weights(input_workspace_)));
+    TCONV_RETURN_IF_ERROR(value_.transform_weights(slices_.front(), &cleared_->shared.of_x));
+    for (int64_t i = 0; i < num_slices(); ++i) TCONV_RETURN_IF_ERROR(launch_slice(i));
+    GradientCall sums = call_;
+    sums.grad_weight = strict_weights_ + num_slices() * num_weights_;
+    TCONV_RETURN_IF_ERROR(pixels::launch_hopper_sums<float>(sums, weight_.sliding, weight_.hopper,
+                                                            reinterpret_cast<const float*>(parts_), &cleared_->state));
+    TCONV_RETURN_IF_ERROR(launch_slice_sums(strict_weights_, static_cast<float*>(call_.grad_weight), num_slices() + 1,
+                                            num_weights_, call_.conv.stream));
+    return packer_.add_up();
+  }
+
+ private:
+  struct Cleared {
+    GradientState state;  // of what is packed of a slice
+    SharedGuards shared;
+  };
+
+  int64_t num_slices() const { return static_cast<int64_t>(slices_.size()); }
+
+  int64_t clear(void* words, size_t bytes) const {
+    return static_cast<int64_t>(cudaMemsetAsync(words, 0, bytes, static_cast<cudaStream_t>(call_.conv.stream)));
+  }
+
+  char* at(const SlicePlace& place) const {
+    return (place.spare ? spare_ : static_cast<char*>(call_.grad_x)) + place.at;
+  }
+
+  // `value`: where the output lies, and g, should it be read.
+  GradientCall of_slice(const Slice& slice, float* value) const {
+    GradientCall made = call_;
+    ConvTransposeLayer& p = made.conv.layer;
+    p.batch = slice.count;
+    made.conv.x = static_cast<const float*>(made.conv.x) + slice.first * p.x_stride_n;
+    made.grad = value;
+    made.grad_x = static_cast<char*>(made.grad_x) + slice.first * image_.grad_x;
+    return made;
+  }
+
+  SliceKernel kernel_of(const InputGradientPlan& input) const {
+    const auto of_images = [&](int64_t count) { return PackedGradientsPlan::packed_walk(call_, input, count); };
+    return slice_kernel(of_images(call_.conv.layer.batch), of_images(input.walk.layer.batch), device_.sm_count);
+  }
+
+  bool strict_in_own(const Slice& slice) const {
+    return slice.count * image_.grad_x >= weight_.strict.total_bytes + SlicesConfig::kAlignment;
+  }
+
+  void* strict_workspace(const Slice& slice) const {
+    if (!strict_in_own(slice)) return strict_workspace_;
+    return static_cast<char*>(call_.grad_x) + round_up(slice.first * image_.grad_x, SlicesConfig::kAlignment);
+  }
+
+  int64_t sample_x() const {
+    const ConvTransposeLayer& p = call_.conv.layer;
+    MagnitudeSampleArgs args;
+    args.tensors[0] = sampled_tensor(call_.conv.x, p.batch, p.in_channels, p.in_h, p.in_w, p.x_stride_n, p.x_stride_c,
+                                     p.x_stride_h, p.x_stride_w);
+    args.tensors[1] = args.tensors[0];
+    args.largest[0] = &cleared_->state.largest_of_x, args.largest[1] = &cleared_->shared.of_x.largest;
+    return launch_sample_magnitudes(args, 2, call_.conv.stream);
+  }
+
+  // x's gradient, or no more than its weights.
+  int64_t launch_input(const InputGradientPlan& input, const hopper::PackedInput& packed, void* grad_x,
+                       GuardState* guard) const {
+    ConvCall walk = PackedGradientsPlan::packed_walk(call_, input, input.walk.layer.batch);
+    walk.x = packed.segments, walk.weight = input.weights(input_workspace_);
+    return hopper::launch_typed<Outputs::kAlone, float>(kernel_of(input).plan, walk, {grad_x, nullptr}, nullptr,
+                                                        input.of_walk(input_workspace_), device_.sm_count, &packed,
+                                                        guard);
+  }
+
+  // From the first slice's g.
+  int64_t find_scale_of_planes(const typename Packer::KernelArgs& chain) const {
+    SharedGuards* const shared = &cleared_->shared;
+    TCONV_RETURN_IF_ERROR(packer_.sample_of(chain, &shared->of_planes.largest));
+    hopper::PackedInput packed;
+    packed.step = hopper::PackedInput::kWeights;
+    TCONV_RETURN_IF_ERROR(launch_input(inputs_.front(), packed, nullptr, &shared->of_planes));
+    return launch_begin_slice(&cleared_->state.guard, shared, true, call_.conv.stream);
+  }
+
+  int64_t launch_slice(int64_t index) const {
+    const Slice& slice = slices_[static_cast<size_t>(index)];
+    const InputGradientPlan& input = inputs_[static_cast<size_t>(index)];
+    const SlidingLayer& sliding = weight_.sliding;
+    const int count = static_cast<int>(slice.count);
+    GradientState* const state = &cleared_->state;
+    const int* const guard = &state->guard.out_of_range;
+    float* const value = reinterpret_cast<float*>(at(slice.value));
+    GradientCall call = of_slice(slice, value);
+
+    // Distances from where x lies packed, with a state before it.
+    PackedGoes goes = weight_.goes();
+    char* const packed = at(slice.x) - (reinterpret_cast<char*>(goes.x(at(slice.x))) - at(slice.x));
+    goes.x_bytes = at(slice.planes) - at(slice.x);
+    goes.planes_bytes = parts_ - at(slice.planes);
+
+    TCONV_RETURN_IF_ERROR(launch_begin_slice(&state->guard, &cleared_->shared, false, call.conv.stream));
+    const NothingToPack x_alone;
+    call.packer = &x_alone;
+    TCONV_RETURN_IF_ERROR((launch_pack<1, float>(call, sliding, goes, 0, count, packed, state)));
+    TCONV_RETURN_IF_ERROR(value_.compute(slice, goes, packed, value, &state->guard, &cleared_->shared.of_x));
+    const auto chain = packer_.of_images(slice.first, slice.count, value);
+    TCONV_RETURN_IF_ERROR(packer_.sum_up(chain));
+    if (index == 0) TCONV_RETURN_IF_ERROR(find_scale_of_planes(chain));
+    TCONV_RETURN_IF_ERROR(packer_.pack_images(goes, slice.first, count, value, packed, state));
+    TCONV_RETURN_IF_ERROR(pixels::launch_products<false>(call, weight_.hopper, goes, packed, count, index > 0, guard));
+    hopper::PackedInput planes = packed_planes(goes, sliding, packed);
+    planes.step = hopper::PackedInput::kOutputs;
+    TCONV_RETURN_IF_ERROR(launch_input(input, planes, call.grad_x, &state->guard));
+
+    // What containers cannot hold is the strict kernels', which read g: it lies where the slice's part of x's gradient
+    // does not.
+    TCONV_RETURN_IF_ERROR(packer_.materialise_if(chain, guard, nullptr));
+    call.grad_weight = strict_weights_ + index * num_weights_;
+    TCONV_RETURN_IF_ERROR((launch_weight_gradient_portable<3, true, true, float>(
+        call, sliding, weight_.strict, strict_workspace(slice), nullptr, guard)));
+    TCONV_RETURN_IF_ERROR(launch_weight_gradient_repair<float>(call, weight_.plain));
+    ConvCall walk = input.walk;
+    walk.stream = call.conv.stream;
+    walk.x = value, walk.weight = input.weights(input_workspace_);
+    return launch_fallback(choose_kernel<Outputs::kAlone>(walk), walk, {call.grad_x, nullptr},
+                           input.of_walk(input_workspace_), &state->guard);
+  }
+
+  const GradientCall& call_;
+  const WeightGradientPlan& weight_;
+  const DeviceLimits& device_;
+  SliceBytes image_;
+  std::vector<Slice> slices_;
+  PackedValue value_;
+  Packer packer_;
+  std::vector<InputGradientPlan> inputs_;  // of each slice
+  bool usable_;
+  int64_t num_weights_;
+  Cleared* cleared_;
+  float* strict_weights_;
+  char *parts_, *input_workspace_, *strict_workspace_, *spare_;
+};
+
+}  // namespace cuda
+}  // namespace tconv
+
+namespace tconv {
+namespace cuda {
+
+// Does every row (or column) of the output lie in exactly one place of the planes?
+inline bool covered_once(const SlidingAxis& axis, int64_t out, int64_t stride, int64_t dilation, int64_t padding) {
+  std::vector<int> times(static_cast<size_t>(out), 0);
+  const int64_t class_step = axis.classes > 1 ? dilation : 0;
+  for (int64_t c = 0; c < axis.classes; ++c)
+    for (int64_t i = 0; i < axis.plane_size; ++i) {
+      const int64_t at = i * stride + c * class_step - padding;
+      if (at >= 0 && at < out) ++times[static_cast<size_t>(at)];
+    }
+  return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
+}
+
+// Of the convolution's gradients, whose g is to be formed as it is packed.
+inline bool packs_chain(const GradientCall& call, const GradientsPlan& plan) {
+  if (plan.status != kOk || !plan.packed || plan.weight->kernel != kHopper || plan.weight->one_tap.usable) return false;
+  const ConvTransposeLayer& p = call.conv.layer;
+  const SlidingLayer& sliding = plan.weight->sliding;
+  const WeightGradientLayout& layout = plan.weight->goes().layout;
+  const int64_t go = std::min<int64_t>(plan.weight->goes().images, p.batch);
+  return layout.abreast == 1 && go * p.out_channels * p.out_h * p.out_w <= INT32_MAX &&
+         p.out_channels / p.groups % 8 == 0 &&
+         pixels_beyond(layout) <= std::min(layout.segment, int{ChainPackConfig::kMostBeyond}) &&
+         covered_once(sliding.h, p.out_h, p.stride_h, p.dilation_h, p.padding_h) &&
+         covered_once(sliding.w, p.out_w, p.stride_w, p.dilation_w, p.padding_w);
+}
+
+inline GroupNormGradientCall chain_call_of(const GradientCall& call) {
+  GroupNormGradientCall chain = call.of_chain;
+  chain.conv.dtype = call.conv.dtype, chain.conv.stream = call.conv.stream;
+  chain.conv.workspace = call.conv.workspace, chain.conv.workspace_bytes = call.conv.workspace_bytes;
+  return chain;
+}
+
+// Is grad alone wanted?
+inline bool chain_alone(const GradientCall& call) { return call.of_chain.grad_value != nullptr; }
+
+// take(how to launch it, bytes of workspace). Behind the workspace of the convolution's gradients, but for slices.
+// call.grad: where g may be materialised, unless its output is computed along.
 template <typename Storage, typename Take>
-int64_t with_chain_packer(const GradientCall& call, const GradientsPlan& plan, const Take& take) {
+int64_t with_chain_launch(const GradientCall& call, const DeviceLimits& device, const Take& take) {
   if constexpr (sizeof(Storage) == 8) {
     return kUnsupportedKernel;
   } else {
+    const GradientsPlan plan(call, device);
     if (!packs_chain(call, plan)) return kUnsupportedKernel;
-    return with_chain(call.of_chain.chain, [&](auto index) {
-      const int64_t behind = round_up(plan.total_bytes, 256);
+    return with_chain(call.of_chain.chain, [&](auto index) -> int64_t {
+      constexpr int kChain = decltype(index)::value;
       WorkspacePlaces places(call.conv.workspace);
-      places.reserve<char>(behind);
       GroupNormGradientCall chain = chain_call_of(call);
       chain.grad_value = const_cast<void*>(call.grad), chain.row_columns = chain.width;
-      const ChainPacker<decltype(index)::value, Storage> packer(call, chain, *plan.weight, places);
-      return take(packer, places.bytes());
+      if (call.computes_value) {
+        if constexpr (sizeof(Storage) == 4) {
+          const ChainSlices<kChain> slices(call, chain, plan, device, places);
+          if (slices.usable()) return take([&] { return slices.launch(); }, places.bytes());
+        }
+        return kUnsupportedKernel;
+      }
+      places.reserve<char>(plan.total_bytes);
+      const ChainPacker<kChain, Storage> packer(call, chain, *plan.weight, places);
+      const auto launch = [&]() -> int64_t {
+        TCONV_RETURN_IF_ERROR(packer.sum_up(packer.args()));
+        GradientCall packing = call;
+        packing.packer = &packer;
+        TCONV_RETURN_IF_ERROR(
+            launch_packed_gradients<Storage>(packing, *plan.input, *plan.weight, *plan.packed, device));
+        return packer.add_up();
+      };
+      return take(launch, places.bytes());
     });
   }
 }
@@ -16265,8 +16921,7 @@ template <typename Storage>
 int64_t chain_packed_bytes(const GradientCall& call) {
   DeviceLimits device;
   if (query_device_limits(&device) != kOk) return 0;  // the launch will say why
-  const GradientsPlan plan(call, device);
-  return with_chain_packer<Storage>(call, plan, [](const auto&, int64_t bytes) { return bytes; });
+  return with_chain_launch<Storage>(call, device, [](const auto&, int64_t bytes) { return bytes; });
 }
 
 // kUnsupportedKernel where g has to be formed first.
@@ -16285,15 +16940,9 @@ int64_t launch_chain_gradients(const GradientCall& call) {
   if (chain_alone(call)) return launch_group_norm_gradient<Storage>(chain_call_of(call));
   DeviceLimits device;
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
-  const GradientsPlan plan(call, device);
-  return with_chain_packer<Storage>(call, plan, [&](const auto& packer, int64_t bytes) -> int64_t {
+  return with_chain_launch<Storage>(call, device, [&](const auto& launch, int64_t bytes) -> int64_t {
     if (call.conv.workspace_bytes < bytes) return kWorkspaceTooSmall;
-    TCONV_RETURN_IF_ERROR(packer.prepare());
-    GradientCall packing = call;
-    packing.packer = &packer;
-    if constexpr (sizeof(Storage) < 8)
-      TCONV_RETURN_IF_ERROR(launch_packed_gradients<Storage>(packing, *plan.input, *plan.weight, *plan.packed, device));
-    return packer.add_up();
+    return launch();
   });
 }
 
@@ -16311,12 +16960,12 @@ inline int64_t run_chain_gradients(const GradientCall& call) {
 }  // namespace tconv
 
 TCONV_EXPORT int64_t tconv_cuda_workspace_bytes(const tconv::GradientCall* call) {
-  if (call->of_chain.value != nullptr) return tconv::cuda::chain_gradients_workspace_bytes(*call);
+  if (call->of_chain.grad != nullptr) return tconv::cuda::chain_gradients_workspace_bytes(*call);
   return tconv::cuda::gradients_workspace_bytes(*call);
 }
 
 TCONV_EXPORT int64_t tconv_cuda_run(const tconv::GradientCall* call) {
-  if (call->of_chain.value != nullptr) return tconv::cuda::run_chain_gradients(*call);
+  if (call->of_chain.grad != nullptr) return tconv::cuda::run_chain_gradients(*call);
   if (call->conv.workspace_bytes < tconv::cuda::gradients_workspace_bytes(*call)) return tconv::kWorkspaceTooSmall;
   switch (call->conv.dtype) {
     case tconv::kFloat32: return tconv::cuda::launch_gradients<float>(*call);
@@ -16675,9 +17324,11 @@ struct GradientCall {
   void* grad_x;       // [batch, in_channels, in_h, in_w]
   void* grad_weight;  // [in_channels, out_channels/groups, kernel_h, kernel_w]
   void* grad_bias;    // [out_channels]
-  // Where of_chain.value is not null, grad is formed from it, and written only if it has to be: it may lie where value
-  // does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is done.
+  // Where of_chain.grad is not null, grad is formed from it and of_chain.value, and written only if it has to be: it
+  // may lie where value does. Where of_chain.grad_value is another tensor, grad is written there and nothing else is
+  // done.
   GroupNormGradientCall of_chain;
+  bool computes_value;  // the convolution's output, with conv.bias, in place of a value: neither it nor grad is given
   const cuda::PlanesPacker* packer;  // the library's own
 };
 
@@ -17616,16 +18267,10 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   GradientCall call{};
   call.conv = make_call(layer, kernel_dtype(dtype), inputs.tf32);
   call.conv.x = pointer_of(inputs.x), call.conv.weight = pointer_of(weight);
-  const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
-  OptionalTensor formed = allocate(sizes, 4, dtype, device), value = behind.value ? behind.value : formed;
-  if (!behind.value) {
-    GradientCall once_more = call;
-    once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
-    launch(once_more, device);
-  }
+  const GradientCall of_conv = call;
 
   GroupNormGradientCall& chain = call.of_chain;
-  chain.chain = behind.chain, chain.grad = pointer_of(grad), chain.value = pointer_of(value);
+  chain.chain = behind.chain, chain.grad = pointer_of(grad);
   chain.weight = pointer_of(behind.norm_weight), chain.num_groups = behind.num_groups, chain.eps = behind.eps;
   chain.batch = layer.batch, chain.channels = layer.out_channels, chain.height = layer.out_h, chain.width = layer.out_w;
   if (inputs.need_bias) chain.grad_sums = pointer_of(grad_bias);
@@ -17646,8 +18291,27 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   const Tensor grad_weight = allocate_like(weight, inputs.need_weight, device);
   if (inputs.need_x) call.grad_x = pointer_of(grad_x);
   if (inputs.need_weight) call.grad_weight = pointer_of(grad_weight);
-  set_grad(pointer_of(formed), layer.out_w);
-      if (inputs.need_x && inputs.need_weight && forms_as_it_packs(call, device)) {
+  set_grad(nullptr, layer.out_w);
+  const bool both = inputs.need_x && inputs.need_weight;
+  GradientCall along = call;  // with the value
+  along.conv.bias = pointer_of(behind.bias), along.computes_value = true;
+  OptionalTensor formed, value = behind.value;
+  const bool at_once = !value && both && forms_as_it_packs(along, device);
+  if (!at_once) {
+    const int64_t sizes[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+    formed = allocate(sizes, 4, dtype, device);
+    set_grad(pointer_of(formed), layer.out_w);
+    if (!value) {
+      value = formed;
+      GradientCall once_more = of_conv;
+      once_more.conv.bias = pointer_of(behind.bias), once_more.conv.out = pointer_of(formed);
+      launch(once_more, device);
+    }
+    chain.value = pointer_of(value);
+  }
+  if (at_once) {
+    launch(along, device);
+  } else if (both && forms_as_it_packs(call, device)) {
     launch(call, device);
   } else {
     // Rows in whole vectors where the input's gradient slides over them.

@@ -89,7 +89,6 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     """
     source = kernels.with_name("operator.cpp")
     contents = {"volumes": "run_depth" in operator, "chained": "chain_backward" in operator}
-    contents["along"] = "computes_value" in operator
     header = resolve(KERNELS / call, **contents)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
@@ -152,7 +151,7 @@ class EmulatedGradients(EmulatedLibrary):
     "batch_norm_pool_gradient"), which has the first; or that of BatchNorm alone ("batch_norm"),
     whose operator is `normalise`.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
-    whose operator is `chain_backward`; along: which compute the convolution's output along.
+    whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel.
     """
 
@@ -163,13 +162,14 @@ class EmulatedGradients(EmulatedLibrary):
         volumes: bool = False,
         chained: bool = False,
         gathered: bool = False,
-        along: bool = False,
+        sliced: bool = False,
     ):
-        form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered + "along_" * along
+        form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
+        form += "sliced_" * sliced
         name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, volumes, chained, along)
+        operator = gradient_operator(entry, volumes, chained)
         path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
