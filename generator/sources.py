@@ -21,8 +21,8 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # Conditions that a text is emitted with or without: kernels_src/depth_walk.h, row_pairs.h and
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
-# and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary
-# convolutions input_scale.cuh.
+# and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
+# input_scale.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -56,8 +56,8 @@ def resolve(
     with what reads packed pixels; `interleaved`: with the interleaved kernel; `paired`: with pairs
     of rows; `joined`: with joined columns; `split`: with output channels in parts, as with volumes,
     and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
-    with steps of branches; `chained`: gradients through chains; `in_parts`: one that
-    compiles in parts, by dtype.
+    with steps of branches; `chained`: gradients through chains; `in_parts`: one that compiles in
+    parts, by dtype.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}

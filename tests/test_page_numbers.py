@@ -77,6 +77,8 @@ def facts() -> dict[str, list[str]]:
     few = int(constant("kFewProducts").split("<<")[1])
     least = constant("kLeastStrictProducts")
     packed = re.search(r"\{(\d+)\} << 20", constant("kMostPackedBytes"))[1]
+    spare = re.search(r"\{(\d+)\} << 20", constant("kSpareBytes"))[1]
+    share = int(constant("kSpareShare"))
     return {
         "README.md": [
             f"{built['build_s']:.0f} s with CUDA on {built['versions']['cpu_threads']} cores",
@@ -94,6 +96,7 @@ def facts() -> dict[str, list[str]]:
             f"at most 2^{few} products",
             f"at most {constant('kMostProducts')} products an output",
             f"stays below {packed} MiB",
+            f"a spare workspace of {spare} MiB, or {100 / share:g} %",
             "2 × 2",
         ],
         "docs/precision.md": [
