@@ -72,7 +72,7 @@ def facts() -> dict[str, list[str]]:
         for name in (counters.DRAM_READ, counters.DRAM_WRITTEN)
     )
     portable = shares("nvidia-h200-portable")
-    built = record("nvidia-h100/2_11")
+    built = record("nvidia-h200-backward/2_19")
     factor = f"{bounds.OWN_ERROR_FACTOR:g} × PyTorch's own"
     few = int(constant("kFewProducts").split("<<")[1])
     least = constant("kLeastStrictProducts")
