@@ -33,7 +33,7 @@ Generated, do not edit:
 sha256 of CUDA_SOURCE:     51103aebf776a5afd3eaf3e5670443d6d161bdce88945302b467a1e245cb2a55
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: 9fca5a9ca1e70aa8cb3cd2677a98b06a3b4314c8247621b7bc61704ce0cb30de
+sha256 of GRADIENT_CUDA_SOURCE: 27ea811cd64e367b666b899112ecdc7460baba1fd997a105d26eb78aeb61c1a1
 sha256 of GRADIENT_OPERATOR_SOURCE: c01aee2b290e6c91b4e3cf868920c612324bf5354069774d6fcbe277d236f346
 """
 
@@ -11039,7 +11039,7 @@ struct GradientCall {
 
 // ==== lines 331 to 370 of CUDA_SOURCE
   // The same power as the density's, which slopes ask for, too: 2 Phi(-a) = e^(-a^2 / 2) t P(t), t = 1 / (1 + 0.305 a),
-  // P a minimax fit (relative error 9e-8 for a < 14).
+  // P a minimax fit (relative error 1.2e-7 for a < 14).
   const float t = reciprocal(fmaf(0.305f, fabsf(v), 1.0f));
   float p = 0.0733984187245369f;
   p = fmaf(p, t, -0.3059767782688141f);
