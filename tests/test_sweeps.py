@@ -23,6 +23,12 @@ def test_parameters_that_are_not_kept_are_sweeps():
     assert swept([(1, 2), (3, 4)])[1].values == ((3, 4),)
 
 
+def test_files_that_ci_names_are_there():
+    """A file that is renamed would else take its sweeps, and their builds, to the other core."""
+    names = set(re.findall(r"test_\w+\.py", (ROOT / ".ci" / "run").read_text()))
+    assert names and all((ROOT / "tests" / name).is_file() for name in names)
+
+
 @pytest.mark.parametrize(
     ("marks", "expression", "arguments", "left_out"),
     [
