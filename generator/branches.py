@@ -18,23 +18,27 @@ _DETACH = COPIES["aten.detach.default"]
 
 @dataclasses.dataclass
 class Part:
-    """One operator: `source` goes in, `operand` is a per-channel vector or another value of the
-    branches, if there is one.
+    """One operator: `source` goes in, `operand` is a per-channel vector, a tensor of the output's
+    shape (`whole`) or another value of the branches, if there is one.
     """
 
     node: Node
     source: Value
     step: Step
     operand: Value | None = None
+    whole: bool = False
 
 
 @dataclasses.dataclass
 class Found:
-    """Branches as a step; `vectors`: their per-channel operands, in the order of their indices."""
+    """Branches as a step; `vectors`: their operands, in the order of their indices; `whole`: the
+    indices of those that have the output's shape.
+    """
 
     nodes: list[Node]
     step: Step
     vectors: list[Value]
+    whole: list[int]
 
 
 def behind(
@@ -50,7 +54,7 @@ def behind(
     numbers, vectors)`: what a node is that reads values of these numbers, behind these per-channel
     operands, or None.
     """
-    numbers, vectors, parts = {value: 0}, [], []
+    numbers, vectors, whole, parts = {value: 0}, [], [], []
     for node in following:
         if not any(operand in numbers for operand in node.operands()):
             continue
@@ -58,6 +62,7 @@ def behind(
         if part is None:
             return None  # a reader that is not one of them
         if part.operand is not None and part.operand not in numbers:
+            whole += [len(vectors)] * part.whole
             vectors.append(part.operand)
         parts.append(part)
         numbers[node.result] = len(parts)
@@ -68,7 +73,7 @@ def behind(
             if reached is None:
                 return None
             step = branches([(numbers[part.source], part.step) for part in parts], reached)
-            return Found(nodes, step, vectors)
+            return Found(nodes, step, vectors, whole)
     return None
 
 

@@ -68,12 +68,16 @@ class Modules:
 def call_text(fused: Fused, suffix: str, text: Expressions, modules: Modules) -> str:
     """The call, one argument a line."""
     conv, channels = _convolution(fused.conv, text, modules)
-    vectors = [_vector(value, channels, text) for value in fused.vectors]
+    vectors = [
+        _tensor(value, fused, text) if index in fused.whole else _vector(value, channels, text)
+        for index, value in enumerate(fused.vectors)
+    ]
     if fused.entry == "conv":
         x, weight, bias, *parameters = conv
         call = _operator(fused, suffix, x, weight, bias, *parameters, *vectors)
         whole = fused.dimensions + 2
-        if any(len(v.shape) == whole for v in fused.vectors):
+        per_channel = [v for i, v in enumerate(fused.vectors) if i not in fused.whole]
+        if any(len(v.shape) == whole for v in per_channel):
             more = "" if whole == 4 else f", {whole}"
             call = f"_with_batch_dimension({call}{more})"
         return call
@@ -172,7 +176,7 @@ def _call(function: str, *arguments: str) -> str:
 def _operator(fused: Fused, suffix: str, *arguments: str) -> str:
     name = f"_operator{suffix}"
     if fused.dimensions == 1:
-        name = name if fused.rest else f"_folding({name})"
+        name = name if fused.rest or fused.whole else f"_folding({name})"
         return _call("_in_one_dimension", name, *arguments)
     if fused.dimensions == 3:
         chain = f"(_CHAIN{suffix}, _CHAIN_NUMBER{suffix})"
@@ -206,6 +210,14 @@ def _vector(value: Value, channels: str, text: Expressions) -> str:
     flat = f"{text.value(value)}.reshape(-1)"
     one = all(size == 1 for size in value.shape)
     return f"{flat}.expand({channels})" if one else flat
+
+
+def _tensor(value: Value, fused: Fused, text: Expressions) -> str:
+    """An operand of the output's shape, as the operator takes it."""
+    if fused.dimensions == 1:
+        return f"{text.value(value)}.unsqueeze(-2)"
+    given = text.value(value)
+    return f"_with_batch_dimension({given}, 5)" if fused.dimensions == 3 else given
 
 
 def _group_norm(node: Node, text: Expressions, modules: Modules) -> list[str]:

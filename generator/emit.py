@@ -323,6 +323,7 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_KEEPS_RESULT",
         "_RESULT_CHAINS",
         "_ACTIVATION",
+        "_TENSORS",
         "_INNER",
         "_COMPILED_IN",
         "_COMPILED_NAMES",

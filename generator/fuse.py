@@ -18,6 +18,7 @@ from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
 
 _OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
+_BEHIND_TENSORS = "no kernel normalises what a tensor operand is read into"
 TRANSPOSED = {  # with their dimensions
     "aten.conv_transpose1d.default": 1,
     "aten.conv_transpose2d.input": 2,
@@ -34,8 +35,9 @@ class Fused:
     """One call of our operator: the convolution and the nodes that it takes along.
 
     `entry`: kernels_src/<device>/entry_<entry>.*; `steps`: what its element-wise nodes compute;
-    `vectors`: their per-channel operands, in the order of their indices; `rest`: the nodes of
-    norms, activation and pool behind them.
+    `vectors`: their operands, in the order of their indices: per-channel ones and, at the indices
+    in `whole`, tensors of the output's shape; `rest`: the nodes of norms, activation and pool
+    behind them.
     """
 
     entry: str
@@ -44,6 +46,7 @@ class Fused:
     steps: list[Step]
     vectors: list[Value]
     rest: list[Node]
+    whole: list[int] = dataclasses.field(default_factory=list)
     activation: Step | None = None  # in `rest`, where that begins with BatchNorm
 
     @property
@@ -53,6 +56,11 @@ class Fused:
     @property
     def result(self) -> Value:
         return self.nodes[-1].result
+
+    @property
+    def stands_at(self) -> Node:
+        """The node in whose place it is called: operands of the output's shape may come late."""
+        return self.nodes[-1] if self.whole else self.conv
 
     @property
     def dimensions(self) -> int:
@@ -100,9 +108,10 @@ class _Fusion:
         self._users = graph.users()
         self._place = {node: place for place, node in enumerate(graph.nodes)}
         self._why: dict[Node, str] = {}
+        self._taken: dict[Node, Fused] = {}
 
     def plan(self) -> Plan:
-        taken: dict[Node, Fused] = {}
+        taken = self._taken
         for node in self._graph.nodes:
             if node not in taken and self._is_anchor(node):
                 fused = self._grow(node)
@@ -113,7 +122,7 @@ class _Fusion:
             if fused is None:
                 items.append(node)
                 self._why.setdefault(node, why_left(node))
-            elif fused.conv is node:
+            elif fused.stands_at is node:
                 items.append(fused)
         left = {node: why for node, why in self._why.items() if node not in taken}
         return Plan(items, left, self._graph.outputs)
@@ -154,6 +163,8 @@ class _Fusion:
                         )
             return None
         node = users[0]
+        if node in self._taken:
+            return None
         if node.regions != anchor.regions:
             self._why[node] = "it runs under another switch (no_grad or autocast)"
             return None
@@ -177,6 +188,7 @@ class _Fusion:
             if (found := self._branches(last.result, fused)) is not None:
                 fused.elementwise += found.nodes
                 fused.steps.append(found.step)
+                fused.whole += [len(fused.vectors) + index for index in found.whole]
                 fused.vectors += found.vectors
                 self._members |= set(found.nodes)
                 last = found.nodes[-1]
@@ -192,13 +204,15 @@ class _Fusion:
             if read.step is None:
                 if self._take_norms(fused, node):
                     break
-                over_slices = fused.dimensions == 3 and self._is_group_norm(node)
-                self._why[node] = _OVER_SLICES if over_slices else read.why
+                self._why[node] = read.why
+                if self._is_group_norm(node):
+                    self._why[node] = _BEHIND_TENSORS if fused.whole else _OVER_SLICES
                 break
             if read.vector is not None:
                 if len(fused.vectors) == MAX_CHANNEL_VECTORS:
-                    self._why[node] = f"at most {MAX_CHANNEL_VECTORS} per-channel operands fit"
+                    self._why[node] = f"at most {MAX_CHANNEL_VECTORS} operands fit"
                     break
+                fused.whole += [len(fused.vectors)] * read.whole
                 fused.vectors.append(read.vector)
             fused.elementwise.append(node)
             fused.steps.append(read.step)
@@ -227,7 +241,8 @@ class _Fusion:
             full = found.vector is not None and read_before == MAX_CHANNEL_VECTORS
             if found.step is None or full:
                 return None
-            return branches.Part(node, source, found.step, found.vector or found.earlier)
+            operand = found.vector or found.earlier
+            return branches.Part(node, source, found.step, operand, found.whole)
 
         others = (node for node in behind if node not in self._members)
         following = itertools.takewhile(lambda node: not _writes(node), others)
@@ -265,6 +280,8 @@ class _Fusion:
 
     def _take_norms(self, fused: Fused, node: Node) -> bool:
         """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""
+        if fused.whole:
+            return False
         if self._is_group_norm(node):
             if fused.dimensions == 3:  # _OVER_SLICES
                 return False

@@ -17,9 +17,15 @@ from generator.sources import (
     refusing_cpu_source,
     without_shared_lines,
 )
-from generator.step_table import Step, activation_header, epilogue_header, gradient_header
+from generator.step_table import (
+    Step,
+    activation_header,
+    epilogue_header,
+    gradient_header,
+    operands_header,
+)
 
-HEADERS = ("generated_epilogue.h", "generated_activation.h")
+HEADERS = ("generated_epilogue.h", "generated_activation.h", "generated_operands.h")
 _NO_ACTIVATION = Step("identity", "", "", "")
 # The libraries of the gradients through what follows a convolution, by what the names of their
 # sources begin with.
@@ -81,26 +87,38 @@ class Kernels:
         return any(fused.dimensions == 3 for fused in self.calls)
 
     @property
+    def whole(self) -> bool:
+        """Does one of them read tensors of its output's shape?"""
+        return any(kernel.fused.whole for kernel in self.all)
+
+    @property
+    def special(self) -> bool:
+        """May there be forms of kernels for some layers? They serve one entry, and read no tensors
+        of the output's shape.
+        """
+        return self.entries == ["conv"] and not self.whole
+
+    @property
     def interleaved(self) -> bool:
         """Has one of them what the interleaved kernel is for, and none what it does not serve?"""
-        return self.entries == ["conv"] and any(map(interleaves, self.calls))
+        return self.special and any(map(interleaves, self.calls))
 
     @property
     def paired(self) -> bool:
         """Has one of them rows that the Hopper kernel takes in pairs, and none what forbids it?"""
-        return self.entries == ["conv"] and any(map(pairs_rows, self.calls))
+        return self.special and any(map(pairs_rows, self.calls))
 
     @property
     def joined(self) -> bool:
         """Has one of them columns that the Hopper kernel joins, and none what forbids it?"""
-        return self.entries == ["conv"] and any(map(joins_columns, self.calls))
+        return self.special and any(map(joins_columns, self.calls))
 
     @property
     def split(self) -> bool:
         """Has one of them output channels that the Hopper kernel cuts into parts, and none what
         forbids it?
         """
-        return self.entries == ["conv"] and any(map(splits_channels, self.calls))
+        return self.special and any(map(splits_channels, self.calls))
 
     @property
     def sampled(self) -> bool:
@@ -125,18 +143,23 @@ class Kernels:
         """Of the libraries of the gradients, which all operators share."""
         if not self.all or not self.own_gradients:
             return {}
-        chains = gradient_header(self._chains("NORM_"), True) if self.chained else None
+        norm_chains = self._chains("NORM_")
+        chains = gradient_header(norm_chains, True, self.whole) if self.chained else None
         libraries = [("", "gradients", chains)]
         for prefix, library in _LIBRARIES.items():
             if (chains := self._chains(prefix)) and not (prefix == "NORM_" and self.chained):
-                libraries.append((prefix, library, gradient_header(chains)))
+                tensors = self.whole and prefix == "NORM_"
+                header = gradient_header(chains, tensors=tensors)
+                libraries.append((prefix, library, header))
         made = {}
         for prefix, library, chains in libraries:
             split = self.split and not prefix
-            cuda = gradient_cuda_source(library, self.volumes, chains, split)
+            tensors = self.whole and prefix != "POOL_"
+            cuda = gradient_cuda_source(library, self.volumes, chains, split, tensors)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
-            source = gradient_operator_source(library, self.volumes, self.chained and not prefix)
+            chained = self.chained and not prefix
+            source = gradient_operator_source(library, self.volumes, chained, tensors)
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
 
@@ -171,6 +194,8 @@ class Kernels:
         for kernel in self.all:
             made[f"_CALL{kernel.suffix}"] = repr(kernel.suffix)
             made |= _constants(kernel, self._numbers(kernel)[0])
+            if self.whole and kernel.fused.entry == "conv":
+                made[f"_TENSORS{kernel.suffix}"] = repr(tuple(kernel.fused.whole))
             if self.chained:
                 made[f"_KEEPS_RESULT{kernel.suffix}"] = str(kernel.keeps_result)
         if self.volumes:
@@ -211,7 +236,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours)
     if not fused:
         return made
-    headers = [_headers(f) for f in fused]
+    headers = [_headers(f, made.whole) for f in fused]
     if any(f.activation is not None for f in fused):
         # The kernels behind BatchNorm name it in every call's text, which instantiates none.
         for header in headers:
@@ -220,7 +245,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     cpu = (
         refusing_cpu_source(made.entries, made.volumes)
         if cuda_alone
-        else cpu_source(made.entries, given, made.volumes)
+        else cpu_source(made.entries, given, made.volumes, made.whole)
     )
     made.sources = {
         "CUDA_SOURCE": cuda_source(
@@ -228,10 +253,10 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             given,
             made.volumes,
             *(made.interleaved, made.paired, made.joined, made.split),
-            *(made.sampled, made.branched),
+            *(made.sampled, made.branched, made.whole),
         ),
         "CPU_SOURCE": cpu,
-        "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes),
+        "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes, made.whole),
     }
     return made
 
@@ -259,8 +284,11 @@ def _constants(kernel: Kernel, number: int) -> dict[str, str]:
     }
 
 
-def _headers(fused: Fused) -> dict[str, str]:
-    made = {"generated_epilogue.h": epilogue_header(fused.steps)}
+def _headers(fused: Fused, whole: bool) -> dict[str, str]:
+    """whole: one of the kernels reads tensors of its output's shape."""
+    made = {"generated_epilogue.h": epilogue_header(fused.steps, whole)}
+    if whole:
+        made["generated_operands.h"] = operands_header(fused.whole)
     if fused.activation is not None:
         made["generated_activation.h"] = activation_header(fused.activation)
     return made

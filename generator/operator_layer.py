@@ -24,7 +24,7 @@ _ALWAYS = (
 )
 # What the constants of one call are called in generator/runtime/generated.py.
 _OF_A_CALL = frozenset(
-    {"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_KEEPS_RESULT", "_NUM_VECTORS", "_ACTIVATION"}
+    {"_CALL", "_CHAIN", "_CHAIN_NUMBER", "_KEEPS_RESULT", "_NUM_VECTORS", "_ACTIVATION", "_TENSORS"}
 )
 
 
@@ -59,7 +59,7 @@ class _Collected:
     def __init__(self, kernels: Kernels):
         self._own_gradients = kernels.own_gradients
         self._norm_gradients = "NORM_GRADIENT_CUDA_SOURCE" in kernels.gradient_sources
-        self._chained = kernels.chained
+        self._chained, self._whole = kernels.chained, kernels.whole
         self.shared: list[Statement] = []
         self.of_entry: dict[str, list[Statement]] = {}
         self._seen: set[str] = set()
@@ -83,8 +83,10 @@ class _Collected:
                         self.collect(name)
                     continue
             place.append(statement)
-        if self._chained and (RUNTIME / f"chained_{module}.py").exists():
-            self._replace(place, f"chained_{module}")
+        for prefix, wanted in (("chained_", self._chained), ("tensors_", self._whole)):
+            if wanted and (RUNTIME / f"{prefix}{module}.py").exists():
+                self._replace(place, f"{prefix}{module}")
+                break
 
     def _replace(self, place: list[Statement], module: str) -> None:
         """What `module` defines in the place of what has its names; functions ahead of what calls

@@ -6,18 +6,20 @@ import dataclasses
 
 from generator import ops
 from generator.ir import Node, Value, leaves
-from generator.ops.record import ChannelVector, Earlier, Number, Unary
+from generator.ops.record import ChannelVector, Earlier, Number, Unary, WholeTensor
 from generator.step_table import Step
 
 
 @dataclasses.dataclass
 class Read:
-    """What one node is behind a value: a step with its operand, or why it is none. `earlier`: an
-    operand that is a value of branches.
+    """What one node is behind a value: a step with its operand, or why it is none. `vector`: an
+    operand with a value for each channel, or (`whole`) for each of the output's; `earlier`: one
+    that is a value of branches.
     """
 
     step: Step | None = None
     vector: Value | None = None
+    whole: bool = False
     earlier: Value | None = None
     why: str = ""
 
@@ -25,7 +27,7 @@ class Read:
 @dataclasses.dataclass
 class Behind:
     """Where a node stands: behind `value` of so many `dimensions`, where `vectors`
-    per-channel operands were read before. `numbers`: of the values of branches, which it may read.
+    operands were read before. `numbers`: of the values of branches, which it may read.
     """
 
     value: Value | None
@@ -75,9 +77,20 @@ def _binary(record: ops.Binary, call: Node, behind: Behind) -> Read:
         return Read(record.step(Number(other), swapped))
     if other.kind == "literal" and other.source.dim() == 0:  # it promotes no tensor of floats
         return Read(record.step(Number(other.source.item()), swapped))
+    if _is_whole(other, value):
+        if left is other and call.op.split(".")[1].endswith("_"):
+            return Read(why="it writes to its operand")
+        return Read(record.step(WholeTensor(behind.vectors), swapped), other, whole=True)
     if why := _why_no_vector(other, value, behind.dimensions):
         return Read(why=why)
     return Read(record.step(ChannelVector(behind.vectors), swapped), other)
+
+
+def _is_whole(other: Value, value: Value) -> bool:
+    """Has it a value for each of `value`, whatever the sizes? A parameter's batch is fixed."""
+    if other.kind not in ("result", "input") or other.dtype != value.dtype:
+        return False
+    return other.shape == value.shape
 
 
 def _why_no_vector(other: Value, value: Value, dimensions: int) -> str:

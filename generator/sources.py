@@ -22,13 +22,15 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
 # and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
-# input_scale.cuh.
+# input_scale.cuh; for operands of the output's shape epilogue.h and, of gradients,
+# chain_tensors.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
+_TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
 _LEFT_OUT = ("TCONV_WITHOUT_FP32", "TCONV_WITHOUT_FP16", "TCONV_WITHOUT_BF16", "TCONV_HOPPER_PART")
@@ -48,6 +50,8 @@ def resolve(
     branched: bool = False,
     chained: bool = False,
     in_parts: bool = False,
+    tensors: bool = False,
+    chain_tensors: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -57,7 +61,8 @@ def resolve(
     of rows; `joined`: with joined columns; `split`: with output channels in parts, as with volumes,
     and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
     with steps of branches; `chained`: gradients through chains; `in_parts`: one that compiles in
-    parts, by dtype.
+    parts, by dtype; `tensors`: with operands of the output's shape; `chain_tensors`: gradients of
+    chains with them.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -74,6 +79,8 @@ def resolve(
         _BRANCHED: branched,
         _CHAINED: chained,
         _IN_PARTS: in_parts,
+        _TENSORS: tensors,
+        _CHAIN_TENSORS: chain_tensors,
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)
@@ -139,23 +146,26 @@ def cuda_source(
     split: bool = False,
     sampled: bool = False,
     branched: bool = False,
+    tensors: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
     joined columns; `split`: with output channels in parts; `sampled`: with the input's scale from
     a sample. All serve the entry "conv" alone.
-    `branched`: for chains with steps of branches.
+    `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined, split, sampled)
-    return _resolved(paths, replacements, (), volumes, forms, branched, in_parts=True)
+    return _resolved(paths, replacements, (), volumes, forms, branched, True, tensors)
 
 
-def cpu_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
+def cpu_source(
+    entries: list[str], replacements: dict[str, str], volumes: bool = False, tensors: bool = False
+) -> str:
     """The C++ half, likewise."""
     paths = [KERNELS / "cpu" / f"entry_{entry}.cpp" for entry in entries]
-    return _resolved(paths, replacements, (), volumes)
+    return _resolved(paths, replacements, (), volumes, tensors=tensors)
 
 
 def refusing_cpu_source(entries: list[str], volumes: bool = False) -> str:
@@ -169,11 +179,13 @@ def refusing_cpu_source(entries: list[str], volumes: bool = False) -> str:
     return text
 
 
-def operator_source(entries: list[str], replacements: dict[str, str], volumes: bool = False) -> str:
+def operator_source(
+    entries: list[str], replacements: dict[str, str], volumes: bool = False, tensors: bool = False
+) -> str:
     """What stands behind cpu_source(entries) in one file, whose headers it shares."""
     shared = tuple(KERNELS / name for name in ("common.h", "layer.h", "call.h"))
     paths = [KERNELS / "binding" / f"operator_{entry}.cpp" for entry in entries]
-    return _resolved(paths, {}, shared, volumes)
+    return _resolved(paths, replacements, shared, volumes, tensors=tensors)
 
 
 def _resolved(
@@ -184,14 +196,16 @@ def _resolved(
     forms: tuple[bool, bool, bool, bool, bool] = (False, False, False, False, False),
     branched: bool = False,
     in_parts: bool = False,
+    tensors: bool = False,
 ) -> str:
+    last = {"in_parts": in_parts, "tensors": tensors}
     if len(paths) == 1:
         shape = (*forms, branched)
-        return resolve(paths[0], replacements, given, volumes, False, *shape, in_parts=in_parts)
+        return resolve(paths[0], replacements, given, volumes, False, *shape, **last)
     # Headers first: each is there once, whichever of the entries is built.
     forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED, _SAMPLED)
     without = dict.fromkeys((_PACKED, *forms), False)
-    conditions = {_VOLUMES: volumes} | without
+    conditions = {_VOLUMES: volumes, _TENSORS: tensors} | without
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]
@@ -204,7 +218,7 @@ def _resolved(
         lines += _only(kind, segments[-1][0])
     together = paths[0].with_name("several" + paths[0].suffix)
     replacements = replacements | {together.name: "\n".join(lines)}
-    return resolve(together, replacements, given, volumes, branched=branched, in_parts=in_parts)
+    return resolve(together, replacements, given, volumes, branched=branched, **last)
 
 
 def _segments(lines: Iterable[str]) -> list[tuple[list[str], list[str]]]:
@@ -229,28 +243,30 @@ def gradient_cuda_source(
     volumes: bool = False,
     chains: str | None = None,
     split: bool = False,
+    tensors: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"); or of BatchNorm alone ("batch_norm"). `chains`: the text of
     generated_gradient.h, or None for the identity's; beside "gradients" those of chains and
-    GroupNorm are in it, too. `split`: with output channels of convolutions in parts.
+    GroupNorm are in it, too. `split`: with output channels of convolutions in parts; `tensors`:
+    chains have operands of the output's shape.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
-    conditions = {"split": split, "chained": chained}
+    conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 
 def gradient_operator_source(
-    entry: str = "gradients", volumes: bool = False, chained: bool = False
+    entry: str = "gradients", volumes: bool = False, chained: bool = False, tensors: bool = False
 ) -> str:
     """The library's C++: what there is for a CPU, then the operator."""
     path = KERNELS / "cpu" / f"entry_{entry}.cpp"
-    ahead = resolve(path, volumes=volumes, chained=chained)
-    return ahead + gradient_operator(entry, volumes, chained)
+    ahead = resolve(path, volumes=volumes, chained=chained, chain_tensors=tensors)
+    return ahead + gradient_operator(entry, volumes, chained, tensors)
 
 
 def gradient_call_header(entry: str) -> str:
@@ -259,14 +275,14 @@ def gradient_call_header(entry: str) -> str:
 
 
 def gradient_operator(
-    entry: str, volumes: bool = False, chained: bool = False, along: bool = False
+    entry: str, volumes: bool = False, chained: bool = False, tensors: bool = False
 ) -> str:
     """The operator alone, as it stands behind the library's other half."""
     headers = ["common.h", "layer.h", "call.h", gradient_call_header(entry)]
     headers += ["group_norm_gradient_call.h"] * chained
     shared = tuple(KERNELS / name for name in headers)
     path = KERNELS / "binding" / f"operator_{entry}.cpp"
-    return resolve(path, None, shared, volumes, chained=chained)
+    return resolve(path, None, shared, volumes, chained=chained, chain_tensors=tensors)
 
 
 def without_shared_lines(text: str, given: str, least: int = 12) -> str:

@@ -14,8 +14,9 @@ class Step:
     backward. `header`: of kernels_src, with what `device` calls beside elementwise.h. `monotone`:
     it never falls, and makes NaN of NaN alone. `gradient`: C++ that turns `grad`, the gradient of
     `after`, into that of `before` (with elementwise/slopes.h), and adds that of the per-channel
-    operand of index i to `sums[i]`. `parts`: the steps that it is made of, where it is of branches.
-    `keeps_result`: PyTorch keeps the result for the gradient, which `gradient` reads alone.
+    operand of index i to `sums[i]`; that of one of the output's shape is `taken[i]`. `parts`:
+    the steps that it is made of, where it is of branches. `keeps_result`: PyTorch keeps the result
+    for the gradient, which `gradient` reads alone.
     """
 
     kind: str
@@ -26,6 +27,11 @@ class Step:
     header: str | None = None
     parts: tuple["Step", ...] = ()
     keeps_result: bool = False
+
+    @property
+    def reads_tensors(self) -> bool:
+        """Does it read an operand of the output's shape?"""
+        return "tensors[" in self.device or "taken[" in self.gradient
 
     @property
     def reads_values(self) -> bool:
@@ -88,9 +94,14 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def epilogue_header(steps: list[Step]) -> str:
-    """The text that takes the place of kernels_src/generated_epilogue.h."""
-    body = "".join(f"    {step.device}\n" for step in steps)
+def epilogue_header(steps: list[Step], tensors: bool = False) -> str:
+    """The text that takes the place of kernels_src/generated_epilogue.h. tensors: beside kernels
+    that read tensors of the output's shape; what follows the first one is a part of its own.
+    """
+    reads = [step.reads_tensors for step in steps]
+    first = reads.index(True) if any(reads) else len(steps)
+    body = "".join(f"    {step.device}\n" for step in steps[:first])
+    joined = f"\n{_join(steps[first:])}" if tensors else ""
     return f"""#pragma once
 {_includes(steps)}
 namespace tconv {{
@@ -102,7 +113,46 @@ struct Epilogue {{
     (void)channel;
 {body}    return v;
   }}
-}};
+{joined}}};
+
+}}  // namespace tconv
+"""
+
+
+def _join(steps: list[Step]) -> str:
+    """The part of struct Epilogue that reads tensors: they are tensors[operand][at]."""
+    body = "".join(f"    {step.device}\n" for step in steps)
+    return f"""\
+  static constexpr unsigned kTensors = {_mask(steps)};  // by operand
+  static TCONV_HD constexpr bool reads(int operand) {{ return (kTensors >> operand & 1) != 0; }}
+  static TCONV_HD constexpr bool reads_any() {{ return kTensors != 0; }}
+
+  template <typename Acc, typename Storage, typename Tensors>
+  static TCONV_HD Acc join(Acc v, const EpilogueArgs<Storage>& args, int64_t channel,
+                           const Tensors& tensors, int64_t at) {{
+    (void)args, (void)channel, (void)tensors, (void)at;
+{body}    return v;
+  }}
+"""
+
+
+def _mask(steps: list[Step]) -> str:
+    """Bits of the operands that have the output's shape."""
+    text = "".join(step.device + step.gradient for step in steps)
+    return f"{sum(1 << index for index in _tensors_of(text)):#x}u"
+
+
+def _tensors_of(text: str) -> set[int]:
+    return {int(index) for index in re.findall(r"\b(?:tensors|taken)\[(\d+)\]", text)}
+
+
+def operands_header(whole: list[int]) -> str:
+    """The text that takes the place of kernels_src/binding/generated_operands.h."""
+    return f"""#pragma once
+
+namespace tconv {{
+
+constexpr unsigned kTensorOperands = {sum(1 << index for index in whole):#x}u;
 
 }}  // namespace tconv
 """
@@ -128,11 +178,14 @@ struct Activation {{
 """
 
 
-def gradient_header(chains: list[list[Step]], counted: bool = False) -> str:
+def gradient_header(chains: list[list[Step]], counted: bool = False, tensors: bool = False) -> str:
     """The text that takes the place of kernels_src/generated_gradient.h. counted: chains say how
-    many steps they have, by which kernels choose what registers they may take.
+    many steps they have, by which kernels choose what registers they may take; tensors: and which
+    operands of theirs have the value's shape.
     """
-    parts = "".join(_chain_gradient(index, chain, counted) for index, chain in enumerate(chains))
+    parts = "".join(
+        _chain_gradient(index, chain, counted, tensors) for index, chain in enumerate(chains)
+    )
     return f"""#pragma once
 {_includes([step for chain in chains for step in chain])}
 namespace tconv {{
@@ -146,8 +199,16 @@ struct Chain;
 """
 
 
-def _chain_gradient(index: int, chain: list[Step], counted: bool) -> str:
-    value = "".join(f"    {step.device}\n" for step in chain)
+def _chain_gradient(index: int, chain: list[Step], counted: bool, tensors: bool) -> str:
+    body = "".join(f"    {step.device}\n" for step in chain)
+    kinds = "typename Storage, typename Acc, typename Operands"
+    value = f"""\
+  template <{kinds}>
+  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {{
+    (void)args, (void)channel;
+{body}    return v;
+  }}
+"""
     taken = re.findall(r"\bsums\[(\d+)\]", "".join(step.gradient for step in chain))
     vectors = 1 + max(map(int, taken), default=-1)
     forward = "".join(
@@ -160,20 +221,22 @@ def _chain_gradient(index: int, chain: list[Step], counted: bool) -> str:
     )
     count = sum(max(1, len(step.parts)) for step in chain)
     steps = f"  static constexpr int kSteps = {count};\n" if counted else ""
+    steps += f"  static constexpr unsigned kTensors = {_mask(chain)};\n" if tensors else ""
+    more = unused = ""
+    kinds += ", typename Outer"
+    if any(step.reads_tensors for step in chain):  # the value is only asked for beside a norm
+        value, kinds = "", f"{kinds}, typename Tensors"
+        unused = "    (void)tensors, (void)at, (void)taken;\n"
+        more = ",\n                               const Tensors& tensors, int at, Acc* taken"
     return f"""
 template <>
 struct Chain<{index}> {{
   static constexpr int kVectors = {vectors};
-{steps}  template <typename Storage, typename Acc, typename Operands>
-  static TCONV_HD Acc value(Acc v, const Operands& args, int64_t channel) {{
-    (void)args, (void)channel;
-{value}    return v;
-  }}
-  template <typename Storage, typename Acc, typename Operands, typename Outer>
+{steps}{value}  template <{kinds}>
   static TCONV_HD Acc gradient(Acc v, const Operands& args, int64_t channel, const Outer& outer,
-                               Acc* sums) {{
+                               Acc* sums{more}) {{
     (void)args, (void)channel, (void)sums;
-    const Acc v0 = v;
+{unused}    const Acc v0 = v;
     (void)v0;
 {forward}    Acc grad = outer(v);
 {backward}    return grad;

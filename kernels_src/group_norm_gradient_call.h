@@ -22,6 +22,11 @@ struct GroupNormGradientCall {
   void* grad_bias;                         // [channels] or null where not wanted
   void* grad_sums;                         // [channels], of grad_value over samples and image, or null where not wanted
   void* grad_vectors[kMaxChannelVectors];  // [channels], of the chain's operands
+#ifdef TCONV_CHAINS_READ_TENSORS
+  // Operands may have value's shape; those of them that backward does not read may be null. Their gradients, or null
+  // where not wanted:
+  void* grad_tensors[kMaxChannelVectors];
+#endif
 };
 
 }  // namespace tconv

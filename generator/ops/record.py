@@ -108,6 +108,25 @@ class ChannelVector:
 
 
 @dataclasses.dataclass(frozen=True)
+class WholeTensor:
+    """The operand with this index, which has the output's shape: a value of its own for each."""
+
+    index: int
+
+    @property
+    def device(self) -> str:
+        return f"static_cast<Acc>(tensors[{self.index}][at])"
+
+    @property
+    def python(self) -> str:
+        return f"_Whole({self.index})"
+
+    def take(self, gradient: str) -> str:
+        """C++ that keeps its gradient, as Step.gradient has it."""
+        return f"taken[{self.index}] = {gradient};"
+
+
+@dataclasses.dataclass(frozen=True)
 class Earlier:
     """The value of this number among those of one step of branches (step_table.branches)."""
 
@@ -126,7 +145,7 @@ class Earlier:
         return f"e{self.index} += {gradient};"
 
 
-Operand = Number | ChannelVector | Earlier
+Operand = Number | ChannelVector | WholeTensor | Earlier
 
 
 @dataclasses.dataclass(frozen=True)

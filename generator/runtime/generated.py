@@ -9,6 +9,7 @@ _CHAIN_NUMBER = 0
 _KEEPS_RESULT = False
 _RESULT_CHAINS: dict[int, int] = {}
 _NUM_VECTORS = 0
+_TENSORS = ()
 _ACTIVATION = None
 CPU_SOURCE = ""
 CUDA_SOURCE = ""

@@ -22,6 +22,16 @@ class _Channel:
         vector_grads[self.index] = grad.sum((0, 2, 3))
 
 
+class _Whole(_Channel):
+    """An operand of the output's shape: vectors[index]."""
+
+    def value(self, vectors):
+        return vectors[self.index]
+
+    def take(self, grad, vector_grads):
+        vector_grads[self.index] = grad
+
+
 def _operand(operand, vectors):
     """Its value; a number is its own."""
     return operand.value(vectors) if isinstance(operand, _Channel) else operand
@@ -153,8 +163,8 @@ class _Add:
 
     def backward(self, grad, before, after, vectors, vector_grads):
         if isinstance(self.operand, _Channel):
-            self.operand.take(grad * self.operand_sign, vector_grads)
-        return grad * self.v_sign
+            self.operand.take(-grad if self.operand_sign < 0 else grad, vector_grads)
+        return -grad if self.v_sign < 0 else grad
 
 
 class _Multiply:

@@ -1,8 +1,14 @@
 // What every pattern's operator takes: the convolution's tensors and parameters, and how they become a ConvCall.
 #pragma once
 
+#ifdef TCONV_READS_TENSORS
+#include "generated_operands.h"
+#endif
 #include "run.h"
 #include "stack.h"
+#ifdef TCONV_READS_TENSORS
+#include "tensor_operands.h"
+#endif
 
 namespace tconv {
 namespace binding {
@@ -44,8 +50,20 @@ struct ConvInputs {
     dtype = torch_dtype_of(x);
     computed_dtype = binding::computed_dtype(kernel_dtype(dtype), device);
     channels_last = x.dim() == 4 && (suggests_channels_last(x) || suggests_channels_last(weight));
+#ifdef TCONV_READS_TENSORS
+    int64_t sizes[4];
+    size_t dim = 0;
+    shape(layer.out_h, layer.out_w, sizes, &dim);
+    for (int i = 0; i < kMaxChannelVectors; ++i) {
+      if (kTensorOperands >> i & 1)
+        check_tensor_operand(vectors[i], sizes, dim, x);
+      else
+        check_channel_vector("a per-channel operand", vectors[i], layer.out_channels, x);
+    }
+#else
     for (const OptionalTensor& vector : vectors)
       check_channel_vector("a per-channel operand", vector, layer.out_channels, x);
+#endif
   }
 
   bool widened() const { return kernel_dtype(dtype) != computed_dtype; }

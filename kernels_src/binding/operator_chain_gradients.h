@@ -5,6 +5,7 @@
 #include "../group_norm_gradient_call.h"
 #include "../padded_rows.h"
 #include "conv_inputs.h"
+#include "tensor_gradients.h"
 
 namespace tconv {
 namespace binding {
@@ -17,6 +18,9 @@ struct ChainInputs {
   bool need_norm_weight, need_norm_bias;
   int64_t chain;
   OptionalTensor value;  // what the chain's gradient reads, where that is not the convolution's output
+#ifdef TCONV_CHAINS_READ_TENSORS
+  std::optional<TensorGradients> tensors;
+#endif
 
   explicit ChainInputs(Stack& stack) : bias(stack.optional_tensor()), norm_weight(stack.optional_tensor()) {
     num_groups = stack.integer();
@@ -25,6 +29,9 @@ struct ChainInputs {
     need_norm_weight = stack.boolean(), need_norm_bias = stack.boolean();
     chain = stack.integer();
     value = stack.optional_tensor();
+#ifdef TCONV_CHAINS_READ_TENSORS
+    tensors.emplace(stack);
+#endif
   }
 
   void check(const ConvTransposeLayer& layer, const Tensor& x) {
@@ -33,18 +40,26 @@ struct ChainInputs {
     if (num_groups == 0 && (norm_weight || need_norm_weight || need_norm_bias))
       refuse("where nothing is normalised there is no weight");
     check_channel_vector("norm_weight", norm_weight, layer.out_channels, x);
+    const int64_t out[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+#ifdef TCONV_CHAINS_READ_TENSORS
+    tensors->check(vectors, out, x);
+#else
     for (OptionalTensor& vector : vectors) {
       check_channel_vector("a chain's operand", vector, layer.out_channels, x);
       vector = dense(vector);
     }
-    const int64_t out[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+#endif
     if (value && shape_text(*value) != tuple_text(out, 4))
       refuse("value must have the output's shape ", tuple_text(out, 4), ", got ", shape_text(*value));
     if (value) check_same_kind("value", *value, x);
     bias = dense(bias), norm_weight = dense(norm_weight), value = dense(value);
   }
 
+  // Rows of the gradients of operands.
   int64_t num_vectors() const {
+#ifdef TCONV_CHAINS_READ_TENSORS
+    return kMaxChannelVectors;
+#endif
     int64_t count = 0;
     for (const OptionalTensor& vector : vectors) count += vector ? 1 : 0;
     return count;
@@ -101,6 +116,10 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
     chain.conv.channel_vectors[i] = pointer_of(behind.vectors[i]);
     chain.grad_vectors[i] = static_cast<char*>(pointer_of(grad_vectors)) + i * layer.out_channels * value_bytes;
   }
+#ifdef TCONV_CHAINS_READ_TENSORS
+  const int64_t of_tensors[] = {layer.batch, layer.out_channels, layer.out_h, layer.out_w};
+  const Tensor grad_tensors = behind.tensors->allocate_for(&chain, of_tensors, dtype, device);
+#endif
   const auto set_grad = [&](void* of, int64_t columns) {
     call.grad = of, call.grad_columns = columns;
     call.grad_stride_w = 1, call.grad_stride_h = columns, call.grad_stride_c = layer.out_h * columns;
@@ -149,8 +168,13 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   // As PyTorch's, which are channels_last where input or weight are.
   const bool channels_last =
       inputs.need_x && (suggests_channels_last(inputs.x) || suggests_channels_last(inputs.weight));
-  stack.give(channels_last ? torch::stable::contiguous(grad_x, torch::headeronly::MemoryFormat::ChannelsLast) : grad_x,
-             grad_weight, grad_bias, grad_norm_weight, grad_norm_bias, grad_vectors);
+  const Tensor made_x =
+      channels_last ? torch::stable::contiguous(grad_x, torch::headeronly::MemoryFormat::ChannelsLast) : grad_x;
+#ifdef TCONV_CHAINS_READ_TENSORS
+  stack.give(made_x, grad_weight, grad_bias, grad_norm_weight, grad_norm_bias, grad_vectors, grad_tensors);
+#else
+  stack.give(made_x, grad_weight, grad_bias, grad_norm_weight, grad_norm_bias, grad_vectors);
+#endif
 }
 
 }  // namespace binding
@@ -161,8 +185,7 @@ void chain_backward(StableIValue* values, uint64_t, uint64_t) {
   "int output_padding_h, int output_padding_w, int dilation_h, int dilation_w, int groups, bool tf32, bool need_x, "  \
   "bool need_weight, bool need_bias, Tensor? bias, Tensor? norm_weight, int num_groups, float eps, Tensor? vector0, " \
   "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_norm_weight, bool need_norm_bias, int chain, "        \
-  "Tensor? value) "                                                                                                   \
-  "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+  "Tensor? value" TCONV_TENSORS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor" TCONV_TENSORS_RESULT ")"
 #define TCONV_IMPLEMENT_CHAINS(device)                               \
   TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, device, library) {             \
     library.impl("chain_backward", &tconv::binding::chain_backward); \

@@ -3,6 +3,9 @@
 // the caller then asks in another form (generator/runtime/dimensions.py), which also says what is wrong.
 #pragma once
 
+#ifdef TCONV_READS_TENSORS
+#include <array>
+#endif
 #include <climits>
 
 #include "../depth_residue.h"
@@ -64,10 +67,25 @@ struct DepthInputs {
     if (!on_cpu && !few && of_group % kDepthChannels != 0) return false;
     const int64_t channels = kernel[1] * g.plane.groups;
     if (!is_vector(bias, channels)) return false;
+#ifdef TCONV_READS_TENSORS
+    for (int i = 0; i < kMaxChannelVectors; ++i)  // tensors are checked where the output's shape is known
+      if (!(kTensorOperands >> i & 1) && !is_vector(vectors[i], channels)) return false;
+#else
     for (const OptionalTensor& vector : vectors)
       if (!is_vector(vector, channels)) return false;
+#endif
     return true;
   }
+
+#ifdef TCONV_READS_TENSORS
+  bool tensors_fit(const std::array<int64_t, 5>& sizes) const {
+    for (int i = 0; i < kMaxChannelVectors; ++i) {
+      if (!(kTensorOperands >> i & 1)) continue;
+      if (!vectors[i] || !is_of_kind(*vectors[i]) || !has_shape(*vectors[i], sizes.data(), sizes.size())) return false;
+    }
+    return true;
+  }
+#endif
 
   // The layer of one image, without what a residue says.
   ConvTransposeLayer image() const {
@@ -159,6 +177,9 @@ Tensor convolve_volumes(DepthInputs& in) {
   if (!in.fits() || !in.has_outputs()) return declined();
   const ConvTransposeLayer image = in.image();
   const int64_t depth = in.out_depth();
+#ifdef TCONV_READS_TENSORS
+  if (!in.tensors_fit({in.x.size(0), image.out_channels, depth, image.out_h, image.out_w})) return declined();
+#endif
   in.weight = dense(in.weight), in.bias = dense(in.bias);
   for (OptionalTensor& vector : in.vectors) vector = dense(vector);
   const int64_t residues = std::min(in.g.stride, depth);
@@ -179,6 +200,12 @@ Tensor convolve_volumes(DepthInputs& in) {
     Call& call = calls[residue];
     call.conv.x = pointer_of(in.x), call.conv.weight = pointer_of(in.weight), call.conv.bias = pointer_of(in.bias);
     for (int i = 0; i < kMaxChannelVectors; ++i) call.conv.channel_vectors[i] = pointer_of(in.vectors[i]);
+#ifdef TCONV_READS_TENSORS
+    for (int i = 0; i < kMaxChannelVectors; ++i)  // from the residue's first slice on, as the output
+      if (kTensorOperands >> i & 1)
+        call.conv.channel_vectors[i] =
+            static_cast<const char*>(call.conv.channel_vectors[i]) + static_cast<int64_t>(residue) * slice_bytes;
+#endif
     call.conv.out = static_cast<char*>(pointer_of(out)) + static_cast<int64_t>(residue) * slice_bytes;
     launch(call, device);
   }

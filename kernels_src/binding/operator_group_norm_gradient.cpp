@@ -9,6 +9,7 @@ TCONV_DECLARE_CUDA_HALF(GroupNormGradientCall)
 
 #include "run.h"
 #include "stack.h"
+#include "tensor_gradients.h"
 
 namespace tconv {
 namespace binding {
@@ -25,6 +26,9 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   const bool need_weight = stack.boolean(), need_bias = stack.boolean(), need_sums = stack.boolean();
   const bool pad_rows = stack.boolean();
   const int64_t chain = stack.integer();
+#ifdef TCONV_CHAINS_READ_TENSORS
+  const TensorGradients tensors(stack);
+#endif
 
   if (value.dim() != 4) refuse("value must have 4 dimensions, got ", shape_text(value));
   const auto sizes = value.sizes();
@@ -49,12 +53,18 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
   };
   const Tensor grad_weight = channel_values(need_weight), grad_bias = channel_values(need_bias);
   const Tensor grad_sums = channel_values(need_sums);
+#ifdef TCONV_CHAINS_READ_TENSORS
+  const int64_t of_tensors[] = {sizes[0], sizes[1], sizes[2], sizes[3]};
+  tensors.check(vectors, of_tensors, value);
+  const int64_t num_vectors = kMaxChannelVectors;
+#else
   int64_t num_vectors = 0;
   for (OptionalTensor& vector : vectors) {
     check_channel_vector("a chain's operand", vector, sizes[1], value);
     vector = dense(vector);
     num_vectors += vector ? 1 : 0;
   }
+#endif
   const int64_t of_vectors[] = {num_vectors, sizes[1]};
   const Tensor grad_vectors = allocate(of_vectors, 2, dtype, device);
 
@@ -76,8 +86,14 @@ void backward(StableIValue* values, uint64_t, uint64_t) {
     call.conv.channel_vectors[i] = pointer_of(vectors[i]);
     call.grad_vectors[i] = static_cast<char*>(pointer_of(grad_vectors)) + i * sizes[1] * value_bytes;
   }
+#ifdef TCONV_CHAINS_READ_TENSORS
+  const Tensor grad_tensors = tensors.allocate_for(&call, of_tensors, dtype, device);
+  if (value.numel() > 0) launch(call, device);
+  stack.give(grad_value, grad_weight, grad_bias, grad_sums, grad_vectors, grad_tensors);
+#else
   if (value.numel() > 0) launch(call, device);
   stack.give(grad_value, grad_weight, grad_bias, grad_sums, grad_vectors);
+#endif
 }
 
 }  // namespace binding
@@ -87,8 +103,8 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
   library.def(
       "backward(Tensor grad, Tensor value, Tensor? weight, int num_groups, float eps, Tensor? vector0, "
       "Tensor? vector1, Tensor? vector2, Tensor? vector3, bool need_weight, bool need_bias, bool need_sums, "
-      "bool pad_rows, int chain) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "bool pad_rows, int chain" TCONV_TENSORS_SCHEMA
+      ") -> (Tensor, Tensor, Tensor, Tensor, Tensor" TCONV_TENSORS_RESULT ")");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) { library.impl("backward", &tconv::binding::backward); }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) { library.impl("backward", &tconv::binding::backward); }

@@ -166,6 +166,9 @@ class PackedConvTranspose {
           epilogue_row(isa_, row, row, phase.w.out_count, epilogue);
           for (int64_t i = 0; i < phase.w.out_count; ++i) out[i * phase.w.out_step] = row[i];
         }
+#ifdef TCONV_READS_TENSORS
+        join_row(isa_, out, phase.w.out_step, phase.w.out_count, epilogue);
+#endif
         if (outputs.partials != nullptr && !contiguous)
           add_moments(isa_, row, phase.w.out_count, *partial(outputs, item, tile.first + c));
       }
@@ -196,6 +199,9 @@ class PackedConvTranspose {
           plain_row(p_, x, static_cast<const float*>(call_.weight), channel, oh, row);
 #endif
           epilogue_row(isa_, row, row, p_.out_w, epilogue);
+#ifdef TCONV_READS_TENSORS
+          join_row(isa_, row, 1, p_.out_w, epilogue);
+#endif
           if (outputs.partials != nullptr) add_moments(isa_, row, p_.out_w, *partial(outputs, item, co));
         }
       }

@@ -66,6 +66,9 @@ inline void run_conv_transpose_plain(const ConvCall& call, const ConvOutputs<T>&
         plain_row(p, x_sample, static_cast<const T*>(call.weight), co, oh, row);
         const ChannelEpilogue<T> epilogue(epilogue_args, co);
         for (int64_t i = 0; i < p.out_w; ++i) row[i] = epilogue.apply(row[i]);
+#ifdef TCONV_READS_TENSORS
+        for (int64_t i = 0; i < p.out_w; ++i) row[i] = epilogue.join(row[i], row + i);
+#endif
         if (outputs.partials != nullptr) {
           MomentsF64 moments;
           add_moments(Isa::kBaseline, row, p.out_w, moments);

@@ -15,11 +15,19 @@ template <typename T>
 struct ChannelEpilogue {
   T bias;
   T vectors[kMaxChannelVectors];
+#ifdef TCONV_READS_TENSORS
+  const T* tensors[kMaxChannelVectors];  // those of them that have the output's shape
+  const T* out;
+#endif
 
   ChannelEpilogue(const EpilogueArgs<T>& args, int64_t channel) {
     bias = args.bias != nullptr ? args.bias[channel] : T(0);
     for (int i = 0; i < kMaxChannelVectors; ++i)
       vectors[i] = args.channel_vectors[i] != nullptr ? args.channel_vectors[i][channel] : T(0);
+#ifdef TCONV_READS_TENSORS
+    for (int i = 0; i < kMaxChannelVectors; ++i) tensors[i] = args.channel_vectors[i];
+    out = args.out;
+#endif
   }
 
   TCONV_INLINE T apply(T sum) const {
@@ -28,6 +36,14 @@ struct ChannelEpilogue {
     for (int i = 0; i < kMaxChannelVectors; ++i) args.channel_vectors[i] = vectors + i;
     return apply_epilogue<T, T>(sum, args, 0);
   }
+#ifdef TCONV_READS_TENSORS
+
+  TCONV_INLINE T join(T v, const T* place) const {
+    EpilogueArgs<T> args;
+    for (int i = 0; i < kMaxChannelVectors; ++i) args.channel_vectors[i] = vectors + i;
+    return Epilogue::join<T, T>(v, args, 0, tensors, place - out);
+  }
+#endif
 };
 
 // out[i] = epilogue(sums[i]); out may be sums.
@@ -39,6 +55,19 @@ inline void epilogue_row(Isa isa, const T* sums, T* out, int64_t count, const Ch
     for (int64_t i = 0; i < count; ++i) out[i] = epilogue.apply(sums[i]);
   });
 }
+#ifdef TCONV_READS_TENSORS
+
+// The rest of the chain for outputs that lie in their places, `step` apart.
+template <typename T>
+inline void join_row(Isa isa, T* out, int64_t step, int64_t count, const ChannelEpilogue<T>& shared_epilogue) {
+  if (!Epilogue::reads_any()) return;
+  vectorised<T>(isa, [=]() __attribute__((always_inline)) {
+    const ChannelEpilogue<T> epilogue = shared_epilogue;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) out[i * step] = epilogue.join(out[i * step], out + i * step);
+  });
+}
+#endif
 
 template <typename T>
 struct DeviationSums {

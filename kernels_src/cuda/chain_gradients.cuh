@@ -59,7 +59,11 @@ int64_t with_chain_launch(const GradientCall& call, const DeviceLimits& device, 
   } else {
     const GradientsPlan plan(call, device);
     if (!packs_chain(call, plan)) return kUnsupportedKernel;
+#ifdef TCONV_CHAINS_READ_TENSORS
+    return with_chain_of_vectors(call.of_chain.chain, [&](auto index) -> int64_t {
+#else
     return with_chain(call.of_chain.chain, [&](auto index) -> int64_t {
+#endif
       constexpr int kChain = decltype(index)::value;
       WorkspacePlaces places(call.conv.workspace);
       GroupNormGradientCall chain = chain_call_of(call);

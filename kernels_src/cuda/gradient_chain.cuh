@@ -18,5 +18,18 @@ int64_t with_chain(int64_t chain, const Launch& launch) {
   }
 }
 
+#ifdef TCONV_CHAINS_READ_TENSORS
+// The same for chains that read no tensors of the value's shape; others count as none.
+template <typename Launch>
+int64_t with_chain_of_vectors(int64_t chain, const Launch& launch) {
+  return with_chain(chain, [&](auto index) -> int64_t {
+    if constexpr (Chain<decltype(index)::value>::kTensors == 0)
+      return launch(index);
+    else
+      return kUnsupportedKernel;
+  });
+}
+#endif
+
 }  // namespace cuda
 }  // namespace tconv

@@ -1,6 +1,9 @@
 // The one door to GroupNorm's gradients on CUDA.
 #pragma once
 
+#ifdef TCONV_CHAINS_READ_TENSORS
+#include "chain_tensors.cuh"
+#endif
 #include "channel_sums.cuh"
 #include "group_norm_gradient_apply.cuh"
 #include "group_norm_gradient_finalise.cuh"
@@ -56,6 +59,12 @@ class GroupNormGradient {
     constexpr int64_t kBytes = Config::kVector * sizeof(Storage);
     args.vectors = norm_vectors_aligned(call.grad, kBytes) && norm_vectors_aligned(call.value, kBytes) &&
                    norm_vectors_aligned(call.grad_value, kBytes);
+#ifdef TCONV_CHAINS_READ_TENSORS
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      if (Inner::reads(i))
+        args.vectors = args.vectors && norm_vectors_aligned(call.conv.channel_vectors[i], kBytes) &&
+                       norm_vectors_aligned(call.grad_tensors[i], kBytes);
+#endif
     args.rows = RowPadding::make(call.height, call.width, call.row_columns);
     args.by_parts = FastDivisor64::make(static_cast<uint64_t>(args.parts_per_plane));
     args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.channels));
@@ -76,7 +85,12 @@ class GroupNormGradient {
 
   int64_t run() const {
     void* const stream = call_.conv.stream;
-    if (args.plane <= Config::kMaxOfWarp)
+#ifdef TCONV_CHAINS_READ_TENSORS
+    if constexpr (Inner::kReadsTensors)
+      return launch_chain_tensors(args, stream);
+    else
+#endif
+        if (args.plane <= Config::kMaxOfWarp)
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<32, Args>(args, stream)));
     else
       TCONV_RETURN_IF_ERROR((launch_group_norm_gradient_kernels<Config::kThreads, Args>(args, stream)));
@@ -119,6 +133,9 @@ class ChainGradient {
     Inner made{};
     for (int i = 0; i < kMaxChannelVectors; ++i)
       made.channel_vectors[i] = static_cast<const Storage*>(call.conv.channel_vectors[i]);
+#ifdef TCONV_CHAINS_READ_TENSORS
+    for (int i = 0; i < kMaxChannelVectors; ++i) made.grad_tensors[i] = static_cast<Storage*>(call.grad_tensors[i]);
+#endif
     return made;
   }
 

@@ -68,6 +68,13 @@ struct ChainInner {
 #endif
   using Acc = typename StorageTraits<StorageType>::Acc;
   const StorageType* channel_vectors[kMaxChannelVectors];  // [channels] each
+#ifdef TCONV_CHAINS_READ_TENSORS
+  StorageType* grad_tensors[kMaxChannelVectors];  // or null
+
+  static constexpr bool kReadsTensors = Chain<kChain>::kTensors != 0;
+  // Has the operand the value's shape?
+  TCONV_HD static constexpr bool reads(int operand) { return (Chain<kChain>::kTensors >> operand & 1) != 0; }
+#endif
 
   struct Channel {
     Acc channel_vectors[kSums > 0 ? kSums : 1][1];
@@ -80,11 +87,28 @@ struct ChainInner {
     __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums) const {
       return Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums);
     }
+#ifdef TCONV_CHAINS_READ_TENSORS
+    // tensors[i][at]: operands of the value's shape; their gradients take their place.
+    template <typename Storage, typename Outer, typename Tensors>
+    __device__ __forceinline__ Acc gradient(Acc v, const Outer& outer, Acc* sums, Tensors& tensors, int at) const {
+      Acc taken[kMaxChannelVectors] = {};
+      const Acc made = Chain<kChain>::template gradient<Storage>(v, *this, 0, outer, sums, tensors, at, taken);
+#pragma unroll
+      for (int i = 0; i < kMaxChannelVectors; ++i)
+        if (reads(i)) tensors[i][at] = to_storage<Storage>(taken[i]);
+      return made;
+    }
+#endif
   };
   __device__ __forceinline__ Channel of_channel(int64_t channel) const {
     Channel made{};
 #pragma unroll
+#ifdef TCONV_CHAINS_READ_TENSORS
+    for (int i = 0; i < kSums; ++i)
+      if (!reads(i)) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
+#else
     for (int i = 0; i < kSums; ++i) made.channel_vectors[i][0] = static_cast<Acc>(channel_vectors[i][channel]);
+#endif
     return made;
   }
 };
