@@ -124,6 +124,7 @@ def _join(steps: list[Step]) -> str:
     body = "".join(f"    {step.device}\n" for step in steps)
     return f"""\
   static constexpr unsigned kTensors = {_mask(steps)};  // by operand
+  static constexpr int kNumTensors = {bin(_bits(steps)).count("1")};
   static TCONV_HD constexpr bool reads(int operand) {{ return (kTensors >> operand & 1) != 0; }}
   static TCONV_HD constexpr bool reads_any() {{ return kTensors != 0; }}
 
@@ -137,13 +138,14 @@ def _join(steps: list[Step]) -> str:
 
 
 def _mask(steps: list[Step]) -> str:
-    """Bits of the operands that have the output's shape."""
+    return f"{_bits(steps):#x}u"
+
+
+def _bits(steps: list[Step]) -> int:
+    """Those of the operands that have the output's shape."""
     text = "".join(step.device + step.gradient for step in steps)
-    return f"{sum(1 << index for index in _tensors_of(text)):#x}u"
-
-
-def _tensors_of(text: str) -> set[int]:
-    return {int(index) for index in re.findall(r"\b(?:tensors|taken)\[(\d+)\]", text)}
+    read = {int(index) for index in re.findall(r"\b(?:tensors|taken)\[(\d+)\]", text)}
+    return sum(1 << index for index in read)
 
 
 def operands_header(whole: list[int]) -> str:

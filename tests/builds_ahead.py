@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
+from generator.fuse import Fused
 from generator.program import ambient_kept, read_program
 from generator.runtime.build import _CUDA_FLAGS
 from generator.sources import KERNELS, gradient_cuda_source
@@ -21,6 +22,7 @@ from tests.solution_tools import REFERENCES, SolutionShelf, generated
 EMULATED = ("69", "19", "11")
 VOLUME_ONLY = "volume_only"
 MANY_CHANNELS = "many_channels"
+RESIDUAL = "residual_blocks"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -34,10 +36,12 @@ BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
 VOLUME_GRADIENTS = Path("volume_gradients")  # GRADIENTS of solutions with three dimensions
-CHAINED_GRADIENTS = Path("chained_gradients")  # GRADIENTS with the chains of NORM_GRADIENTS
-# Likewise, with a spare workspace for one image: the batch goes by in several slices.
+# GRADIENTS with the chains of NORM_GRADIENTS, and some that read tensors of the output's shape.
+CHAINED_GRADIENTS = Path("chained_gradients")
+# Without those, with a spare workspace for one image: the batch goes by in several slices.
 SLICED_GRADIENTS = Path("sliced_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
+RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
 
 # Libraries beside the forward by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
@@ -49,11 +53,12 @@ EMULATED_GRADIENTS = {
     "emulated_chained_gradients": CHAINED_GRADIENTS,
     "emulated_sliced_gradients": SLICED_GRADIENTS,
     "emulated_many_channels_gradients": MANY_CHANNELS_GRADIENTS,
+    "emulated_residual_gradients": RESIDUAL_GRADIENTS,
 }
 # What is emulated for less time than -O2 takes to build it.
 OPTIMISED = dict.fromkeys(
     (
-        *(VOLUME_ONLY, MANY_CHANNELS),
+        *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS),
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
         MANY_CHANNELS_GRADIENTS,
     ),
@@ -69,8 +74,12 @@ def cuda_source_of(path: Path) -> str:
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(chains=_long_chains())
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
-        text = gradient_cuda_source(chains=chains_header(counted=True))
-        return _in_small_slices(text) if path == SLICED_GRADIENTS else text
+        if path == SLICED_GRADIENTS:
+            return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))
+        return gradient_cuda_source(chains=chains_header(True, True), tensors=True)
+    if path == RESIDUAL_GRADIENTS:
+        chains = gradient_header([_fused(RESIDUAL).steps], tensors=True)
+        return gradient_cuda_source("group_norm_gradient", chains=chains, tensors=True)
     if path == MANY_CHANNELS_GRADIENTS:
         return gradient_cuda_source(split=True)
     if path == VOLUME_GRADIENTS:
@@ -87,16 +96,25 @@ def _in_small_slices(text: str) -> str:
 
 def _long_chains() -> str:
     """The text of generated_gradient.h."""
-    with ambient_kept():
-        programs = [read_program(REFERENCES / f"{name}.py") for name in _LONG_CHAINS]
-    fused = [fused for program in programs for fused in program.kernels.values()]
+    fused = [one for name in _LONG_CHAINS for one in _all_fused(name)]
     return gradient_header([one.steps for one in fused], counted=True)
+
+
+def _all_fused(name: str) -> list[Fused]:
+    with ambient_kept():
+        return list(read_program(REFERENCES / f"{name}.py").kernels.values())
+
+
+def _fused(name: str) -> Fused:
+    """Of a reference with one kernel."""
+    (fused,) = _all_fused(name)
+    return fused
 
 
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, VOLUME_ONLY and MANY_CHANNELS, by name;
+    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... RESIDUAL, by name;
     `gradients` those of the libraries beside the forward, by source; `compiled` those of (object
     file, nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler
     is missing.
@@ -115,6 +133,7 @@ class BuildsAhead:
         libraries = [source for name, source in EMULATED_GRADIENTS.items() if name in asked]
         if emulator.cuda_headers():
             alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
+            alone |= {"emulated_residual": RESIDUAL}
             alone = [name for fixture, name in alone.items() if fixture in asked]
             for name in (*emulated, *alone):
                 work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from tests.layer_errors import exact_conv
-from tests.norm_gradient_tools import CHAINS, chain_vectors
+from tests.norm_gradient_tools import CHAINS, TENSOR_CHAINS, chain_vectors
 from tests.solution_tools import Case
 
 ALL = (True, True, True)
@@ -101,6 +101,75 @@ def call(
         *(given["bias"], given["norm_weight"], num_groups, eps, *vectors, normed, normed),
         *(chain, value),
     )
+
+
+def without_tensors(chain_backward):
+    """The operator of a library with TENSOR_CHAINS as those without them have it."""
+
+    def run(*args):
+        *found, of_vectors, of_tensors = chain_backward(*args, 0, 0)
+        assert of_tensors.shape[0] == 0
+        return *found, of_vectors[: sum(vector is not None for vector in args[20:24])]
+
+    return run
+
+
+def call_with_tensors(chain_backward, case: Case, given: dict, chain: int, wanted, needs=ALL):
+    """Of the chain of that number in TENSOR_CHAINS: the operator's results, those of operands as a
+    list, None where `wanted` has not the index of one of the output's shape.
+    """
+    kinds = TENSOR_CHAINS[chain][1]
+    whole = [i for i, kind in enumerate(kinds) if kind == "T"]
+    bits = [sum(1 << i for i in indices) for indices in (whole, wanted)]
+    number = len(CHAINS) + chain
+
+    def run(*args):
+        return chain_backward(*args, *bits)
+
+    *found, of_vectors, of_tensors = call(run, case, given, number, 0, needs=needs)
+    tensors = iter(of_tensors)
+    of_whole = {i: next(tensors) if i in wanted else None for i in whole}
+    return found, [of_whole[i] if i in whole else of_vectors[i] for i in range(len(kinds))]
+
+
+def tensors_with_operands(case: Case, chain: int, dtype=torch.float32, device="cpu") -> dict:
+    """As tensors_of, for the chain of that number in TENSOR_CHAINS."""
+    made = tensors_of(case, 0, 0, dtype, device)
+    generator = torch.Generator().manual_seed(11)
+    shapes = {"C": (case.out_channels,), "T": made["grad"].shape}
+    made["vectors"] = [
+        torch.randn(shapes[kind], generator=generator).to(device, dtype)
+        for kind in TENSOR_CHAINS[chain][1]
+    ]
+    return made
+
+
+def truth_with_operands(case: Case, given: dict, chain: int) -> tuple[list, list]:
+    """(gradients of x, weight and bias, those of the operands), in float64."""
+    leaves = [given[name] for name in ("x", "weight", "bias")]
+    leaves = [t.detach().double().requires_grad_() for t in (*leaves, *given["vectors"])]
+    operands = [t if t.dim() == 4 else t.view(-1, 1, 1) for t in leaves[3:]]
+    y = TENSOR_CHAINS[chain][2](exact_conv(case, *leaves[:3]), *operands)
+    found = torch.autograd.grad(y, leaves, given["grad"].double())
+    return list(found[:3]), list(found[3:])
+
+
+def check_with_tensors(chain_backward, case: Case, chain: int, dtype, device="cpu") -> None:
+    """Every gradient, with all of them wanted and with some."""
+    given = tensors_with_operands(case, chain, dtype, device)
+    exact, of_exact = truth_with_operands(case, given, chain)
+    whole = [i for i, kind in enumerate(TENSOR_CHAINS[chain][1]) if kind == "T"]
+    some = (ALL, whole), ((True, True, False), whole[-1:]), ((False, True, True), [])
+    for needs, wanted in some:
+        found, of_operands = call_with_tensors(chain_backward, case, given, chain, wanted, needs)
+        pairs = list(zip(found[:3], exact, strict=True))
+        pairs = [pair for pair, need in zip(pairs, needs, strict=True) if need]
+        pairs += zip(of_operands, of_exact, strict=True)
+        for got, right in pairs:
+            if got is not None:
+                off = float((got.double() - right).norm())
+                assert off <= ALLOWED[dtype] * float(right.norm()), (case, needs, off)
+        assert [i for i in whole if of_operands[i] is not None] == wanted
 
 
 def truth(case: Case, given: dict, chain: int, num_groups: int, eps: float = 1e-5) -> tuple:

@@ -18,6 +18,8 @@ from tests.builds_ahead import (
     MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
+    RESIDUAL,
+    RESIDUAL_GRADIENTS,
     SLICED_GRADIENTS,
     VOLUME_GRADIENTS,
     VOLUME_ONLY,
@@ -177,10 +179,23 @@ def emulated_many_channels_gradients(builds_ahead):
 
 
 @pytest.fixture(scope="session")
+def emulated_residual(shelf, builds_ahead):
+    """A solution whose chain reads tensors of the output's shape, likewise."""
+    return emulator.Emulated(shelf.text(RESIDUAL), builds_ahead.emulated[RESIDUAL].result())
+
+
+@pytest.fixture(scope="session")
+def emulated_residual_gradients(builds_ahead):
+    """Its library of gradients through the chain, likewise."""
+    built = builds_ahead.gradients[RESIDUAL_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, "group_norm_gradient", tensors=True)
+
+
+@pytest.fixture(scope="session")
 def emulated_chained_gradients(builds_ahead):
     """That of solutions with chains of two dimensions, likewise."""
     built = builds_ahead.gradients[CHAINED_GRADIENTS].result()
-    return emulator.EmulatedGradients(built, chained=True)
+    return emulator.EmulatedGradients(built, chained=True, tensors=True)
 
 
 @pytest.fixture(scope="session")

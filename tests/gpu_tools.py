@@ -35,7 +35,9 @@ def gradients_library(shelf, path):
     entry = "gradients" if chained else path.stem.removeprefix("entry_")
     name = f"tconv_tests_{entry}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     load = shelf["65"].solution["_load_operators"]
-    return load(name, gradient_operator_source(entry, chained=chained), source, {})[0]
+    tensors = path == CHAINED_GRADIENTS
+    operator = gradient_operator_source(entry, chained=chained, tensors=tensors)
+    return load(name, operator, source, {})[0]
 
 
 def forced(kernel: str):

@@ -3,7 +3,7 @@
 import torch
 
 from generator import ops
-from generator.ops.record import ChannelVector, Earlier, Number
+from generator.ops.record import ChannelVector, Earlier, Number, WholeTensor
 from generator.step_table import Step, branches, gradient_header
 
 _RECORDS = {record.name: record for record in ops.RECORDS}
@@ -54,9 +54,30 @@ def arguments(
     return *given, case[2], eps, *vectors, *[None] * (4 - len(vectors)), *needs, pad_rows, chain
 
 
-def chains_header(counted: bool = False) -> str:
-    """The text of generated_gradient.h with CHAINS."""
-    return gradient_header([steps for steps, _ in CHAINS], counted)
+# Behind CHAINS, where a library has them: with operands a channel (C) and of the value's shape (T).
+TENSOR_CHAINS: list[tuple[list[Step], str, object]] = [
+    (
+        [
+            _RECORDS["mul"].step(WholeTensor(0), False),
+            _RECORDS["add"].step(ChannelVector(1), False),
+            _RECORDS["tanh"].make(),
+            _RECORDS["sub"].step(WholeTensor(2), True),
+        ],
+        "TCT",
+        lambda v, by, to, less: less - torch.tanh(v * by + to),
+    ),
+    (
+        [_RECORDS["add"].step(WholeTensor(0), False), _RECORDS["softplus"].make()],
+        "T",
+        lambda v, to: torch.nn.functional.softplus(v + to),
+    ),
+]
+
+
+def chains_header(counted: bool = False, tensors: bool = False) -> str:
+    """The text of generated_gradient.h with CHAINS, and TENSOR_CHAINS."""
+    more = [steps for steps, _, _ in TENSOR_CHAINS] if tensors else []
+    return gradient_header([*(steps for steps, _ in CHAINS), *more], counted, tensors)
 
 
 # batch, channels, groups, image; of a warp's planes and of a block's, of one part and of several,

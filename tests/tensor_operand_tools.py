@@ -19,6 +19,8 @@ STEPS = {
     torch.bfloat16: 2.0**-8,
 }
 
+FLOORS = {torch.float16: 2.0**-24}  # its smallest number
+
 
 def image(seed: int, channels: tuple = (1, 2, 3, 8, 40), wide: int = 12) -> Layer:
     """Of two dimensions."""
@@ -135,7 +137,7 @@ def wrong(of: Given, found: list, dtype=None) -> list[str]:
             told.append(f"{name}: {got.dtype} {tuple(got.shape)}")
             continue
         off = (got.double() - exact).abs()
-        beyond = off > 4 * STEPS[dtype] * size + 1e-30
+        beyond = off > 4 * STEPS[dtype] * size + FLOORS.get(dtype, 1e-30)
         if bool(beyond.any()):
             told.append(f"{name}: {float((off / (STEPS[dtype] * size + 1e-30)).max()):.3g} steps")
     return told

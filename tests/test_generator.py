@@ -148,7 +148,7 @@ LEFT = {
     "nan": ("return self.conv(x) * float('nan')", ["mul: left, it needs a number"]),
     "many operands": (
         "y = self.conv(x)\n" + "y = y + self.weight\n" * 5 + "return y",
-        ["add: in the kernel", "add: left, at most 4 per-channel operands fit"],
+        ["add: in the kernel", "add: left, at most 4 operands fit"],
     ),
     "two results": ("y = self.conv(x)\nreturn y, 1", ["conv ConvTranspose2d: in the kernel"]),
     "computed operand": (

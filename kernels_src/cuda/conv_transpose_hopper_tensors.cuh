@@ -12,7 +12,8 @@ namespace hopper {
 // second lies there and in the buffer, and which of the two exist. plane: from channel to channel in memory.
 template <typename Storage>
 struct StagedOutputs {
-  static constexpr int kAtOnce = 4;  // channels whose operands are under way together
+  // Channels whose operands are under way together. The accumulators leave no registers for more.
+  static constexpr int kAtOnce = 2;
 
   const Storage* to;
   int64_t to_second, plane;
@@ -24,7 +25,7 @@ struct StagedOutputs {
                                        int channel, int rounds, int step) const {
     const int of_group = args.plan.out_channels_per_group, left = of_group - warp_channel - channel;
     const int of_all = at.group * of_group + warp_channel + channel;
-#pragma unroll
+#pragma unroll 1
     for (int begin = 0; begin < rounds; begin += kAtOnce) {
       Storage operands[kMaxChannelVectors][2 * kAtOnce];
 #pragma unroll

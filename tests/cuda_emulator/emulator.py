@@ -89,6 +89,8 @@ def _link(kernels: Path, operator: str, flags: list[str], call: str = "call.h") 
     """
     source = kernels.with_name("operator.cpp")
     contents = {"volumes": "run_depth" in operator, "chained": "chain_backward" in operator}
+    contents |= {"tensors": "kTensorOperands" in operator}
+    contents |= {"chain_tensors": "struct TensorGradients" in operator}
     header = resolve(KERNELS / call, **contents)
     header = header.replace("#define TCONV_EXPORT", "#define TCONV_UNUSED")
     # What a call means on a CPU is asked of its tensors; these stand for a GPU's.
@@ -152,7 +154,7 @@ class EmulatedGradients(EmulatedLibrary):
     whose operator is `normalise`.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
-    gathered: of a solution with the gathered kernel.
+    gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
     """
 
     def __init__(
@@ -163,13 +165,14 @@ class EmulatedGradients(EmulatedLibrary):
         chained: bool = False,
         gathered: bool = False,
         sliced: bool = False,
+        tensors: bool = False,
     ):
         form = "volume_" * volumes + "chain_" * chained + "gathered_" * gathered
-        form += "sliced_" * sliced
+        form += "sliced_" * sliced + "tensors_" * tensors
         name = f"tconv_emulated_{form}{entry}"
         header = gradient_call_header(entry)
         flags = [f"-DTCONV_NAMESPACE={name}"]
-        operator = gradient_operator(entry, volumes, chained)
+        operator = gradient_operator(entry, volumes, chained, tensors)
         path = _link(kernels, operator, flags, header)
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
