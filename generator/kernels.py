@@ -22,6 +22,7 @@ from generator.step_table import (
     activation_header,
     epilogue_header,
     gradient_header,
+    in_epilogue,
     operands_header,
 )
 
@@ -92,33 +93,26 @@ class Kernels:
         return any(kernel.fused.whole for kernel in self.all)
 
     @property
-    def special(self) -> bool:
-        """May there be forms of kernels for some layers? They serve one entry, and read no tensors
-        of the output's shape.
-        """
-        return self.entries == ["conv"] and not self.whole
-
-    @property
     def interleaved(self) -> bool:
         """Has one of them what the interleaved kernel is for, and none what it does not serve?"""
-        return self.special and any(map(interleaves, self.calls))
+        return self.entries == ["conv"] and any(map(interleaves, self.calls))
 
     @property
     def paired(self) -> bool:
         """Has one of them rows that the Hopper kernel takes in pairs, and none what forbids it?"""
-        return self.special and any(map(pairs_rows, self.calls))
+        return self.entries == ["conv"] and any(map(pairs_rows, self.calls))
 
     @property
     def joined(self) -> bool:
         """Has one of them columns that the Hopper kernel joins, and none what forbids it?"""
-        return self.special and any(map(joins_columns, self.calls))
+        return self.entries == ["conv"] and any(map(joins_columns, self.calls))
 
     @property
     def split(self) -> bool:
         """Has one of them output channels that the Hopper kernel cuts into parts, and none what
         forbids it?
         """
-        return self.special and any(map(splits_channels, self.calls))
+        return self.entries == ["conv"] and any(map(splits_channels, self.calls))
 
     @property
     def sampled(self) -> bool:
@@ -129,8 +123,8 @@ class Kernels:
 
     @property
     def branched(self) -> bool:
-        """Has one of them a step of branches?"""
-        return any(step.parts for kernel in self.all for step in kernel.fused.steps)
+        """Has one of them a step of branches in its epilogue?"""
+        return any(step.parts for kernel in self.all for step in in_epilogue(kernel.fused.steps))
 
     @property
     def chained(self) -> bool:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import traceback
 from collections.abc import Callable, Iterator
+from operator import floordiv, mod
 from typing import Any
 
 import torch
@@ -218,31 +219,18 @@ def _shapes(program: Program) -> dict:
 
 def _made(program: Program, shapes: dict, side: int | None, dtype: torch.dtype) -> list | None:
     """Inputs with random values: open sizes cut, to `side` or not at all but for the batch."""
-    reference = program.reference
-    names = list(reference.bound_arguments())
-    sizes: dict[str, int] = {}
+    inputs = _traced(program, shapes)
+    sizes = _open_sizes([pair for pairs, _ in inputs for pair in pairs], side)
     generator = torch.Generator().manual_seed(3)
     made = []
-    for index, given in enumerate(reference.inputs):
-        leaves, spec = _pytree.tree_flatten(given)
-        paths = [
-            tuple(getattr(key, "idx", getattr(key, "key", None)) for key in keys)
-            for keys, _ in _pytree.tree_leaves_with_path(given)
-        ]
-        name = names[min(index, len(names) - 1)]
+    for pairs, spec in inputs:
         tensors = []
-        for keys, leaf in zip(paths, leaves, strict=True):
+        for leaf, traced in pairs:
             if not isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
                 continue
-            traced = shapes.get((name, keys), tuple(leaf.shape))
-            shape = []
-            for axis, size in enumerate(traced):
-                if isinstance(size, str) and size not in sizes and size.isidentifier():
-                    more = len(sizes) if side in (_SIDES[0], None) else 0
-                    cut = side + more % 2 if side is not None else leaf.shape[axis]
-                    sizes[size] = _BATCH if axis == 0 and len(traced) > 1 else cut
-                shape.append(sizes.get(size, leaf.shape[axis]) if isinstance(size, str) else size)
+            given = zip(traced, leaf.shape, strict=True)
+            shape = [_size_of(size, sizes, of_leaf) for size, of_leaf in given]
             if torch.Size(shape).numel() > _MOST_ELEMENTS:
                 return None
             if leaf.is_floating_point():
@@ -252,6 +240,49 @@ def _made(program: Program, shapes: dict, side: int | None, dtype: torch.dtype) 
             tensors.append(values)
         made.append(_pytree.tree_unflatten(tensors, spec))
     return made
+
+
+def _traced(program: Program, shapes: dict) -> list[tuple[list, Any]]:
+    """Of each input its (leaf, traced shape or None), and how the leaves lie in it."""
+    reference = program.reference
+    names = list(reference.bound_arguments())
+    found = []
+    for index, given in enumerate(reference.inputs):
+        leaves, spec = _pytree.tree_flatten(given)
+        paths = [
+            tuple(getattr(key, "idx", getattr(key, "key", None)) for key in keys)
+            for keys, _ in _pytree.tree_leaves_with_path(given)
+        ]
+        name = names[min(index, len(names) - 1)]
+        pairs = [
+            (leaf, shapes.get((name, keys), tuple(leaf.shape)) if hasattr(leaf, "shape") else None)
+            for keys, leaf in zip(paths, leaves, strict=True)
+        ]
+        found.append((pairs, spec))
+    return found
+
+
+def _open_sizes(pairs: list, side: int | None) -> dict[str, int]:
+    """Values for the sizes that the trace leaves open, by their names in it."""
+    sizes: dict[str, int] = {}
+    for leaf, traced in pairs:
+        for axis, size in enumerate(traced or ()):
+            if isinstance(size, str) and size not in sizes and size.isidentifier():
+                more = len(sizes) if side in (_SIDES[0], None) else 0
+                cut = side + more % 2 if side is not None else leaf.shape[axis]
+                sizes[size] = _BATCH if axis == 0 and len(traced) > 1 else cut
+    return sizes
+
+
+def _size_of(traced: int | str, sizes: dict[str, int], given: int) -> int:
+    """A size that the trace has as a number, a name, or an expression of others' names."""
+    if isinstance(traced, int):
+        return traced
+    names = sizes | {"FloorDiv": floordiv, "Mod": mod, "Max": max, "Min": min}
+    try:
+        return int(eval(traced, {"__builtins__": {}}, names))
+    except (NameError, SyntaxError, TypeError, ArithmeticError):
+        return given
 
 
 def _runs(program: Program, inputs: list, dtype: torch.dtype) -> bool:

@@ -98,10 +98,9 @@ def epilogue_header(steps: list[Step], tensors: bool = False) -> str:
     """The text that takes the place of kernels_src/generated_epilogue.h. tensors: beside kernels
     that read tensors of the output's shape; what follows the first one is a part of its own.
     """
-    reads = [step.reads_tensors for step in steps]
-    first = reads.index(True) if any(reads) else len(steps)
-    body = "".join(f"    {step.device}\n" for step in steps[:first])
-    joined = f"\n{_join(steps[first:])}" if tensors else ""
+    ahead = in_epilogue(steps)
+    body = "".join(f"    {step.device}\n" for step in ahead)
+    joined = f"\n{_join(steps[len(ahead) :])}" if tensors else ""
     return f"""#pragma once
 {_includes(steps)}
 namespace tconv {{
@@ -119,12 +118,17 @@ struct Epilogue {{
 """
 
 
+def in_epilogue(steps: list[Step]) -> list[Step]:
+    """Those ahead of the first that reads a tensor of the output's shape."""
+    reads = [step.reads_tensors for step in steps]
+    return steps[: reads.index(True)] if any(reads) else steps
+
+
 def _join(steps: list[Step]) -> str:
     """The part of struct Epilogue that reads tensors: they are tensors[operand][at]."""
     body = "".join(f"    {step.device}\n" for step in steps)
     return f"""\
   static constexpr unsigned kTensors = {_mask(steps)};  // by operand
-  static constexpr int kNumTensors = {bin(_bits(steps)).count("1")};
   static TCONV_HD constexpr bool reads(int operand) {{ return (kTensors >> operand & 1) != 0; }}
   static TCONV_HD constexpr bool reads_any() {{ return kTensors != 0; }}
 

@@ -31,6 +31,14 @@ struct ConvCall {
 #ifdef TCONV_WALKS_DEPTH
   DepthWalk depth;
 #endif
+#ifdef TCONV_READS_TENSORS
+  // Outputs on which the rest of the chain is to work behind this call, from its first operand of their shape on:
+  // planes of samples and channels that follow each other. No planes: a later call does. CUDA only.
+  struct {
+    void* out;
+    int64_t planes, plane;
+  } joined;
+#endif
 };
 
 // out = (y - mean) * rstd * weight + bias with mean and biased variance over (channels/num_groups, h, w)

@@ -12,9 +12,6 @@ template <typename Storage>
 struct EpilogueArgs {
   const Storage* bias;  // [out_channels] or null
   const Storage* channel_vectors[kMaxChannelVectors];
-#ifdef TCONV_READS_TENSORS
-  const Storage* out;  // the call's: where a value goes in it is where a tensor operand has its own
-#endif
 };
 
 template <typename Storage>
@@ -23,9 +20,6 @@ inline EpilogueArgs<Storage> make_epilogue_args(const ConvCall& call) {
   args.bias = static_cast<const Storage*>(call.bias);
   for (int i = 0; i < kMaxChannelVectors; ++i)
     args.channel_vectors[i] = static_cast<const Storage*>(call.channel_vectors[i]);
-#ifdef TCONV_READS_TENSORS
-  args.out = static_cast<const Storage*>(call.out);
-#endif
   return args;
 }
 
@@ -46,13 +40,5 @@ TCONV_HD Acc apply_epilogue(Acc acc, const EpilogueArgs<Storage>& args, int64_t 
   if (args.bias != nullptr) acc += static_cast<Acc>(args.bias[channel]);
   return Epilogue::apply<Acc, Storage>(acc, args, channel);
 }
-#ifdef TCONV_READS_TENSORS
-
-// The rest of the chain, from its first read of a tensor of the output's shape on: of a value that goes to `place`.
-template <typename Acc, typename Storage>
-TCONV_HD Acc join_tensors(Acc v, const EpilogueArgs<Storage>& args, int64_t channel, const Storage* place) {
-  return Epilogue::join<Acc, Storage>(v, args, channel, args.channel_vectors, place - args.out);
-}
-#endif
 
 }  // namespace tconv

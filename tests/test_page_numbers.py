@@ -77,9 +77,7 @@ def facts() -> dict[str, list[str]]:
     few = int(constant("kFewProducts").split("<<")[1])
     least = constant("kLeastStrictProducts")
     packed = re.search(r"\{(\d+)\} << 20", constant("kMostPackedBytes"))[1]
-    whole, spare = (
-        re.search(r"\{(\d+)\} << 20", constant(name))[1] for name in ("kWholeBytes", "kSpareBytes")
-    )
+    spare = re.search(r"\{(\d+)\} << 20", constant("kSpareBytes"))[1]
     share = int(constant("kSpareShare"))
     return {
         "README.md": [
@@ -99,7 +97,6 @@ def facts() -> dict[str, list[str]]:
             f"at most {constant('kMostProducts')} products an output",
             f"stays below {packed} MiB",
             f"a spare workspace of {spare} MiB, or {100 / share:g} %",
-            f"All that takes {whole} MiB at most is one slice",
             "2 × 2",
         ],
         "docs/precision.md": [

@@ -119,6 +119,9 @@ struct ConvInputs {
       call.channel_vectors[i] = pointer_of(vectors[i]);
     }
     call.out = pointer_of(out);
+#ifdef TCONV_READS_TENSORS
+    call.joined = {call.out, layer.batch * layer.out_channels, layer.out_h * layer.out_w};
+#endif
     return call;
   }
 };

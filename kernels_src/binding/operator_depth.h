@@ -78,6 +78,9 @@ struct DepthInputs {
   }
 
 #ifdef TCONV_READS_TENSORS
+  // A CPU reads tensor operands as it writes, from the residue's first slice on.
+  bool joins_row_by_row() const { return device_of(x).is_cpu(); }
+
   bool tensors_fit(const std::array<int64_t, 5>& sizes) const {
     for (int i = 0; i < kMaxChannelVectors; ++i) {
       if (!(kTensorOperands >> i & 1)) continue;
@@ -201,10 +204,12 @@ Tensor convolve_volumes(DepthInputs& in) {
     call.conv.x = pointer_of(in.x), call.conv.weight = pointer_of(in.weight), call.conv.bias = pointer_of(in.bias);
     for (int i = 0; i < kMaxChannelVectors; ++i) call.conv.channel_vectors[i] = pointer_of(in.vectors[i]);
 #ifdef TCONV_READS_TENSORS
-    for (int i = 0; i < kMaxChannelVectors; ++i)  // from the residue's first slice on, as the output
-      if (kTensorOperands >> i & 1)
+    for (int i = 0; i < kMaxChannelVectors; ++i)
+      if (in.joins_row_by_row() && (kTensorOperands >> i & 1))
         call.conv.channel_vectors[i] =
             static_cast<const char*>(call.conv.channel_vectors[i]) + static_cast<int64_t>(residue) * slice_bytes;
+    if (residue + 1 == calls.size())
+      call.conv.joined = {pointer_of(out), in.x.size(0) * image.out_channels, depth * image.out_h * image.out_w};
 #endif
     call.conv.out = static_cast<char*>(pointer_of(out)) + static_cast<int64_t>(residue) * slice_bytes;
     launch(call, device);

@@ -167,7 +167,7 @@ class PackedConvTranspose {
           for (int64_t i = 0; i < phase.w.out_count; ++i) out[i * phase.w.out_step] = row[i];
         }
 #ifdef TCONV_READS_TENSORS
-        join_row(isa_, out, phase.w.out_step, phase.w.out_count, epilogue);
+        join_row(isa_, out, out - outputs.out, phase.w.out_step, phase.w.out_count, epilogue);
 #endif
         if (outputs.partials != nullptr && !contiguous)
           add_moments(isa_, row, phase.w.out_count, *partial(outputs, item, tile.first + c));
@@ -200,7 +200,7 @@ class PackedConvTranspose {
 #endif
           epilogue_row(isa_, row, row, p_.out_w, epilogue);
 #ifdef TCONV_READS_TENSORS
-          join_row(isa_, row, 1, p_.out_w, epilogue);
+          join_row(isa_, row, row - outputs.out, 1, p_.out_w, epilogue);
 #endif
           if (outputs.partials != nullptr) add_moments(isa_, row, p_.out_w, *partial(outputs, item, co));
         }

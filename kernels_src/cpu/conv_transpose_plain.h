@@ -67,7 +67,7 @@ inline void run_conv_transpose_plain(const ConvCall& call, const ConvOutputs<T>&
         const ChannelEpilogue<T> epilogue(epilogue_args, co);
         for (int64_t i = 0; i < p.out_w; ++i) row[i] = epilogue.apply(row[i]);
 #ifdef TCONV_READS_TENSORS
-        for (int64_t i = 0; i < p.out_w; ++i) row[i] = epilogue.join(row[i], row + i);
+        for (int64_t i = 0; i < p.out_w; ++i) row[i] = epilogue.join(row[i], row - outputs.out + i);
 #endif
         if (outputs.partials != nullptr) {
           MomentsF64 moments;

@@ -17,7 +17,6 @@ struct ChannelEpilogue {
   T vectors[kMaxChannelVectors];
 #ifdef TCONV_READS_TENSORS
   const T* tensors[kMaxChannelVectors];  // those of them that have the output's shape
-  const T* out;
 #endif
 
   ChannelEpilogue(const EpilogueArgs<T>& args, int64_t channel) {
@@ -26,7 +25,6 @@ struct ChannelEpilogue {
       vectors[i] = args.channel_vectors[i] != nullptr ? args.channel_vectors[i][channel] : T(0);
 #ifdef TCONV_READS_TENSORS
     for (int i = 0; i < kMaxChannelVectors; ++i) tensors[i] = args.channel_vectors[i];
-    out = args.out;
 #endif
   }
 
@@ -38,10 +36,11 @@ struct ChannelEpilogue {
   }
 #ifdef TCONV_READS_TENSORS
 
-  TCONV_INLINE T join(T v, const T* place) const {
+  // The rest of the chain, from its first read of a tensor on: of a value that goes to place `at` of the output.
+  TCONV_INLINE T join(T v, int64_t at) const {
     EpilogueArgs<T> args;
     for (int i = 0; i < kMaxChannelVectors; ++i) args.channel_vectors[i] = vectors + i;
-    return Epilogue::join<T, T>(v, args, 0, tensors, place - out);
+    return Epilogue::join<T, T>(v, args, 0, tensors, at);
   }
 #endif
 };
@@ -57,14 +56,15 @@ inline void epilogue_row(Isa isa, const T* sums, T* out, int64_t count, const Ch
 }
 #ifdef TCONV_READS_TENSORS
 
-// The rest of the chain for outputs that lie in their places, `step` apart.
+// The rest of the chain for outputs that lie in their places, `step` apart, the first at place `at` of the output.
 template <typename T>
-inline void join_row(Isa isa, T* out, int64_t step, int64_t count, const ChannelEpilogue<T>& shared_epilogue) {
+inline void join_row(Isa isa, T* out, int64_t at, int64_t step, int64_t count,
+                     const ChannelEpilogue<T>& shared_epilogue) {
   if (!Epilogue::reads_any()) return;
   vectorised<T>(isa, [=]() __attribute__((always_inline)) {
     const ChannelEpilogue<T> epilogue = shared_epilogue;
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) out[i * step] = epilogue.join(out[i * step], out + i * step);
+    for (int64_t i = 0; i < count; ++i) out[i * step] = epilogue.join(out[i * step], at + i * step);
   });
 }
 #endif

@@ -12,9 +12,9 @@ namespace cuda {
 
 struct SlicesConfig {
   static constexpr int64_t kAlignment = 256;
-  // The spare workspace: as much as the whole batch takes where that is little, for every slice costs launches; else so
-  // many bytes, or this share of the input's gradient.
-  static constexpr int64_t kWholeBytes = int64_t{768} << 20, kSpareBytes = int64_t{96} << 20, kSpareShare = 20;
+  // The spare workspace: as much as the whole batch takes, but at most so many bytes, or this share of the input's
+  // gradient.
+  static constexpr int64_t kSpareBytes = int64_t{96} << 20, kSpareShare = 20;
 };
 
 // Bytes of an image: of its input's gradient; of the convolution's output, and of both operands as they are packed.
@@ -25,8 +25,8 @@ struct SliceBytes {
 
   int64_t spare(int64_t batch) const {
     using Config = SlicesConfig;
-    if (batch * all() <= Config::kWholeBytes) return batch * all();
-    return std::max({Config::kSpareBytes, batch * grad_x / Config::kSpareShare, all()});
+    const int64_t most = std::max(Config::kSpareBytes, batch * grad_x / Config::kSpareShare);
+    return std::max(std::min(batch * all(), most), all());
   }
 };
 
@@ -68,27 +68,19 @@ inline bool place_slice(const SliceBytes& image, int64_t batch, int64_t spare, S
          place(image.value, &slice->value) && place(image.planes, &slice->planes);
 }
 
-// The most images up to `most` for which fits(images), by halves: what fits more images fits fewer, but for alignment.
-template <typename Fits>
-int64_t most_that_fit(int64_t most, const Fits& fits) {
-  int64_t known = 0, beyond = most + 1;
-  for (int64_t count = most; beyond - known > 1; count = (known + beyond) / 2) (fits(count) ? known : beyond) = count;
-  return known;
-}
-
 // As few as possible: found from the last one back, which has the least room.
 // None where an image finds no place. No slice has more than `most`.
 inline std::vector<Slice> slices_of(const SliceBytes& image, int64_t batch, int64_t most) {
   const int64_t spare = image.spare(batch);
   std::vector<Slice> slices;
   for (int64_t end = batch; end > 0; end = slices.back().first) {
-    Slice slice{};
+    Slice slice = {0, std::min(end, most), {}, {}, {}};
     const auto fits = [&](int64_t count) {
       slice.first = end - count, slice.count = count;
       return place_slice(image, batch, spare, &slice);
     };
-    const int64_t count = most_that_fit(std::min(end, most), fits);
-    if (count == 0 || !fits(count)) return {};
+    while (slice.count > 0 && !fits(slice.count)) --slice.count;
+    if (slice.count <= 0) return {};
     slices.push_back(slice);
   }
   std::reverse(slices.begin(), slices.end());

@@ -203,12 +203,6 @@ __global__ void __launch_bounds__(DirectConfig::kThreads, DirectConfig::kMinBloc
           for (int phase = 0; phase < kPhases; ++phase)
             values[phase] = apply_epilogue<float, Storage>(acc[i][phase][c], args.epilogue, first_channel + c);
           Storage* const at = out_row + c * out_plane + int64_t{position} * args.stride_w + columns[0].out_first;
-#ifdef TCONV_READS_TENSORS
-#pragma unroll
-          for (int phase = 0; phase < kPhases; ++phase)
-            if (position < static_cast<int>(columns[phase].out_count))
-              values[phase] = join_tensors<float, Storage>(values[phase], args.epilogue, first_channel + c, at + phase);
-#endif
           if (position < static_cast<int>(columns[kPhases - 1].out_count)) {
             store_neighbours<Storage>(at, values);
           } else if (position < positions) {

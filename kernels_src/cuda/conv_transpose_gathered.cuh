@@ -229,12 +229,6 @@ __device__ __forceinline__ void store_gathered_pairs(const GatheredArgs<Storage>
       for (int half = 0; half < 2; ++half)
         both[half] =
             Epilogue::apply<float, Storage>(acc[4 * j + 2 * half + e] * inv_scale + bias, args.epilogue, channel);
-#ifdef TCONV_READS_TENSORS
-      if (place < 0) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        both[half] = join_tensors<float, Storage>(both[half], args.epilogue, channel, out + place + half);
-#endif
       if (place >= 0) store_pair(out + place, both[0], both[1], aligned);
     }
 }
@@ -262,14 +256,8 @@ __device__ __forceinline__ void store_gathered(const GatheredArgs<Storage>& args
       for (int e = 0; e < 2; ++e) {
         const int place = places[8 * j + 2 * (lane % 4) + e];
         const float value = acc[4 * j + 2 * half + e] * inv_scale + bias;
-#ifdef TCONV_READS_TENSORS
-        const float applied = Epilogue::apply<float, Storage>(value, args.epilogue, channel);
-        if (place >= 0)
-          out[place] = static_cast<Storage>(join_tensors<float, Storage>(applied, args.epilogue, channel, out + place));
-#else
         if (place >= 0)
           out[place] = static_cast<Storage>(Epilogue::apply<float, Storage>(value, args.epilogue, channel));
-#endif
       }
   }
 }

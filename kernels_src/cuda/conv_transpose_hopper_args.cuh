@@ -206,7 +206,3 @@ __device__ __forceinline__ Shared shared_layout(const HopperArgs<Storage>& args,
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-#ifdef TCONV_READS_TENSORS
-
-#include "conv_transpose_hopper_tensors.cuh"  // of what stands above
-#endif

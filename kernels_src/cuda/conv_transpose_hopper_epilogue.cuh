@@ -42,7 +42,8 @@ struct LineExtent {
   }
 };
 
-// Of a channel's values less the first. Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance".
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -84,7 +85,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // not earlier: what follows would take registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -130,7 +132,7 @@ __device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args
       }
 }
 
-// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time, in order.
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
 template <int N, bool kPooled, typename Storage>
 struct SegmentValues {
   static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
@@ -152,6 +154,7 @@ struct SegmentValues {
     if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
   }
 
+  // All blocks, in order.
   __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
     finish_fragments<N>(args, channels, group, acc, j0, j1);
@@ -217,7 +220,8 @@ struct SegmentValues {
   }
 };
 
-// Stores rows of pairs from the warp's buffer, every channels_at_once-th by this lane: all are read first, none waits.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
 __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
                                            int64_t plane) {
@@ -232,8 +236,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels: fragments go into its buffer, rows of a channel, whole sectors,
-// out. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -331,10 +335,6 @@ __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, c
                      "f"(acc[4 * j + 2 * half]), "f"(acc[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-#ifdef TCONV_READS_TENSORS
-      const StagedOutputs<Storage> staged = {to, to_second, plane, read_at, apart * 4u, pair != 0, second};
-      staged.join(args, at, first_channel, half * kStoreChannels + lane_channel, rounds, channels_at_once);
-#endif
       if (whole) {
         store_rows(to, pair != 0, read_at, rounds, channels_at_once, plane);
       } else {

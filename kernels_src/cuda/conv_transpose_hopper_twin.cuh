@@ -101,10 +101,6 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
                      "f"(odd[4 * j + 2 * half + 1])
                      : "memory");
       __syncwarp();
-#ifdef TCONV_READS_TENSORS
-      const StagedOutputs<Storage> staged = {to, 1, plane, read_at, 4u, first, second};
-      staged.join(args, at, first_channel, half * kStoreChannels + lane_channel, rounds, channels_at_once);
-#endif
       if (paired) {
         store_rows(to, first, read_at, rounds, channels_at_once, plane);
       } else {

@@ -51,12 +51,6 @@ __device__ __forceinline__ void store_odd_twins(const HopperArgs<Storage>& args,
         float value;
         asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(read_at + c * kStorePitch * 4 + k * kNext));
         const bool real = half * kStoreChannels + c + (lane + 32 * k) / kColumns < channels_left;
-#ifdef TCONV_READS_TENSORS
-        const int behind_group = channels_left - (half * kStoreChannels + c + (lane + 32 * k) / kColumns);
-        if (wanted[k] && real)
-          value = join_tensors<float, Storage>(value, args.epilogue,
-                                               (at.group + 1) * args.plan.out_channels_per_group - behind_group, to[k]);
-#endif
         if (wanted[k] && real) *to[k] = static_cast<Storage>(value);
         to[k] += kChannels * args.out_stride_c;
       }

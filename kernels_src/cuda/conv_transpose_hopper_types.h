@@ -53,9 +53,6 @@ TCONV_HD constexpr bool serves(Shape shape, Outputs outputs, bool sixteen_bit) {
   // An epilogue that keeps a value for later has no registers beside that kernel's accumulators.
   if (shape.twin && shape.n > 64) return false;
 #endif
-#ifdef TCONV_READS_TENSORS
-  if (shape.twin && shape.n > 64) return false;  // neither has one that reads tensors
-#endif
   if (shape.wide) return outputs == Outputs::kAlone;
   if (shape.n > 128 && outputs == Outputs::kAlone && sixteen_bit) return false;  // the wide one does
   if (outputs == Outputs::kPooled) return shape.pools;

@@ -115,9 +115,6 @@ __global__ void __launch_bounds__(kPlainPixels, kPlainMinBlocksPerSm)
       else
         v = plain_output<Storage, false>(args, n, oc, oh, ow);
       v = apply_epilogue<Acc, Storage>(v, args.epilogue, oc);
-#ifdef TCONV_READS_TENSORS
-      v = join_tensors<Acc, Storage>(v, args.epilogue, oc, args.out + image * plane + pixel);
-#endif
       args.out[image * plane + pixel] = to_storage<Storage>(v);
     }
     if (args.partials != nullptr) {

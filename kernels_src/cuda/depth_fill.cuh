@@ -40,15 +40,6 @@ __global__ void __launch_bounds__(DepthFillConfig::kThreads)
     const Storage value = to_storage<Storage>(apply_epilogue<float, Storage>(0.0f, args.epilogue, oc));
     Storage* const to = args.out + volume * args.out_stride_n + oc * args.out_stride_c + slice * args.out_stride_d;
     const int64_t first = part * args.outputs_per_block;
-#ifdef TCONV_READS_TENSORS
-    if (Epilogue::reads_any()) {
-      const float same = apply_epilogue<float, Storage>(0.0f, args.epilogue, oc);
-      for (int64_t at = first + threadIdx.x; at < min(first + args.outputs_per_block, args.plane);
-           at += Config::kThreads)
-        to[at] = to_storage<Storage>(join_tensors<float, Storage>(same, args.epilogue, oc, to + at));
-      continue;
-    }
-#endif
     fill_run(to + first, min(args.outputs_per_block, args.plane - first), value, threadIdx.x, Config::kThreads);
   }
 }

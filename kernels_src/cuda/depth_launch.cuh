@@ -83,12 +83,7 @@ __global__ void __launch_bounds__(DepthPlainConfig::kPixels, DepthPlainConfig::k
     const float sum = depth_plain_sum(args, residue, volume, slice, oc, oh, ow);
     Storage* const to = args.out + volume * args.depth.out_stride_n + oc * args.depth.out_stride_c +
                         slice * args.depth.out_stride_d + residue * p.out_h * p.out_w;
-#ifdef TCONV_READS_TENSORS
-    const float value = apply_epilogue<float, Storage>(sum, args.epilogue, oc);
-    to[pixel] = to_storage<Storage>(join_tensors<float, Storage>(value, args.epilogue, oc, to + pixel));
-#else
     to[pixel] = to_storage<Storage>(apply_epilogue<float, Storage>(sum, args.epilogue, oc));
-#endif
   }
 }
 

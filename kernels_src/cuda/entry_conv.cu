@@ -5,6 +5,9 @@
 #include "conv_transpose.cuh"
 #include "conv_transpose_dispatch.cuh"
 #include "dtype_parts.h"
+#ifdef TCONV_READS_TENSORS
+#include "join_tensors.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -25,7 +28,13 @@ TCONV_EXPORT int64_t tconv_cuda_run(const tconv::ConvOnlyCall* call) {
   const tconv::ConvCall& conv = call->conv;
   if (conv.workspace_bytes < tconv::cuda::conv_workspace_bytes<tconv::cuda::kOutputs>(conv))
     return tconv::kWorkspaceTooSmall;
+#ifdef TCONV_READS_TENSORS
+  const int64_t status =
+      tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
+  return status != tconv::kOk ? status : tconv::cuda::launch_join(conv);
+#else
   return tconv::cuda::launch_conv_transpose<tconv::cuda::kOutputs>(conv, {conv.out, nullptr}, conv.workspace);
+#endif
 }
 
 TCONV_EXPORT const char* tconv_cuda_error_string(int64_t code) { return tconv::cuda::error_string(code); }

@@ -71,12 +71,6 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Config::kSegmentsP
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
         v[i] = Epilogue::apply<float, Storage>(staged[32 * i] * scale + bias, epilogue, tile.channel + channel);
-#ifdef TCONV_READS_TENSORS
-#pragma unroll
-      for (int i = 0; i < kPixelsPerLane; ++i)
-        if (tile.offset[i] >= 0)
-          v[i] = join_tensors<float, Storage>(v[i], epilogue, tile.channel + channel, plane + tile.offset[i]);
-#endif
 #pragma unroll
       for (int i = 0; i < kPixelsPerLane; ++i)
         store_if<Storage>(tile.offset[i] >= 0, plane + tile.offset[i], to_storage<Storage>(v[i]));

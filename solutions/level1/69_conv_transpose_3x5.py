@@ -28,10 +28,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level1/69_conv_transpose_3x5.py -o solutions/level1/69_conv_transpose_3x5.py
-sha256 of CUDA_SOURCE:     a443200c0fc3d0784e6ff55abf99acea6f2d9c6b794e8d2edb99d63aac6ee126
+sha256 of CUDA_SOURCE:     3d57f7ad230271a44a8d04a5a60bc2ed77cf62a2eb2a2c15eb6510a56370327a
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
 sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
-sha256 of GRADIENT_CUDA_SOURCE: ac7b27557a03d5ec2742d73f356eb80fe996c29c55b886010e2e043dbe7593fd
+sha256 of GRADIENT_CUDA_SOURCE: 7240b3d13f747f04c4ada89d6d5adde71fd0c14bc8e62d31761ad514b282f293
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 """
 
@@ -3668,7 +3668,8 @@ struct LineExtent {
   }
 };
 
-// Of a channel's values less the first. Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance".
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -3710,7 +3711,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // not earlier: what follows would take registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -3746,7 +3748,7 @@ __device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args
       }
 }
 
-// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time, in order.
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
 template <int N, bool kPooled, typename Storage>
 struct SegmentValues {
   static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
@@ -3768,6 +3770,7 @@ struct SegmentValues {
     if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
   }
 
+  // All blocks, in order.
   __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
     finish_fragments<N>(args, channels, group, acc, j0, j1);
@@ -3833,7 +3836,8 @@ struct SegmentValues {
   }
 };
 
-// Stores rows of pairs from the warp's buffer, every channels_at_once-th by this lane: all are read first, none waits.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
 __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
                                            int64_t plane) {
@@ -3848,8 +3852,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels: fragments go into its buffer, rows of a channel, whole sectors,
-// out. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -8336,12 +8340,12 @@ struct PackedInput {
     case kFloat64: return f(double{});
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
-// ==== lines 3431 to 3914 of CUDA_SOURCE
+// ==== lines 3431 to 3918 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3914 to 4240 of CUDA_SOURCE
+// ==== lines 3918 to 4244 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -8434,12 +8438,12 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 4234 to 4661 of CUDA_SOURCE
+// ==== lines 4238 to 4665 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 4661 to 5012 of CUDA_SOURCE
+// ==== lines 4665 to 5016 of CUDA_SOURCE
 
-// ==== lines 5085 to 5142 of CUDA_SOURCE
+// ==== lines 5089 to 5146 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -8460,9 +8464,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 5160 to 5180 of CUDA_SOURCE
+// ==== lines 5164 to 5184 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 5180 to 5203 of CUDA_SOURCE
+// ==== lines 5184 to 5207 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -8473,7 +8477,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 5219 to 5642 of CUDA_SOURCE
+// ==== lines 5223 to 5646 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //

@@ -31,10 +31,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
-sha256 of CUDA_SOURCE:     c5136ca71daafd35469d775cdd54e598f9fde7b1a4af3fb99a37ca8f7d7cdf8d
+sha256 of CUDA_SOURCE:     37d73849f80716268df8755aee70f041f1dab8fd4e48256c6c9b518c61e265ce
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
 sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
-sha256 of GRADIENT_CUDA_SOURCE: a3dac86b08d601e7f4ed51edc212585ca543a62e7da7d5776783fcd8c0983b7d
+sha256 of GRADIENT_CUDA_SOURCE: 4f218ab6ae71277a5167ae1a666f02669f88d73507e8bf43d14ddb4ae6795eb8
 sha256 of GRADIENT_OPERATOR_SOURCE: 72a89ac8c23135a1cafb423e7245f9fd6cac5c8f70ab0a310470e62967fe63bc
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 03cbea39fa3d9200cf166e62476b5e43a21a77ad13d49167d58144689aa5b3f4
 sha256 of POOL_GRADIENT_OPERATOR_SOURCE: a2aa538bcd5c28da62e1f87684dcf460fd83c875ac69df2cfb0d296822fdb63a
@@ -4597,7 +4597,8 @@ struct LineExtent {
   }
 };
 
-// Of a channel's values less the first. Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance".
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -4639,7 +4640,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // not earlier: what follows would take registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -4675,7 +4677,7 @@ __device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args
       }
 }
 
-// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time, in order.
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
 template <int N, bool kPooled, typename Storage>
 struct SegmentValues {
   static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
@@ -4697,6 +4699,7 @@ struct SegmentValues {
     if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
   }
 
+  // All blocks, in order.
   __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
     finish_fragments<N>(args, channels, group, acc, j0, j1);
@@ -4762,7 +4765,8 @@ struct SegmentValues {
   }
 };
 
-// Stores rows of pairs from the warp's buffer, every channels_at_once-th by this lane: all are read first, none waits.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
 __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
                                            int64_t plane) {
@@ -4777,8 +4781,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels: fragments go into its buffer, rows of a channel, whole sectors,
-// out. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -10358,12 +10362,12 @@ struct PackedInput {
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
 // ==== lines 583 to 605 of CUDA_SOURCE
-// ==== lines 4376 to 4837 of CUDA_SOURCE
+// ==== lines 4376 to 4841 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 4837 to 5163 of CUDA_SOURCE
+// ==== lines 4841 to 5167 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -10456,12 +10460,12 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
     arrive_after_copies(shared.unit_full + 8 * place.unit());
-// ==== lines 5157 to 5584 of CUDA_SOURCE
+// ==== lines 5161 to 5588 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 5584 to 5935 of CUDA_SOURCE
+// ==== lines 5588 to 5939 of CUDA_SOURCE
 
-// ==== lines 6008 to 6065 of CUDA_SOURCE
+// ==== lines 6012 to 6069 of CUDA_SOURCE
     if constexpr (serves(kShape, kOutputs, sizeof(Storage) == 2))
       if (plan.num_consumers == kShape.consumers && plan.n == kShape.n &&
           plan.producer_warps == kShape.producer_warps && plan.twin == kShape.twin)
@@ -10482,9 +10486,9 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6083 to 6103 of CUDA_SOURCE
+// ==== lines 6087 to 6107 of CUDA_SOURCE
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6103 to 6126 of CUDA_SOURCE
+// ==== lines 6107 to 6130 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -10495,7 +10499,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6142 to 6565 of CUDA_SOURCE
+// ==== lines 6146 to 6569 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //

@@ -30,10 +30,10 @@ the model are never called: one that was replaced, or that has hooks, is refused
 
 Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
-sha256 of CUDA_SOURCE:     a226be4eeebc83869a6ea3a816da7cd4380d9444c1a55dcac00d20c710d5ec7e
+sha256 of CUDA_SOURCE:     51103aebf776a5afd3eaf3e5670443d6d161bdce88945302b467a1e245cb2a55
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
 sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
-sha256 of GRADIENT_CUDA_SOURCE: f29f1bd9d662fd8d8e6048fe7844d965654c53ff7271fcd400262371c796700a
+sha256 of GRADIENT_CUDA_SOURCE: 87118ce40745e062e7954709ec279fae4daa04deb47e521bc4104c650fda10fc
 sha256 of GRADIENT_OPERATOR_SOURCE: 75c7939ef23875bdb29391246967d4fa2f8aa0d3409f31e5008ad8a3491e1ece
 """
 
@@ -2252,7 +2252,8 @@ struct LineExtent {
   }
 };
 
-// Of a channel's values less the first. Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance".
+// Sums over values of one channel, as deviations from the first, whose distance from the mean is the set's spread.
+// Source: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983 (shifted data).
 struct ShiftedSums {
   float shift = 0.0f, sum = 0.0f, squares = 0.0f;
 
@@ -2294,7 +2295,8 @@ struct ChannelPair {
   __device__ __forceinline__ void load(const HopperArgs<Storage>& args, int group, int channel0) {
     const Plan& plan = args.plan;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // not earlier: what follows would take registers while multiplying
+    // What follows from it is worked out here, and takes no registers while multiplying.
+    asm volatile("" : "+r"(thread));
     first = channel0 + thread / 32 % 4 * 16 + thread % 32 / 4;
     const int padded = plan.num_sweeps * plan.blocks_per_sweep * kBlockOC;
 #pragma unroll
@@ -2330,7 +2332,7 @@ __device__ __forceinline__ void finish_fragments(const HopperArgs<Storage>& args
       }
 }
 
-// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time, in order.
+// Bias, element-wise chain and moments of a segment, a block of kStoreColumns columns at a time.
 template <int N, bool kPooled, typename Storage>
 struct SegmentValues {
   static constexpr int kBlocks = (N + kStoreColumns - 1) / kStoreColumns;
@@ -2352,6 +2354,7 @@ struct SegmentValues {
     if (image > 0) row = extent.rows;  // moments are wanted of the only image, and a tile may end far behind it
   }
 
+  // All blocks, in order.
   __device__ __forceinline__ void finish(float (&acc)[N / 2], int block) {
     const int j0 = block * kFragments, j1 = min(j0 + kFragments, N / 8);
     finish_fragments<N>(args, channels, group, acc, j0, j1);
@@ -2417,7 +2420,8 @@ struct SegmentValues {
   }
 };
 
-// Stores rows of pairs from the warp's buffer, every channels_at_once-th by this lane: all are read first, none waits.
+// kStoreChannels rows of pairs from the warp's buffer to memory, every channels_at_once-th by this lane. All are read
+// before the first is stored, so that none waits for another.
 template <typename Storage>
 __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t read_at, int rounds, int channels_at_once,
                                            int64_t plane) {
@@ -2432,8 +2436,8 @@ __device__ __forceinline__ void store_rows(Storage* to, bool wanted, uint32_t re
     if (wanted) store_pair(to + c * (channels_at_once * plane), rows[c]);
 }
 
-// Finishes and stores a warp's 16 channels x N pixels: fragments go into its buffer, rows of a channel, whole sectors,
-// out. What a block of columns needs is worked out while the stores of the one before drain.
+// Finishes and stores a warp's 16 channels x N pixels through its buffer: fragments in, rows of a channel out, so that
+// stores cover whole sectors. What a block of columns needs is worked out while the stores of the one before drain.
 template <int N, typename Storage>
 __device__ __forceinline__ void store_segment(const HopperArgs<Storage>& args, const Shared& shared,
                                               const TileCursor& at, const Phase& phase, int channel0, int thread,
@@ -11059,10 +11063,10 @@ struct Epilogue {
 // ==== lines 501 to 549 of CUDA_SOURCE
 // ==== lines 1014 to 1102 of CUDA_SOURCE
 // ==== lines 1281 to 1332 of CUDA_SOURCE
-// ==== lines 3367 to 3467 of CUDA_SOURCE
+// ==== lines 3371 to 3471 of CUDA_SOURCE
 // ==== lines 1621 to 1651 of CUDA_SOURCE
 
-// ==== lines 6229 to 6364 of CUDA_SOURCE
+// ==== lines 6233 to 6368 of CUDA_SOURCE
 
 // ==== lines 1100 to 1139 of CUDA_SOURCE
 // ---- kernels_src/cuda/gradient_sums.cuh
@@ -11232,18 +11236,18 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 #include <cuda_runtime.h>
 
 // ==== lines 562 to 684 of CUDA_SOURCE
-// ==== lines 4612 to 4640 of CUDA_SOURCE
+// ==== lines 4616 to 4644 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_dispatch.cuh
 // Picks the kernel for a call and launches it: the definitions behind conv_transpose.cuh.
 
-// ==== lines 4640 to 5141 of CUDA_SOURCE
+// ==== lines 4644 to 5145 of CUDA_SOURCE
 
-// ==== lines 5194 to 5288 of CUDA_SOURCE
+// ==== lines 5198 to 5292 of CUDA_SOURCE
 
-// ==== lines 5290 to 5401 of CUDA_SOURCE
+// ==== lines 5294 to 5405 of CUDA_SOURCE
 // ==== lines 861 to 1010 of CUDA_SOURCE
 
-// ==== lines 5402 to 5590 of CUDA_SOURCE
+// ==== lines 5406 to 5594 of CUDA_SOURCE
 // ---- kernels_src/cuda/overlapped_launch.cuh
 // A launch that may start while the kernel before it in the stream ends (programmatic dependent launch, compute
 // capability 9.0 and later): what a launch costs by itself, a few microseconds, is then hidden.
@@ -11251,9 +11255,9 @@ int64_t launch_bias_gradient(const GradientCall& call, const BiasGradientPlan& p
 
 // ==== lines 1140 to 1191 of CUDA_SOURCE
 
-// ==== lines 5594 to 6206 of CUDA_SOURCE
+// ==== lines 5598 to 6210 of CUDA_SOURCE
 
-// ==== lines 6366 to 6386 of CUDA_SOURCE
+// ==== lines 6370 to 6390 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_epilogue.cuh
 // Epilogue of the Hopper convolution: accumulators through bias and element-wise chain to moments and NCHW outputs.
 
@@ -11298,12 +11302,12 @@ struct PackedInput {
     case kFloat16: return f(__half{});
     case kBFloat16: return f(__nv_bfloat16{});
 // ==== lines 1741 to 1761 of CUDA_SOURCE
-// ==== lines 2033 to 2496 of CUDA_SOURCE
+// ==== lines 2033 to 2500 of CUDA_SOURCE
 // ---- kernels_src/cuda/conv_transpose_hopper_packed.cuh
 // Pixels of the Hopper convolution that were packed before, by the weight gradient (weight_gradient_layout.h): 16-bit
 // numbers, 64 channels side by side, which go to shared memory as they are.
 
-// ==== lines 3041 to 3367 of CUDA_SOURCE
+// ==== lines 3045 to 3371 of CUDA_SOURCE
 
 namespace tconv {
 namespace cuda {
@@ -11402,14 +11406,14 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
 }  // namespace hopper
 }  // namespace cuda
 }  // namespace tconv
-// ==== lines 6386 to 6481 of CUDA_SOURCE
-// ==== lines 2683 to 2757 of CUDA_SOURCE
-// ==== lines 6484 to 6736 of CUDA_SOURCE
+// ==== lines 6390 to 6485 of CUDA_SOURCE
+// ==== lines 2687 to 2761 of CUDA_SOURCE
+// ==== lines 6488 to 6740 of CUDA_SOURCE
     if constexpr (!Config::kShape.twin)  // columns of planes are neighbours
       if (args.packed.segments != nullptr) return produce_packed(args, shared, producer, data_warps, lane);
-// ==== lines 6736 to 6758 of CUDA_SOURCE
-// ==== lines 4182 to 4513 of CUDA_SOURCE
-// ==== lines 6832 to 6879 of CUDA_SOURCE
+// ==== lines 6740 to 6762 of CUDA_SOURCE
+// ==== lines 4186 to 4517 of CUDA_SOURCE
+// ==== lines 6836 to 6883 of CUDA_SOURCE
   if (args.packed.step == PackedInput::kOutputs)  // no kernel before it has waited for the pixels
     return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)),
                          dim3(HopperConfig<kShapeIndex, Storage>::kThreads), plan.smem_bytes, stream, args);
@@ -11442,7 +11446,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   const HopperWorkspace layout(plan);
   GuardState* const guard = packed != nullptr ? packed_guard : layout.guard(workspace);
   const bool clears = packed == nullptr;
-// ==== lines 6906 to 6921 of CUDA_SOURCE
+// ==== lines 6910 to 6925 of CUDA_SOURCE
   if (packed == nullptr || packed->step != PackedInput::kOutputs)
     TCONV_RETURN_IF_ERROR(launch_kernel(transform_weights_hopper_kernel<Storage>, dim3(channels),
                                         dim3(WeightsConfig::kThreads), 0, call.stream, weights));
@@ -11451,7 +11455,7 @@ int64_t launch_typed(const Plan& plan, const ConvCall& call, const ConvOutputs& 
   HopperArgs<Storage> args{};
   args.plan = plan;
   if (packed != nullptr) args.packed = *packed;
-// ==== lines 6926 to 6949 of CUDA_SOURCE
+// ==== lines 6930 to 6953 of CUDA_SOURCE
   return launch_planned<kOutputs>(plan, args, num_sms, call.stream);
 }
 
@@ -11462,7 +11466,7 @@ int64_t launch(const Plan& plan, const ConvCall& call, const ConvOutputs& output
     case kFloat32: return launch_typed<kOutputs, float>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kFloat16: return launch_typed<kOutputs, __half>(plan, call, outputs, pool_weight, workspace, num_sms);
     case kBFloat16: return launch_typed<kOutputs, __nv_bfloat16>(plan, call, outputs, pool_weight, workspace, num_sms);
-// ==== lines 6965 to 7388 of CUDA_SOURCE
+// ==== lines 6969 to 7392 of CUDA_SOURCE
 // ---- kernels_src/cuda/input_gradient_plain.cuh
 // Gradient of the input, one thread per value, for every dtype, every parameter, any strides, 64-bit indices:
 //
@@ -15330,7 +15334,7 @@ struct VectorSpan {
   __device__ __forceinline__ bool has(int first, int size) const { return first >= 0 && first + size <= count; }
 };
 
-// ==== lines 3739 to 3884 of CUDA_SOURCE
+// ==== lines 3743 to 3888 of CUDA_SOURCE
 
 struct ChainPackConfig {
   static constexpr int kThreads = PackConfig::kThreads;
@@ -16348,9 +16352,9 @@ namespace cuda {
 
 struct SlicesConfig {
   static constexpr int64_t kAlignment = 256;
-  // The spare workspace: as much as the whole batch takes where that is little, for every slice costs launches; else so
-  // many bytes, or this share of the input's gradient.
-  static constexpr int64_t kWholeBytes = int64_t{768} << 20, kSpareBytes = int64_t{96} << 20, kSpareShare = 20;
+  // The spare workspace: as much as the whole batch takes, but at most so many bytes, or this share of the input's
+  // gradient.
+  static constexpr int64_t kSpareBytes = int64_t{96} << 20, kSpareShare = 20;
 };
 
 // Bytes of an image: of its input's gradient; of the convolution's output, and of both operands as they are packed.
@@ -16361,8 +16365,8 @@ struct SliceBytes {
 
   int64_t spare(int64_t batch) const {
     using Config = SlicesConfig;
-    if (batch * all() <= Config::kWholeBytes) return batch * all();
-    return std::max({Config::kSpareBytes, batch * grad_x / Config::kSpareShare, all()});
+    const int64_t most = std::max(Config::kSpareBytes, batch * grad_x / Config::kSpareShare);
+    return std::max(std::min(batch * all(), most), all());
   }
 };
 
@@ -16404,27 +16408,19 @@ inline bool place_slice(const SliceBytes& image, int64_t batch, int64_t spare, S
          place(image.value, &slice->value) && place(image.planes, &slice->planes);
 }
 
-// The most images up to `most` for which fits(images), by halves: what fits more images fits fewer, but for alignment.
-template <typename Fits>
-int64_t most_that_fit(int64_t most, const Fits& fits) {
-  int64_t known = 0, beyond = most + 1;
-  for (int64_t count = most; beyond - known > 1; count = (known + beyond) / 2) (fits(count) ? known : beyond) = count;
-  return known;
-}
-
 // As few as possible: found from the last one back, which has the least room.
 // None where an image finds no place. No slice has more than `most`.
 inline std::vector<Slice> slices_of(const SliceBytes& image, int64_t batch, int64_t most) {
   const int64_t spare = image.spare(batch);
   std::vector<Slice> slices;
   for (int64_t end = batch; end > 0; end = slices.back().first) {
-    Slice slice{};
+    Slice slice = {0, std::min(end, most), {}, {}, {}};
     const auto fits = [&](int64_t count) {
       slice.first = end - count, slice.count = count;
       return place_slice(image, batch, spare, &slice);
     };
-    const int64_t count = most_that_fit(std::min(end, most), fits);
-    if (count == 0 || !fits(count)) return {};
+    while (slice.count > 0 && !fits(slice.count)) --slice.count;
+    if (slice.count <= 0) return {};
     slices.push_back(slice);
   }
   std::reverse(slices.begin(), slices.end());
