@@ -51,6 +51,10 @@ Those through element-wise steps are in it, too."""
 _FROM_RESULT = """\
 Where PyTorch forms the gradient of the last step from its result (relu, tanh, sigmoid, exp, sqrt,
 rsqrt, reciprocal), forward keeps that, as PyTorch does; backward computes no convolution again."""
+_TENSOR_OPERANDS = """\
+Where a chain reads tensors of the output's shape, what follows the first one is a pass of its own
+over the outputs on CUDA, to which 16-bit outputs are rounded as PyTorch rounds them; their
+gradients are formed in the pass that forms the convolution's."""
 _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""
@@ -223,6 +227,7 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
             _CUDA_KERNELS if kernels.cuda_alone else _KERNELS,
             *([_gradients(kernels)] if kernels.gradient_sources else []),
             *([_BATCH_NORM] if kernels.normalises else []),
+            *([_TENSOR_OPERANDS] if kernels.whole else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,
         ]

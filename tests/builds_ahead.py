@@ -12,8 +12,8 @@ from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 from generator.fuse import Fused
 from generator.program import ambient_kept, read_program
 from generator.runtime.build import _CUDA_FLAGS
-from generator.sources import KERNELS, gradient_cuda_source
-from generator.step_table import gradient_header
+from generator.sources import KERNELS, gradient_cuda_source, resolve
+from generator.step_table import epilogue_header, gradient_header
 from tests.cuda_emulator import emulator
 from tests.norm_gradient_tools import chains_header
 from tests.pool_gradient_tools import activations_header
@@ -42,6 +42,7 @@ CHAINED_GRADIENTS = Path("chained_gradients")
 SLICED_GRADIENTS = Path("sliced_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
+RESIDUAL_JOIN = Path("residual_join")  # its pass over the outputs, alone
 
 # Libraries beside the forward by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
@@ -77,6 +78,10 @@ def cuda_source_of(path: Path) -> str:
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))
         return gradient_cuda_source(chains=chains_header(True, True), tensors=True)
+    if path == RESIDUAL_JOIN:
+        headers = {"generated_epilogue.h": epilogue_header(_fused(RESIDUAL).steps, True)}
+        text = resolve(KERNELS / "cuda" / "join_tensors.cuh", headers, tensors=True)
+        return f"{text}auto* const launch = tconv::cuda::launch_join;\n"
     if path == RESIDUAL_GRADIENTS:
         chains = gradient_header([_fused(RESIDUAL).steps], tensors=True)
         return gradient_cuda_source("group_norm_gradient", chains=chains, tensors=True)

@@ -30,12 +30,20 @@ from pathlib import Path
 
 import torch
 
-from tests.builds_ahead import MANY_CHANNELS, VOLUME_ONLY
+from tests.builds_ahead import MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
 from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
 
 KERNELS = ("plain", "direct", "portable", "hopper")
 CHAIN = "soft_activations"  # whose gradient is formed as it is packed
-NUMBERS = ("69", "19", "11", VOLUME_ONLY, CHAIN, MANY_CHANNELS)  # 65 has the kernels of 69
+NUMBERS = (
+    "69",
+    "19",
+    "11",
+    VOLUME_ONLY,
+    CHAIN,
+    MANY_CHANNELS,
+    RESIDUAL,
+)  # 65 has the kernels of 69
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
@@ -115,6 +123,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             yield Run(CHAIN, (24, 72, 2.0), (2, 24, 7, 42), dtype, "hopper")
             yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first
+            # Operands of the output's shape: the chain's rest, and its gradients.
+            yield Run(RESIDUAL, (), (2, 24, 7, 42), dtype, "hopper")
             # Gathered, of 128 and of 256 pixels a tile; output channels in parts.
             yield Run(MANY_CHANNELS, (130, 192, 3, 2, 1), (3, 130, 4, 5), dtype, "hopper")
             yield Run(MANY_CHANNELS, (256, 128, 4, 2, 1), (128, 256, 8, 8), dtype, "hopper")
@@ -146,6 +156,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
 def execute(run: Run, load: Callable[[str], dict]) -> bool:
     """Whether the run's outputs are finite. `load` gives the namespace of a problem's solution."""
     torch.manual_seed(0)
+    if run.problem == RESIDUAL:
+        return _joined_is_finite(load(RESIDUAL), run)
     model = load(run.problem)["ModelNew"](*run.arguments)
     if run.problem == MANY_CHANNELS:
         # PyTorch's kernels are not to be looked at.
@@ -188,6 +200,18 @@ def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
             return finite  # forward's kernel, but not the gradients'
         finite &= all(bool(g.cpu().isfinite().all()) for g in found)
     return finite
+
+
+def _joined_is_finite(solution: dict, run: Run) -> bool:
+    """Of a convolution that keeps the shape: result and gradients of all operands."""
+    channels = run.shape[1]
+    shapes = run.shape, (channels, channels, 3, 3), (channels,), run.shape, run.shape, (channels,)
+    operands = [torch.randn(s).to(run.dtype).to("cuda").requires_grad_() for s in shapes]
+    grad = torch.randn(run.shape).to(run.dtype).to("cuda")
+    with environment(TCONV_KERNEL=run.kernel):
+        y = solution["_operator"](*operands[:3], 1, 1, 0, 1, 1, *operands[3:])
+    found = [y, *torch.autograd.grad(y, operands, grad)]
+    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
 
 
 def _weights_alone_are_finite(solution: dict, dtype: torch.dtype) -> bool:

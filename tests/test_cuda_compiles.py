@@ -16,6 +16,8 @@ from tests.builds_ahead import (
     MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
     POOL_GRADIENTS,
+    RESIDUAL_GRADIENTS,
+    RESIDUAL_JOIN,
     VOLUME_GRADIENTS,
     cuda_source_of,
     run_nvcc,
@@ -30,7 +32,7 @@ PATHS = [path for path in PROBLEMS if not path.stem.startswith("69_")]
 PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
-LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM]
+LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM, RESIDUAL_GRADIENTS, RESIDUAL_JOIN]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 
