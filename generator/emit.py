@@ -52,9 +52,9 @@ _FROM_RESULT = """\
 Where PyTorch forms the gradient of the last step from its result (relu, tanh, sigmoid, exp, sqrt,
 rsqrt, reciprocal), forward keeps that, as PyTorch does; backward computes no convolution again."""
 _TENSOR_OPERANDS = """\
-Where a chain reads tensors of the output's shape, what follows the first one is a pass of its own
-over the outputs on CUDA, to which 16-bit outputs are rounded as PyTorch rounds them; their
-gradients are formed in the pass that forms the convolution's."""
+Where a chain reads tensors of the output's shape, what follows the first one runs over the outputs
+by a kernel of its own on CUDA, to which 16-bit outputs are rounded as PyTorch rounds them; their
+gradients are formed together with the convolution's output's."""
 _POOL_GRADIENTS = """\
 Those through BatchNorm, activation, max-pool and GroupNorm are another one
 (POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE)."""

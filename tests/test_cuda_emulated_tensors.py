@@ -10,7 +10,7 @@ import torch
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.gpu_tools import tf32
 from tests.sweeps import swept
-from tests.tensor_operand_tools import WHOLE_VOLUMES, called, given, image, wrong
+from tests.tensor_operand_tools import MADE, WHOLE_VOLUMES, called, given, image, wrong
 
 pytestmark = needs_cuda_headers
 
@@ -62,6 +62,20 @@ def test_many_channels(emulated, stride, dtype):
     numbers |= {"channels": 130, "out_channels": 192, "size": (4, 5), "dilation": (1, 1)}
     of = given(dataclasses.replace(image(seed), kernel=(2 + stride,) * 2, **numbers), dtype)
     assert wrong(of, forward(emulated, of, "hopper", 2)) == []
+
+
+@pytest.mark.parametrize("dtype", swept(DTYPES, (0, 1)), ids=str)
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_small_planes(emulated, dimensions, dtype):
+    """Of which vectors hold several, and channels of them again."""
+    told, computed = [], 0
+    for seed in range(2 * LAYERS):
+        of = given(MADE[dimensions](seed), dtype)
+        found = of and forward(emulated, of, "auto", seed)
+        if found:
+            told += [f"{of.layer}: {what}" for what in wrong(of, found)]
+            computed += 1
+    assert told == [] and computed > LAYERS
 
 
 @pytest.mark.parametrize("dtype", swept(DTYPES, (0,)), ids=str)

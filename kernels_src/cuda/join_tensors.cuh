@@ -29,8 +29,7 @@ struct JoinArgs {
   bool vectors;  // all tensors begin at whole vectors
   FastDivisor64 by_plane, by_channels;
 
-  __device__ __forceinline__ int64_t channel_of(int64_t at) const {
-    const int64_t plane = by_plane.quotient(at);
+  __device__ __forceinline__ int64_t channel_of(int64_t plane) const {
     return plane - by_channels.quotient(plane) * static_cast<int64_t>(by_channels.divisor);
   }
 };
@@ -69,15 +68,17 @@ __global__ void __launch_bounds__(JoinConfig::kThreads, JoinConfig::kMinBlocks)
         const Storage* rows[kMaxChannelVectors];
 #pragma unroll
         for (int k = 0; k < kMaxChannelVectors; ++k) rows[k] = operands[i][k].values;
-        const int64_t channel = args.channel_of(at), last = args.channel_of(at + kVector - 1);
+        const int64_t plane = args.by_plane.quotient(at), channel = args.channel_of(plane);
+        const bool in_one = args.by_plane.quotient(at + kVector - 1) == plane;
 #pragma unroll
         for (int j = 0; j < kVector; ++j)
-          values[i].values[j] = join(values[i].values[j], rows, j, channel == last ? channel : args.channel_of(at + j));
+          values[i].values[j] =
+              join(values[i].values[j], rows, j, in_one ? channel : args.channel_of(args.by_plane.quotient(at + j)));
         *reinterpret_cast<Vector*>(args.out + at) = values[i];
       } else {
 #pragma unroll 1
         for (int64_t j = at; j < at + kVector && j < args.count; ++j)
-          args.out[j] = join(args.out[j], args.epilogue.channel_vectors, j, args.channel_of(j));
+          args.out[j] = join(args.out[j], args.epilogue.channel_vectors, j, args.channel_of(args.by_plane.quotient(j)));
       }
     }
   }
