@@ -22,7 +22,7 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # joined_columns.h, and in kernels_src/cuda/ conv_transpose_hopper_packed.cuh,
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
 # and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
-# input_scale.cuh; for operands of the output's shape epilogue.h and, of gradients,
+# input_scale.cuh; for operands of the output's shape join_tensors.cuh and, of gradients,
 # chain_tensors.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"

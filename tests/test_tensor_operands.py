@@ -5,6 +5,7 @@ and gradients on a CPU for random layers of one to three dimensions, what is ref
 import pytest
 import torch
 
+from generator.emit import generate
 from generator.explain import explained
 from tests.solution_tools import REFERENCES, program_of
 from tests.sweeps import swept
@@ -199,6 +200,17 @@ def test_what_is_taken(name, tmp_path):
     path.write_text(REFERENCE.format(body=body.replace("\n", "\n        ")))
     lines = [line.text for line in explained(program_of(path))]
     assert expected in lines[-1], lines
+
+
+def test_sizes_that_follow_from_others_are_cut_with_them(tmp_path):
+    """The proof runs on small inputs, though the operand alone would be too large for it."""
+    path = tmp_path / "own.py"
+    text = REFERENCE.format(body="return self.conv(x) + s").replace("3, padding=1", "2, stride=2")
+    text = text.replace("(2, 4, 5, 6)", "(3, 4, 350, 350)").replace(
+        "(2, 6, 5, 6)", "(3, 6, 700, 700)"
+    )
+    path.write_text(text)
+    assert "torch.add" not in generate(path, tmp_path / "solution.py")
 
 
 @pytest.mark.parametrize("name", swept(["residual_operands", "residual_sums"], ()))
