@@ -237,7 +237,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             header.setdefault("generated_activation.h", activation_header(_NO_ACTIVATION))
     given = headers[0] if len(fused) == 1 else {name: _chosen(name, headers) for name in HEADERS}
     cpu = (
-        refusing_cpu_source(made.entries, made.volumes)
+        refusing_cpu_source(made.entries, made.volumes, made.whole)
         if cuda_alone
         else cpu_source(made.entries, given, made.volumes, made.whole)
     )

@@ -168,9 +168,9 @@ def cpu_source(
     return _resolved(paths, replacements, (), volumes, tensors=tensors)
 
 
-def refusing_cpu_source(entries: list[str], volumes: bool = False) -> str:
+def refusing_cpu_source(entries: list[str], volumes: bool = False, tensors: bool = False) -> str:
     """In the place of cpu_source(entries): every call with tensors on a CPU is refused."""
-    text = resolve(KERNELS / "cpu" / "entry_none.cpp", volumes=volumes)
+    text = resolve(KERNELS / "cpu" / "entry_none.cpp", volumes=volumes, tensors=tensors)
     for kind, entry in enumerate(entries):
         own = (KERNELS / "cpu" / f"entry_{entry}.cpp").read_text(encoding="utf-8")
         call = re.search(r"TCONV_EXPORT_PATTERN\(\w+, (\w+)\)", own)[1]

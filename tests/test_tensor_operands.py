@@ -7,7 +7,7 @@ import torch
 
 from generator.emit import generate
 from generator.explain import explained
-from tests.solution_tools import REFERENCES, program_of
+from tests.solution_tools import REFERENCES, load_text, program_of
 from tests.sweeps import swept
 from tests.tensor_operand_tools import MADE, Given, called, given, wrong
 
@@ -144,6 +144,15 @@ def test_what_backward_reads_is_kept(shelf):
     kept = [t for t in y.grad_fn.saved_tensors if t is not None]
     assert not any(t is skip for t in kept)
     assert {t.data_ptr() for t in kept} <= {t.data_ptr() for t in (x, weight, y)}
+
+
+@pytest.mark.parametrize("name", swept(["residual_blocks", "residual_sums"], (0,)))
+def test_without_the_half_for_a_cpu(shelf, name, tmp_path):
+    """--device cuda: the library builds, and refuses tensors on a CPU."""
+    text = generate(REFERENCES / f"{name}.py", tmp_path / "own.py", cuda_alone=True)
+    model = load_text(text)["ModelNew"]()
+    with pytest.raises(RuntimeError, match="on a CPU.*--device cuda; allowed are CUDA tensors"):
+        model(*shelf.reference(name)["get_inputs"]())
 
 
 TAKEN = {  # lines of forward, and what is told of its last operator
