@@ -137,8 +137,8 @@ def tensors_with_operands(case: Case, chain: int, dtype=torch.float32, device="c
     made = tensors_of(case, 0, 0, dtype, device)
     generator = torch.Generator().manual_seed(11)
     shapes = {"C": (case.out_channels,), "T": made["grad"].shape}
-    made["vectors"] = [
-        torch.randn(shapes[kind], generator=generator).to(device, dtype)
+    made["vectors"] = [  # nothing near 0, by which some divide
+        (torch.rand(shapes[kind], generator=generator) + 0.5).to(device, dtype)
         for kind in TENSOR_CHAINS[chain][1]
     ]
     return made

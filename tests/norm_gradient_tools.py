@@ -71,6 +71,16 @@ TENSOR_CHAINS: list[tuple[list[Step], str, object]] = [
         "T",
         lambda v, to: torch.nn.functional.softplus(v + to),
     ),
+    (
+        [
+            _RECORDS["div"].step(WholeTensor(0), False),
+            _RECORDS["sigmoid"].make(),
+            _RECORDS["add"].step(Number(0.5), False),
+            _RECORDS["div"].step(WholeTensor(1), True),
+        ],
+        "TT",
+        lambda v, by, over: over / (torch.sigmoid(v / by) + 0.5),
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """References whose chains are drawn from every spelling of every element-wise operator."""
 
 import random
+import re
 
 SPELLINGS = """
 y + 0.37 | 1.5 + y | y + self.a | self.b + y | y - 0.25 | 2 - y | y - self.a | self.a - y
@@ -64,3 +65,22 @@ def random_reference(seed: int, length: int | None = None) -> str:
         lines.append(draw.choice([line for line in LINES if not (full and "self." in line)]))
     body = "\n        ".join(f"y = {line}" for line in lines)
     return REFERENCE.format(body=body, module=draw.choice(MODULES))
+
+
+def with_tensors(text: str, seed: int) -> str:
+    """The reference of random_reference(seed), in which half of the operands a channel, and at
+    least one, are tensors of the output's shape: an input, its tanh, or what another call makes.
+    """
+    draw = random.Random(f"tensors {seed}")
+    head, forward = text.split("def forward(self, x):")
+    parts = re.split(r"(self\.[ab]\b)", forward)
+    places = list(range(1, len(parts), 2))
+    if not places:
+        parts[-1] = parts[-1].replace(
+            "        return y", "        y = y + self.a\n        return y"
+        )
+        return with_tensors(f"{head}def forward(self, x):{''.join(parts)}", seed)
+    for place in draw.sample(places, (len(places) + 1) // 2):
+        parts[place] = draw.choice(["s", "s.tanh()", "self.conv(x)"])
+    body = "".join(parts).replace("rand(2, 4, 5, 5)]", "rand(2, 4, 5, 5), torch.rand(2, 6, 9, 9)]")
+    return f"{head}def forward(self, x, s):{body}"

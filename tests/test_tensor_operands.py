@@ -7,6 +7,7 @@ import torch
 
 from generator.emit import generate
 from generator.explain import explained
+from tests.random_chains import random_reference, with_tensors
 from tests.solution_tools import REFERENCES, load_text, program_of
 from tests.sweeps import swept
 from tests.tensor_operand_tools import MADE, Given, called, given, wrong
@@ -209,6 +210,18 @@ def test_what_is_taken(name, tmp_path):
     path.write_text(REFERENCE.format(body=body.replace("\n", "\n        ")))
     lines = [line.text for line in explained(program_of(path))]
     assert expected in lines[-1], lines
+
+
+@pytest.mark.parametrize("start", swept(range(0, 120, 20), (0,)))
+def test_random_chains(start, tmp_path):
+    """Of every operator that takes an operand: results and gradients are the reference's, which the
+    generator itself compares in float64 before it gives a text.
+    """
+    path, joined = tmp_path / "own.py", 0
+    for seed in range(start, start + 20):
+        path.write_text(with_tensors(random_reference(seed), seed))
+        joined += "_TENSORS" in generate(path, tmp_path / "solution.py")
+    assert joined > 10
 
 
 def test_sizes_that_follow_from_others_are_cut_with_them(tmp_path):
