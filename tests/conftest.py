@@ -3,6 +3,7 @@ built once per session.
 """
 
 import argparse
+import copy
 import os
 import signal
 
@@ -25,6 +26,7 @@ from tests.builds_ahead import (
     VOLUME_ONLY,
     BuildsAhead,
 )
+from tests.chain_gradient_tools import without_tensors
 from tests.cuda_emulator import emulator
 from tests.solution_tools import SolutionShelf
 from tests.sweeps import is_left_out
@@ -196,6 +198,14 @@ def emulated_chained_gradients(builds_ahead):
     """That of solutions with chains of two dimensions, likewise."""
     built = builds_ahead.gradients[CHAINED_GRADIENTS].result()
     return emulator.EmulatedGradients(built, chained=True, tensors=True)
+
+
+@pytest.fixture(scope="session")
+def plain_chained_gradients(emulated_chained_gradients):
+    """The same, called without operands of the output's shape."""
+    library = copy.copy(emulated_chained_gradients)
+    library.chain_backward = without_tensors(library.chain_backward)
+    return library
 
 
 @pytest.fixture(scope="session")

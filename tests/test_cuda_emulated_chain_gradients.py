@@ -2,7 +2,6 @@
 which forms the output's gradient as it packs it: on the CPU, thread by thread.
 """
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -21,21 +20,12 @@ from tests.chain_gradient_tools import (
     random_call,
     tensors_of,
     truth,
-    without_tensors,
 )
 from tests.emulated_tools import forced, needs_cuda_headers
 from tests.norm_gradient_tools import TENSOR_CHAINS
 from tests.sweeps import swept
 
 pytestmark = needs_cuda_headers
-
-
-@pytest.fixture(scope="module")
-def plain_library(emulated_chained_gradients):
-    """Called without operands of the output's shape."""
-    library = copy.copy(emulated_chained_gradients)
-    library.chain_backward = without_tensors(library.chain_backward)
-    return library
 
 
 # Chains with GroupNorm behind them and without: what differs between layers does so for each.
@@ -48,7 +38,7 @@ USUAL = [("whole", *BEHIND[1]), ("strided", *BEHIND[3]), ("gaps", *BEHIND[3])]
     swept([(n, *b) for n in (*PACKED, *FORMED_FIRST) for b in BEHIND], USUAL.__contains__),
     ids=str,
 )
-def test_right(plain_library, given):
+def test_right(plain_chained_gradients, given):
     """And what is formed as it is packed (one more launch for x's pixels, two for what asks whether
     the gradient is wanted after all) the same as when it is formed first, but for rounding.
     """
@@ -56,7 +46,7 @@ def test_right(plain_library, given):
     case = {**PACKED, **FORMED_FIRST}[name]
     num_groups = num_groups_of(case) if normed else 0
     given = tensors_of(case, chain, num_groups)
-    library, launches, found = plain_library, {}, {}
+    library, launches, found = plain_chained_gradients, {}, {}
     for needs in (ALL, (True, False, True), (False, True, True), (False, False, True)):
         with library.on(seed=3, detect_races=True), forced("hopper"):
             found[needs] = call(library.chain_backward, case, given, chain, num_groups, needs=needs)
@@ -78,11 +68,13 @@ USUAL_GIVEN = [("whole", 1.0), ("strided", 1e-9), ("abreast", 1.0)]
 
 
 @pytest.mark.parametrize("given", swept(GIVEN, USUAL_GIVEN.__contains__), ids=str)
-def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(plain_library, given):
+def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(
+    plain_chained_gradients, given
+):
     """The gradients are those of a chain behind that value, which stays as it is."""
     name, factor = given
     case = {**PACKED, **FORMED_FIRST}[name]
-    given, library = tensors_of(case, 1, 0), plain_library
+    given, library = tensors_of(case, 1, 0), plain_chained_gradients
     given["grad"][0] *= factor
     value, exact = given_value(case, given)
     kept = value.clone()
@@ -97,11 +89,11 @@ def test_a_given_value_is_read_in_the_place_of_the_convolutions_output(plain_lib
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", swept(PACKED, ("even",).__contains__))
-def test_16_bits(plain_library, name, dtype):
+def test_16_bits(plain_chained_gradients, name, dtype):
     case, chain = PACKED[name], 3
     num_groups = num_groups_of(case)
     given = tensors_of(case, chain, num_groups, dtype)
-    library = plain_library
+    library = plain_chained_gradients
     with library.on(seed=4, detect_races=True), forced("hopper"):
         found = call(library.chain_backward, case, given, chain, num_groups)
         assert library.races() == []
@@ -110,12 +102,12 @@ def test_16_bits(plain_library, name, dtype):
 
 @pytest.mark.parametrize("factor", [1e-9, 1e9, 1e-36])
 @pytest.mark.parametrize("name", swept(("whole", "strided", "strips"), ("strided",).__contains__))
-def test_samples_of_other_magnitudes(plain_library, name, factor):
+def test_samples_of_other_magnitudes(plain_chained_gradients, name, factor):
     """What fp16 containers cannot hold is formed after all, for the strict kernels."""
     case = PACKED[name]
     given = tensors_of(case, 1, 0)
     given["grad"][0] *= factor
-    library = plain_library
+    library = plain_chained_gradients
     with library.on(), forced("hopper"):
         found = call(library.chain_backward, case, given, 1, 0)
     exact, _ = truth(case, given, 1, 0)
@@ -126,11 +118,11 @@ def test_samples_of_other_magnitudes(plain_library, name, factor):
 
 @pytest.mark.parametrize("size", [1e-5, 1e-8])
 @pytest.mark.parametrize("name", swept(("strided", "strips"), ("strided",).__contains__))
-def test_a_lone_small_value(plain_library, name, size):
+def test_a_lone_small_value(plain_chained_gradients, name, size):
     """Beside zeros alone, as behind steps that clamp: what fp16 containers hold with 11 bits is no
     matter for the guard; the strict kernels, which err by a thousandth as much, take the rest.
     """
-    case, library = PACKED[name], plain_library
+    case, library = PACKED[name], plain_chained_gradients
     given = tensors_of(case, 0, 0)
     last = given["grad"].shape[-1] - 1
     given["grad"].zero_()
@@ -151,31 +143,31 @@ def test_a_lone_small_value(plain_library, name, size):
     "dtype", swept([torch.float32, torch.float16], (torch.float32,).__contains__), ids=str
 )
 @pytest.mark.parametrize("name", swept(("whole", "even", "groups"), ("even",).__contains__))
-def test_not_finite_where_their_products_are(plain_library, name, dtype, of, value):
+def test_not_finite_where_their_products_are(plain_chained_gradients, name, dtype, of, value):
     case = PACKED[name]
     given, found = tensors_of(case, 1, 0, dtype), []
     given[of][0, 1, 2, 1] = value
     for kernel in ("hopper", "plain"):
-        with plain_library.on(), forced(kernel):
-            found.append(call(plain_library.chain_backward, case, given, 1, 0))
+        with plain_chained_gradients.on(), forced(kernel):
+            found.append(call(plain_chained_gradients.chain_backward, case, given, 1, 0))
     for got, wanted in zip(found[0][:3], found[1][:3], strict=True):
         assert torch.equal(got.isnan(), wanted.isnan())
         assert torch.equal(got.isfinite(), wanted.isfinite())
 
 
 @pytest.mark.parametrize("name", swept(("strips", "even"), ("strips",).__contains__))
-def test_the_same_bits_in_any_order_of_warps(plain_library, name):
+def test_the_same_bits_in_any_order_of_warps(plain_chained_gradients, name):
     case, found = PACKED[name], []
     num_groups = num_groups_of(case)
     given = tensors_of(case, 3, num_groups)
     for seed in (1, 2):
-        with plain_library.on(seed=seed), forced("hopper"):
+        with plain_chained_gradients.on(seed=seed), forced("hopper"):
             args = case, given, 3, num_groups
-            found.append(call(plain_library.chain_backward, *args))
+            found.append(call(plain_chained_gradients.chain_backward, *args))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_what_is_refused_is_named(plain_library):
+def test_what_is_refused_is_named(plain_chained_gradients):
     case = PACKED["whole"]
     given = tensors_of(case, 1, 4)
     short = {**given, "grad": given["grad"][..., 1:]}
@@ -187,19 +179,19 @@ def test_what_is_refused_is_named(plain_library):
         ((wide, 1, 4), r"norm_weight must have the input's dtype"),
         ((given, 9, 4), r"cannot run this layer"),
     ):
-        with plain_library.on(), pytest.raises(RuntimeError, match=said):
-            call(plain_library.chain_backward, case, *args)
+        with plain_chained_gradients.on(), pytest.raises(RuntimeError, match=said):
+            call(plain_chained_gradients.chain_backward, case, *args)
     said = r"value must have the output's shape \(.*\), got \(.*\)"
-    with plain_library.on(), pytest.raises(RuntimeError, match=said):
+    with plain_chained_gradients.on(), pytest.raises(RuntimeError, match=said):
         given = tensors_of(case, 1, 0)
-        args = plain_library.chain_backward, case, given, 1, 0
+        args = plain_chained_gradients.chain_backward, case, given, 1, 0
         call(*args, value=given["grad"][..., 1:])
 
 
 @pytest.fixture
-def asks(shelf, plain_library, monkeypatch):
+def asks(shelf, plain_chained_gradients, monkeypatch):
     """Has a solution's gradients by the emulated kernels, though its tensors are on the CPU."""
-    kernels = plain_library
+    kernels = plain_chained_gradients
     operators = {name: getattr(kernels.namespace, name) for name in ("backward", "convolve")}
 
     def set_in(name: str) -> tuple:
@@ -212,9 +204,9 @@ def asks(shelf, plain_library, monkeypatch):
     return set_in
 
 
-def test_a_step_asks_the_operator(asks, plain_library):
+def test_a_step_asks_the_operator(asks, plain_chained_gradients):
     """The whole backward of a solution; `trunk` has GELU."""
-    kernels = plain_library
+    kernels = plain_chained_gradients
     model, new = asks("two_heads")
     x = torch.randn(2, 5, 4, 5, generator=torch.Generator().manual_seed(2))
     grads = []
@@ -229,7 +221,7 @@ def test_a_step_asks_the_operator(asks, plain_library):
         assert float((got - wanted).norm()) <= 2e-3 * float(wanted.norm())
 
 
-def test_a_step_through_group_norm_asks_the_operator(asks, plain_library):
+def test_a_step_through_group_norm_asks_the_operator(asks, plain_chained_gradients):
     """The whole backward of 2/19: output once more, GroupNorm, GELU, convolution."""
     model, new = asks("19")
     x = torch.randn(2, 64, 6, 34, generator=torch.Generator().manual_seed(2))
@@ -238,9 +230,9 @@ def test_a_step_through_group_norm_asks_the_operator(asks, plain_library):
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(4))
     y.backward(grad.double())
     x.requires_grad_()
-    with plain_library.on():
+    with plain_chained_gradients.on():
         new(x).backward(grad)
-        assert plain_library.launches() > 0
+        assert plain_chained_gradients.launches() > 0
     exact = [exact_x.grad, *[p.grad for p in model.parameters()]]
     found = [x.grad, *[p.grad for p in new.parameters()]]
     for got, wanted in zip(found, exact, strict=True):
@@ -253,11 +245,11 @@ def _with_chain_of_the_tests(kernels):
 
 
 @pytest.mark.parametrize("first", swept(range(0, 60, 10), (0,).__contains__))
-def test_random_layers(plain_library, first):
+def test_random_layers(plain_chained_gradients, first):
     """Of ten layers all are right that the Hopper kernels serve; every third with a gradient of few
     values, as clamps leave them.
     """
-    library, served = plain_library, 0
+    library, served = plain_chained_gradients, 0
     for seed in range(first, first + 10):
         case, chain, num_groups, dtype = random_call(seed)
         given = tensors_of(case, chain, num_groups, dtype)

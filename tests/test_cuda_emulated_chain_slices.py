@@ -26,13 +26,13 @@ pytestmark = [needs_cuda_headers, pytest.mark.sweep]
 
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "alone"])
 @pytest.mark.parametrize("name", [*PACKED, *FORMED_FIRST])
-def test_right(emulated_sliced_gradients, emulated_chained_gradients, name, normed):
+def test_right(emulated_sliced_gradients, plain_chained_gradients, name, normed):
     """As one slice finds, but for rounding."""
     case, chain = {**PACKED, **FORMED_FIRST}[name], 3 if normed else 2
     num_groups = num_groups_of(case) if normed else 0
     case = replace(case, batch=case.batch + 1)
     given, found, launches = tensors_of(case, chain, num_groups), [], []
-    for library in (emulated_sliced_gradients, emulated_chained_gradients):
+    for library in (emulated_sliced_gradients, plain_chained_gradients):
         with library.on(seed=3, detect_races=True), forced("hopper"):
             found.append(call(library.chain_backward, case, given, chain, num_groups))
             launches.append(library.launches())
