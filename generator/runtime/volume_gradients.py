@@ -64,8 +64,8 @@ def _gradients_of_volumes(ctx, grad) -> list:
             value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
         if value is None:
             return _differentiated(other, tensors, axes, groups, grad, needs, False)
-        plane, sums, vector_grads = _kernel_chain_gradients(
-            plane, value.flatten(2, 3), vectors, needs[2], False, number
+        plane, sums, vector_grads = _before_chain(
+            plane, value.flatten(2, 3), vectors, needs[2:], number
         )
     else:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)
@@ -78,7 +78,15 @@ def _gradients_of_volumes(ctx, grad) -> list:
         sums = grad.sum((0, 2, 3, 4))
     pairs = zip(in_place, by_slices, strict=True)
     found = [by_slice if made is None else made for made, by_slice in pairs]
-    return [*found, sums, *vector_grads]
+    of_operands = [g if g is None or g.dim() < 4 else g.view(grad.shape) for g in vector_grads]
+    return [*found, sums, *of_operands]
+
+
+def _before_chain(grad, value, vectors, needs, chain: int) -> tuple:
+    """(gradient of `value`, from that of its `chain`; its sums per channel or None; gradients of
+    the chain's operands); needs: of the sums, then of the operands.
+    """
+    return _kernel_chain_gradients(grad, value, vectors, needs[0], False, chain)
 
 
 def _pytorch_gradients(grad, x, weight, axes, groups: int, needs) -> list:
