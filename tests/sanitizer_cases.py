@@ -316,6 +316,14 @@ def hopper_shapes() -> dict[tuple, tuple | None]:
     return found
 
 
+def solution_text(problem: str) -> str:
+    """Of a problem's number, the committed solution; of a name in tests/references, generated."""
+    if not problem.isdigit():
+        return generated(REFERENCES / f"{problem}.py")
+    path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))
+    return (ROOT / "solutions" / path.parent.name / path.name).read_text()
+
+
 def main(names: list[str]) -> int:
     """Runs all cases of these kernels and problems, by default of all; returns the exit status."""
     if unknown := set(names) - {*KERNELS, *NUMBERS}:
@@ -329,12 +337,7 @@ def main(names: list[str]) -> int:
 
     def load(problem: str) -> dict:
         if problem not in loaded:
-            if problem in (VOLUME_ONLY, CHAIN, MANY_CHANNELS):
-                text = generated(REFERENCES / f"{problem}.py")
-            else:
-                path = next(p for p in PROBLEMS if p.stem.startswith(f"{problem}_"))
-                text = (ROOT / "solutions" / path.parent.name / path.name).read_text()
-            loaded[problem] = load_text(text, f"solution_{problem}")
+            loaded[problem] = load_text(solution_text(problem), f"solution_{problem}")
         return loaded[problem]
 
     hopper = torch.cuda.get_device_capability() == (9, 0)

@@ -34,6 +34,11 @@ def test_every_kernel_in_every_dtype_and_mode():
     assert {("plain", torch.float64, "19"), ("plain", torch.float64, "11")} <= have
 
 
+@pytest.mark.parametrize("problem", sanitizer_cases.NUMBERS)
+def test_every_problem_has_a_solution(problem):
+    assert "class ModelNew" in sanitizer_cases.solution_text(problem)
+
+
 @pytest.mark.gpu
 def test_every_cuda_kernel_is_launched(shelf):
     """By the profiler, on this device: the Hopper kernel only where there is one."""
