@@ -1,12 +1,10 @@
 """DistributedDataParallel over two GPUs (NCCL): the solution's updates against the reference's."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.solution_tools import ROOT
 from tests.test_gpu_runtime import needs_two_gpus
+from tests.two_processes import run_two
 
 pytestmark = pytest.mark.gpu
 
@@ -69,26 +67,6 @@ def test_ddp(shelf, tmp_path):
     needs_two_gpus()
     shelf.build_ahead(NAMES)
     script = PROCESS.format(root=str(ROOT), names=NAMES)
-    running = []
-    with shelf.build_folder():
-        for rank in range(2):
-            folder = tmp_path / str(rank)
-            folder.mkdir()
-            command = [
-                sys.executable,
-                "-c",
-                script,
-                str(rank),
-                str(tmp_path / "store"),
-                str(folder),
-            ]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            running.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes))
-        try:
-            ended = [process.communicate(timeout=240) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    lines = [line for out, _ in ended for line in out.splitlines()]
+    lines, errors = run_two(script, shelf, tmp_path)
     assert all(line.endswith(" same") for line in lines), lines
-    assert len(lines) == 2 * 2 * len(NAMES), [error[-800:] for _, error in ended]
+    assert len(lines) == 2 * 2 * len(NAMES), errors

@@ -21,6 +21,7 @@ from tests.pytorch_tools import (
     pair_of,
 )
 from tests.solution_tools import ROOT, environment
+from tests.two_processes import run_two
 
 modes = pytest.mark.parametrize(("name", "training"), MODES, ids=MODE_IDS)
 
@@ -126,29 +127,9 @@ dist.destroy_process_group()
 def test_ddp_and_fully_shard(shelf, tmp_path):
     """Two gloo processes, two steps each, against the reference wrapped in the same way."""
     script = DISTRIBUTED.format(root=str(ROOT))
-    running = []
-    with shelf.build_folder():
-        for rank in range(2):
-            folder = tmp_path / str(rank)
-            folder.mkdir()
-            command = [
-                sys.executable,
-                "-c",
-                script,
-                str(rank),
-                str(tmp_path / "store"),
-                str(folder),
-            ]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            running.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes))
-        try:
-            ended = [process.communicate(timeout=240) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    lines = [line for out, _ in ended for line in out.splitlines()]
+    lines, errors = run_two(script, shelf, tmp_path)
     assert all(line.endswith(" same") for line in lines), lines
-    assert len(lines) == 2 * 3 * len(MODES), [error[-800:] for _, error in ended]
+    assert len(lines) == 2 * 3 * len(MODES), errors
 
 
 NO_COMPILER = """
