@@ -4,28 +4,26 @@ does it, and with the output saved by a forward of two passes: ms and peak bytes
 python -m lab.saved_output
 """
 
-import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
+from tests.solution_tools import ROOT, environment, load_text
+
 ROUNDS, CALLS = 12, 4
-SOLUTION = Path("solutions/level2/19_conv_transpose_gelu_group_norm.py")
-ARGUMENTS = 64, 64, 3, 1, 8, 8  # the problem's own
-SHAPE = 128, 64, 256, 256
+PROBLEM = "level2/19_conv_transpose_gelu_group_norm.py"
 
 
 def ways(dtype: torch.dtype) -> tuple[dict[str, Callable[[], object]], int]:
     """(a step each, bytes of the output that lies there in both); both have the same gradients but
     for rounding, which is checked here.
     """
-    solution = {"__name__": "solution"}
-    exec(compile(SOLUTION.read_text(), str(SOLUTION), "exec"), solution)
+    reference = load_text((ROOT / "harness/problems" / PROBLEM).read_text())
+    solution = load_text((ROOT / "solutions" / PROBLEM).read_text())
     torch.manual_seed(0)
-    model = solution["ModelNew"](*ARGUMENTS).to("cuda", dtype)
-    x = torch.rand(SHAPE, device="cuda", dtype=dtype, requires_grad=True)
+    model = solution["ModelNew"](*reference["get_init_inputs"]()).to("cuda", dtype)
+    x = reference["get_inputs"]()[0].to("cuda", dtype).requires_grad_()
     layer, norm = model.conv_transpose, model.group_norm
     tensors = x, layer.weight, layer.bias
     conv = solution["_Conv"](*solution["_make_conv"]((1, 1), (0, 0), (0, 0), (1, 1), 1))
@@ -38,9 +36,9 @@ def ways(dtype: torch.dtype) -> tuple[dict[str, Callable[[], object]], int]:
 
     @torch.no_grad()
     def saved():
-        os.environ["TCONV_KERNEL"] = "hopper"  # convolution, then the rest; its output is at hand
-        model(x)
-        del os.environ["TCONV_KERNEL"]
+        # Convolution, then the rest: its output is at hand.
+        with environment(TCONV_KERNEL="hopper"):
+            model(x)
         of_norm = norm.weight, norm.num_groups, norm.eps
         found, of_norm, _ = solution["_kernel_chained_gradients"](
             *(grad, tensors, conv, (True,) * 3, of_norm, (True,) * 2, []),

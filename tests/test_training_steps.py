@@ -10,6 +10,7 @@ import torch
 
 from tests.gpu_tools import tf32
 from tests.pytorch_tools import MODE_IDS, MODES, assert_no_worse, pair_of
+from tests.solution_tools import relative_error
 from tests.training_steps import WAYS, batches, updates
 
 FLOOR = {"plain": 2e-5, "scaled": 5e-3}
@@ -27,6 +28,7 @@ def check(shelf, name, training, way, device):
     size = max(float(truth.norm()) for truth in exact)
     for mine, theirs, truth in zip(*found, exact, strict=True):
         if truth.norm() > 1e-9 * size:  # not a bias before BatchNorm
+            assert relative_error(theirs, truth) < 0.5  # eager itself moves them
             assert_no_worse(mine, theirs, truth, FLOOR.get(way, FLOOR["plain"]))
 
 

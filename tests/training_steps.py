@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 STEPS, PARTS = 2, 2  # gradients of two parts of a batch are accumulated
 _SHAPE = 4, 64, 16, 20
+_SCALE = 16.0  # of the gradient scaler: fp16 holds the sums over all pixels
 
 Batch = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -61,7 +62,7 @@ def _compiled(model, steps: list[Batch]) -> None:
 def _scaled(model, steps: list[Batch]) -> None:
     """In fp16 by autocast, with a gradient scaler."""
     kind, optimizer = steps[0][0][0].device.type, _optimizer(model)
-    scaler = torch.amp.GradScaler(kind, init_scale=256.0)
+    scaler = torch.amp.GradScaler(kind, init_scale=_SCALE)
     for batch in steps:
         optimizer.zero_grad(set_to_none=True)
         for x, direction in batch:
@@ -72,6 +73,7 @@ def _scaled(model, steps: list[Batch]) -> None:
         clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
+    assert scaler.get_scale() == _SCALE, "a step was skipped: a gradient was not finite"
 
 
 def _functional(model, steps: list[Batch]) -> None:
