@@ -152,6 +152,15 @@ def splits_channels(fused: Fused) -> bool:
     return fused.dimensions > 1 and max(in_channels // given["groups"], out_channels) >= 256
 
 
+def has_short_passes(fused: Fused) -> bool:
+    """Are columns two apart, or not known to be others? Then few taps are an output's, and what
+    a pass takes beside its products counts (conv_transpose_hopper_twin_quads.cuh).
+    """
+    stride = _given(fused)["stride"]
+    last = stride[-1] if isinstance(stride, list | tuple) else stride
+    return not isinstance(last, int) or last == 2
+
+
 def interleaves(fused: Fused) -> bool:
     """Are outputs of one residue over two columns apart, or a volume's channels in groups?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.

@@ -4,7 +4,13 @@ import dataclasses
 import functools
 import hashlib
 
-from generator.calls import interleaves, joins_columns, pairs_rows, splits_channels
+from generator.calls import (
+    has_short_passes,
+    interleaves,
+    joins_columns,
+    pairs_rows,
+    splits_channels,
+)
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.several_calls import _repeated
@@ -113,6 +119,11 @@ class Kernels:
         forbids it?
         """
         return self.entries == ["conv"] and any(map(splits_channels, self.calls))
+
+    @property
+    def short(self) -> bool:
+        """Has one of them few taps an output?"""
+        return any(map(has_short_passes, self.calls))
 
     @property
     def sampled(self) -> bool:
@@ -247,7 +258,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             given,
             made.volumes,
             *(made.interleaved, made.paired, made.joined, made.split),
-            *(made.sampled, made.branched, made.whole),
+            *(made.sampled, made.branched, made.whole, made.short),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes, made.whole),

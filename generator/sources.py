@@ -30,6 +30,7 @@ _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
+_SHORT = "TCONV_SHORT_PASSES"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -52,6 +53,7 @@ def resolve(
     in_parts: bool = False,
     tensors: bool = False,
     chain_tensors: bool = False,
+    short: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -62,12 +64,13 @@ def resolve(
     and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
     with steps of branches; `chained`: gradients through chains; `in_parts`: one that compiles in
     parts, by dtype; `tensors`: with operands of the output's shape; `chain_tensors`: gradients of
-    chains with them.
+    chains with them; `short`: with short passes, as with volumes.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
     conditions = {
         _VOLUMES: volumes,
+        _SHORT: volumes or short,
         _PACKED: packed,
         _INTERLEAVED: interleaved,
         _PAIRED: paired,
@@ -147,17 +150,19 @@ def cuda_source(
     sampled: bool = False,
     branched: bool = False,
     tensors: bool = False,
+    short: bool = False,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
     `interleaved`: with the interleaved kernel; `paired`: with pairs of rows; `joined`: with
     joined columns; `split`: with output channels in parts; `sampled`: with the input's scale from
     a sample. All serve the entry "conv" alone.
-    `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape.
+    `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape;
+    `short`: with short passes.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined, split, sampled)
-    return _resolved(paths, replacements, (), volumes, forms, branched, True, tensors)
+    return _resolved(paths, replacements, (), volumes, forms, branched, True, tensors, short)
 
 
 def cpu_source(
@@ -197,15 +202,16 @@ def _resolved(
     branched: bool = False,
     in_parts: bool = False,
     tensors: bool = False,
+    short: bool = False,
 ) -> str:
-    last = {"in_parts": in_parts, "tensors": tensors}
+    last = {"in_parts": in_parts, "tensors": tensors, "short": short}
     if len(paths) == 1:
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, **last)
     # Headers first: each is there once, whichever of the entries is built.
     forms = (_INTERLEAVED, _PAIRED, _JOINED, _ZEROED, _SPLIT, _GATHERED, _SAMPLED)
     without = dict.fromkeys((_PACKED, *forms), False)
-    conditions = {_VOLUMES: volumes, _TENSORS: tensors} | without
+    conditions = {_VOLUMES: volumes, _TENSORS: tensors, _SHORT: volumes or short} | without
     texts = [path.read_text(encoding="utf-8") for path in paths]
     split = [_segments(_selected(text, conditions)) for text in texts]
     lines = ["#pragma once"]

@@ -89,6 +89,34 @@ def test_random_layers(emulated, dtype, start, size):
     assert computed > LAYERS / 4
 
 
+@pytest.mark.parametrize("dtype", swept(STEPS))
+@pytest.mark.parametrize("size", swept([(3, 5, 6), (2, 4, 10), (1, 9, 16), (4, 2, 4)], (0, 1)))
+def test_rows_of_whole_vectors(emulated, size, dtype):
+    """Twin columns that leave from registers: rows, slices and volumes that end anywhere in tiles,
+    channels that are fewer than a tile's, several groups.
+    """
+    for channels, out_channels, groups, kernel, padding in (
+        (16, 32, 1, 3, 1),
+        (48, 80, 1, 4, 1),
+        (32, 32, 2, 3, 1),
+        (8, 16, 1, 2, 0),
+    ):
+        made = torch.Generator().manual_seed(size[0] + channels)
+        x = torch.randn(3, channels, *size, generator=made).to(dtype)
+        weight = torch.randn(channels, out_channels // groups, *[kernel] * 3, generator=made)
+        weight, bias = weight.to(dtype), torch.randn(out_channels, generator=made).to(dtype)
+        axes = [(2,) * 3, (padding,) * 3, (2 - kernel + 2 * padding,) * 3, (1,) * 3]
+        call = emulated.solution["_whole_volumes"]
+        with emulated.on(detect_races=True), forced("hopper"):
+            out = call(None, "", ((), 0), x, weight, bias, axes, groups, ())
+            assert emulated.races() == []
+        assert out.shape[-1] % 4 == 0
+        operands = x.double(), weight.double(), bias.double()
+        conv, parameters = torch.nn.functional.conv_transpose3d, (*axes[:3], groups)
+        wanted, most = (conv(*given, *parameters) for given in (operands, map(abs, operands)))
+        assert bool(((out.double() - wanted).abs() <= 2.5 * STEPS[dtype] * most + 1e-30).all())
+
+
 def test_chosen_where_the_rule_has_hopper(emulated):
     """A layer of 2/61's kind, small."""
     made = torch.Generator().manual_seed(1)

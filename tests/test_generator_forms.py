@@ -29,6 +29,7 @@ def get_init_inputs():
 KERNEL = "conv_transpose_interleaved_kernel"
 PAIRS = "pair_rows_of_weights_kernel"
 JOINED = "finish_joined_segment"
+SHORT = "conv_transpose_hopper_short_pass.cuh"
 
 
 def has_kernel(program, kernel: str = KERNEL) -> bool:
@@ -118,6 +119,29 @@ def test_joined_columns_by_any_layer(layer, size, wanted, tmp_path):
 @pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
 def test_problems_have_no_joined_columns(path):
     assert not has_kernel(program_of(path), JOINED)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "wanted"),
+    [
+        ("nn.ConvTranspose2d(8, 8, 3, stride=2)", "1, 8, 5, 5", True),
+        ("nn.ConvTranspose2d(8, 8, 3, stride=(1, 2))", "1, 8, 5, 5", True),
+        ("nn.ConvTranspose2d(8, 8, 3, stride=(2, 1))", "1, 8, 5, 5", False),
+        ("nn.ConvTranspose1d(8, 8, 3, stride=3)", "1, 8, 9", False),
+        ("nn.ConvTranspose3d(8, 8, 3)", "1, 8, 3, 4, 5", True),
+    ],
+)
+def test_short_passes_by_any_layer(layer, size, wanted, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(MODEL.format(layer=layer, size=size))
+    with ambient_kept():
+        program = read_program(path)
+    assert has_kernel(program, SHORT) is wanted
+
+
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda p: p.stem)
+def test_problems_have_no_short_passes(path):
+    assert not has_kernel(program_of(path), SHORT)
 
 
 @pytest.mark.parametrize("order", ["flat, deep", "deep, flat"])

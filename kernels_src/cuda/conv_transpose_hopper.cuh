@@ -19,6 +19,9 @@
 #include "conv_transpose_hopper_packed.cuh"
 #endif
 #include "conv_transpose_hopper_producers.cuh"
+#ifdef TCONV_SHORT_PASSES
+#include "conv_transpose_hopper_short_pass.cuh"
+#endif
 #include "conv_transpose_hopper_twin.cuh"
 #include "overlapped_launch.cuh"
 #include "wgmma.cuh"
@@ -122,8 +125,52 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       const int channel0 = (sweep * plan.blocks_per_sweep + block) * kBlockOC;
       ChannelPair channels;
       bool tapped = false;
+#ifdef TCONV_SHORT_PASSES
+      const bool is_short = has_short_passes(N) && plan.num_ic_blocks == plan.ring_ic_blocks;
+      if (is_short) {
+        tapped = true;
+        const int window_end = units_below(origin + plan.tile_pixels + plan.reach);
+        units.await(shared, window_end, plan.ring_units);
+        const int pixel = wrapped(tile_pixel + segment * plan.segment_pixels);
+        constexpr bool kLoadsAhead = N <= 64;  // more accumulators leave no registers for it
+        if constexpr (kLoadsAhead) channels.load(args, at.group, channel0);
+        const auto multiply = [](auto steps, float (&to)[N / 2], uint32_t a, uint32_t b) {
+          multiply_tap<N, decltype(steps)::value, kBFloat16>(to, a, b);
+        };
+        const auto of_channels = [](int left, auto&& body) { with_steps(left, body); };
+        WeightRing weights{stage, first_stage, last_stage, 0};
+        if (resident) {
+          const int before = sweep * plan.sweep_tiles + plan.phases[phase_index].weight_base;
+          const uint32_t a = weights_low + (stage.slot + before * plan.blocks_per_sweep) * (kTapBytes >> 4);
+          multiply_pass<false>(plan, shared, ring_low, 0, a, pixel, phase_index, weights, acc, multiply, of_channels);
+        } else {
+          if (alternate && (plan.phases[phase_index].taps_h > 0 || plan.phases[phase_index + kParts - 1].taps_h > 0)) {
+            mbarrier_wait(shared.turn + 8 * warpgroup, turn_parity);
+            turn_parity ^= 1;
+            weights.hand_over = shared.turn + 8 * (warpgroup ^ 1);
+          }
+          multiply_pass<true>(plan, shared, ring_low, weights_low, 0, pixel, phase_index, weights, acc, multiply,
+                              of_channels);
+          stage = weights.next;
+        }
+        if constexpr (!kLoadsAhead) channels.load(args, at.group, channel0);
+        if (sweep == plan.num_sweeps - 1 && phase_index + kParts == plan.num_phases) {  // the window's last pass
+          const bool continues = !at.last_of_chunk();
+          units.release(shared, continues ? (origin + plan.tile_pixels) / kUnitPixels : window_end, plan.ring_units);
+          if (continues) {
+            tile_pixel = wrapped(tile_pixel + plan.tile_pixels);
+          } else {
+            units.ready = units.free = 0;
+            tile_pixel = units.next_free * kUnitPixels;
+          }
+        }
+      }
+#pragma unroll
+      for (int part = 0; part < kParts && !is_short; ++part) {
+#else
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
+#endif
         const Phase& phase = plan.phases[phase_index + part];
         int ic_block = 0;
         if (phase.taps_h == 0) {

@@ -6,6 +6,9 @@
 #ifdef TCONV_WALKS_DEPTH
 #include "conv_transpose_hopper_twin_odd.cuh"
 #endif
+#ifdef TCONV_SHORT_PASSES
+#include "conv_transpose_hopper_twin_quads.cuh"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -51,6 +54,13 @@ __device__ __forceinline__ void finish_twin_segment(const HopperArgs<Storage>& a
       static_cast<int64_t>(phase.out_first_h) * args.out_w + static_cast<int64_t>(strip_col) * 2;
 #endif
   const bool paired = args.pair_stores && channels_left >= 2 * kStoreChannels;
+#ifdef TCONV_SHORT_PASSES
+  if constexpr (N <= 64) {  // more accumulators leave no registers for it
+    if (paired)
+      return store_twin_quads<N>(args, at, extent, channels, tile_out, plane,
+                                 at.tile * plan.tile_pixels + segment * plan.segment_pixels, lane, even, odd);
+  }
+#endif
   const uint32_t buffer = shared.stores + thread / 32 * plan.store_bytes_per_warp;
   const uint32_t write_at = buffer + ((lane / 4) * kStorePitch + 4 * (lane % 4)) * 4;
 #pragma unroll

@@ -1,0 +1,116 @@
+// Outputs of twin columns where rows are of an even number: they leave from registers, for a thread's two pixels of a
+// fragment are four neighbouring outputs, and a quad of lanes has whole sectors.
+#pragma once
+
+#include "conv_transpose_hopper_epilogue.cuh"
+
+namespace tconv {
+namespace cuda {
+namespace hopper {
+
+// whole: `at` is aligned to all four; else to pairs, of which the second may not exist.
+template <typename Storage>
+__device__ __forceinline__ void store_quad(Storage* at, bool whole, bool second, float a, float b, float c, float d) {
+  if (!whole) {
+    store_pair(at, make_float2(a, b));
+    if (second) store_pair(at + 2, make_float2(c, d));
+  } else if constexpr (sizeof(Storage) == 4) {
+    __stcs(reinterpret_cast<float4*>(at), make_float4(a, b, c, d));
+  } else {
+    Storage values[4] = {static_cast<Storage>(a), static_cast<Storage>(b), static_cast<Storage>(c),
+                         static_cast<Storage>(d)};
+    __stcs(reinterpret_cast<uint2*>(at), *reinterpret_cast<uint2*>(values));
+  }
+}
+
+// Where a lane's outputs of its next fragment go. Fragments are 8 pixels of the line apart, at most the pitch.
+template <int N, typename Storage>
+struct QuadCursor {
+  const HopperArgs<Storage>& args;
+  const LineExtent<stacks(N)>& extent;
+  int image, row, col;
+  Storage* to;
+#ifdef TCONV_WALKS_DEPTH
+  int slices_left;  // of the volume, with this one
+#endif
+
+  // first: this lane's channel in image 0; sample: the line's first.
+  __device__ __forceinline__ QuadCursor(const HopperArgs<Storage>& a, const LineExtent<stacks(N)>& e, Storage* first,
+                                        int sample, int position)
+      : args(a), extent(e) {
+    extent.pair_at(position, &image, &row, &col);
+    to = first + static_cast<int64_t>(row) * args.stride_h * args.out_w + 2 * col;
+#ifdef TCONV_WALKS_DEPTH
+    to += args.out_offset(sample + image);
+    asm volatile("" : "+l"(to));  // before the rest: all at once would not fit the registers
+    const int slices = static_cast<int>(args.by_slices.divisor);
+    slices_left = slices - (sample + image) % slices;
+#else
+    to += image * image_step();
+#endif
+  }
+
+#ifndef TCONV_WALKS_DEPTH
+  __device__ __forceinline__ int64_t image_step() const {
+    return static_cast<int64_t>(args.plan.num_groups * args.plan.out_channels_per_group) * args.out_h * args.out_w;
+  }
+#endif
+
+  // The first of the two pixels.
+  __device__ __forceinline__ bool exists() const {
+    return row < extent.rows && col < extent.cols && (!stacks(N) || image < extent.images);
+  }
+
+  __device__ __forceinline__ void next() {
+    col += 8, to += 16;
+    if (col < args.plan.pitch) return;
+    const int row_step = args.stride_h * args.out_w;
+    col -= args.plan.pitch, ++row;
+    to += row_step - 2 * args.plan.pitch;
+    if (!stacks(N) || row < extent.image_rows) return;
+    row = 0, ++image;
+#ifdef TCONV_WALKS_DEPTH
+    to += args.out_stride_d - static_cast<int64_t>(extent.image_rows) * row_step;
+    if (--slices_left > 0) return;
+    slices_left = static_cast<int>(args.by_slices.divisor);
+    to += args.out_stride_n - slices_left * args.out_stride_d;
+#else
+    to += image_step() - static_cast<int64_t>(extent.image_rows) * row_step;
+#endif
+  }
+};
+
+// A warp's 16 channels, all of them real, x N pixels x two columns. tile_out: the first channel's first output.
+template <int N, typename Storage>
+__device__ __forceinline__ void store_twin_quads(const HopperArgs<Storage>& args, const TileCursor& at,
+                                                 const LineExtent<stacks(N)>& extent, const ChannelPair& channels,
+                                                 Storage* tile_out, int64_t plane, int first_position, int lane,
+                                                 float (&even)[N / 2], float (&odd)[N / 2]) {
+  // Whole vectors: then the number of pixels is even, and both exist.
+  const bool whole = args.out_w % 4 == 0 && reinterpret_cast<uintptr_t>(args.out) % (4 * sizeof(Storage)) == 0;
+  constexpr int kFragments = 4;  // finished at once
+  int position = first_position + 2 * (lane % 4);
+  asm volatile("" : "+r"(position));  // not earlier: places worked out ahead would not fit the registers
+  QuadCursor<N, Storage> cursor(args, extent, tile_out + lane / 4 * plane, at.sample, position);
+#pragma unroll
+  for (int j0 = 0; j0 < N / 8; j0 += kFragments) {
+    const int j1 = min(j0 + kFragments, N / 8);
+    finish_fragments<N>(args, channels, at.group, even, j0, j1);
+    finish_fragments<N>(args, channels, at.group, odd, j0, j1);
+#pragma unroll
+    for (int j = j0; j < j1; ++j) {
+      if (cursor.exists()) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          store_quad(cursor.to + half * (kStoreChannels * plane), whole, cursor.col + 1 < extent.cols,
+                     even[4 * j + 2 * half], odd[4 * j + 2 * half], even[4 * j + 2 * half + 1],
+                     odd[4 * j + 2 * half + 1]);
+      }
+      cursor.next();
+    }
+  }
+}
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace tconv
