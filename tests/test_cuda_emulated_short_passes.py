@@ -25,7 +25,7 @@ def layer(rng: random.Random) -> Case:
         [rows, columns],
         batch=rng.randint(1, 4),
         in_channels=groups * rng.choice((8, 16, 40, 64, 72, 130)),
-        out_channels=groups * rng.choice((16, 32, 64, 80, 128)),
+        out_channels=groups * rng.choice((16, 24, 64, 76, 128)),
         groups=groups,
         bias=rng.random() < 0.5,
     )
