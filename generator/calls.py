@@ -154,7 +154,7 @@ def splits_channels(fused: Fused) -> bool:
 
 def has_short_passes(fused: Fused) -> bool:
     """Are columns two apart, or not known to be others? Then few taps are an output's, and what
-    a pass takes beside its products counts (conv_transpose_hopper_twin_quads.cuh).
+    a pass takes beside its products counts (kernels_src/cuda/conv_transpose_hopper_short_pass.cuh).
     """
     stride = _given(fused)["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
