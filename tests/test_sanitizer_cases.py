@@ -9,7 +9,8 @@ import torch
 from tests import sanitizer_cases
 from tests.solution_tools import ROOT
 
-_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^()]*\)\s*)?(\w+)\s*\(")
+_NESTED = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # three deep
+_KERNEL = re.compile(rf"__global__\s+void\s+(?:__launch_bounds__{_NESTED}\s*)?(\w+)\s*\(")
 
 
 def kernel_names() -> set[str]:
@@ -17,6 +18,7 @@ def kernel_names() -> set[str]:
     text = "\n".join(path.read_text() for path in sources)
     names = set(_KERNEL.findall(text))
     assert len(names) == len(re.findall(r"__global__\s", text)), "a kernel this does not recognise"
+    assert all(name.endswith("_kernel") for name in names), names
     return names
 
 
