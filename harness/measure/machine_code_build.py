@@ -57,13 +57,13 @@ def gradients_sha256(text: str) -> str | None:
 
 def cpu_text_sha256(text: str) -> str:
     """Of what of a solution's text runs on a CPU: all but its docstring, what is CUDA's alone (its
-    sources and how they compile in parts), and the digest of the rest that its operator is called
-    by.
+    sources, nvcc's flags, how they compile in parts), and the digest of the rest that its operator
+    is called by.
     """
     text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
     names = "(?:(?:(?:NORM_|POOL_)?GRADIENT|BATCH_NORM)_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
     text = re.sub(rf'^{names} = r""".*?"""\n', "", text, flags=re.DOTALL | re.MULTILINE)
-    lines = r"(?:#.*\n)*(?:_PARTS|_PART_NAMES) = .*\n(?:[ )].*\n)*"
+    lines = r"(?:#.*\n)*(?:_PARTS|_PART_NAMES|_CUDA_FLAGS) = .*\n(?:[ )].*\n)*"
     text = re.sub(rf"^{lines}|^def _parts\(.*\n(?: .*\n|\n(?= ))*\n*", "", text, flags=re.MULTILINE)
     text = re.sub(r"^_DIGEST = .*\n", "", text, flags=re.MULTILINE)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18378,7 +18378,7 @@ _SLUG = '19_conv_transpose_gelu_group_norm'
 _CALL = ''
 _NUM_VECTORS = 0
 _KEEPS_RESULT = False
-_DIGEST = '1aeccb93d9c4c9328d3f03a0f310b185286d6d700ce1e03de36e4f74b885bf74'
+_DIGEST = '534f57d41f3987a2bc22110def0b1198eeabca20b7e81970ab94f3424e2a4843'
 
 
 class _Gelu:
@@ -18692,7 +18692,8 @@ _CPU_FLAGS = (
 # compute_80 for every other one.
 _CUDA_FLAGS = (
     "-std=c++17",
-    "-O3",
+    # Of the host's code alone, whose calls are no slower by it; -O3 takes a second or two more.
+    "-O1",
     "-gencode=arch=compute_80,code=[compute_80,sm_80]",
     "-gencode=arch=compute_90a,code=sm_90a",
     "-Xcompiler=-fvisibility=hidden,-fno-gnu-unique",
