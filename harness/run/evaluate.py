@@ -17,6 +17,7 @@ from harness.judge.candidate import Candidate
 from harness.judge.case_check import CaseChecker
 from harness.judge.cases import CASES, Case, make_case, mode_matters, statistics_matter
 from harness.judge.drawn import Drawn, cast_state
+from harness.judge.one_answer import NoOneAnswer
 from harness.judge.other_arguments import try_others
 from harness.judge.reference import Reference, batch_of, cast
 from harness.judge.truth import Expected, loaded
@@ -195,10 +196,13 @@ class Evaluation(Times):
             try:
                 case = own if name == "own" else self._case(name)
                 answer = answer if name == "own" else self.checker.expected(case)
-            except UsageError:
-                if name != "offset":
+            except UsageError as error:
+                # Where all that far from zero overflows there is nothing to compare, nor where the
+                # other mode is a random one.
+                other_mode = name in ("train", "eval") and isinstance(error, NoOneAnswer)
+                if name != "offset" and not other_mode:
                     raise
-                continue  # where all that far from zero overflows there is nothing to compare
+                continue
             if answer.constant:
                 self.outcome.constant.append(name)
                 if name == "offset":  # as where it saturates before it is normalised
