@@ -1,10 +1,10 @@
 """A solution on the cases: answers, and what else a call may have done."""
 
-import copy
 from dataclasses import replace
 
 import torch
 
+from harness.copied import copied
 from harness.errors import Rejected, UsageError
 from harness.judge import bounds, check, gradient_check, same_seed, wire
 from harness.judge.candidate import Candidate, require_unchanged
@@ -131,7 +131,7 @@ class CaseChecker:
         training = self.training(case) if training is None else training
         backward = self.options.backward if backward is None else backward
         if training != model.training:
-            model = copy.deepcopy(model).train(training)
+            model = copied(model).train(training)
         with self.spent.on("reference"):
             answer = expected(model, case, self.candidate.device, backward)
         return without_parameters(answer) if self.candidate.same_seed else answer
@@ -238,7 +238,7 @@ class CaseChecker:
             training = not training
         elif state is None or state is case.state:
             return rejection
-        model = copy.deepcopy(self.model).train(training)
+        model = copied(self.model).train(training)
         other = replace(case, state=state)
         try:
             with self.spent.on("reference"):

@@ -1,12 +1,12 @@
 """What the right answer is: the reference in float64, and PyTorch's own answer beside it."""
 
-import copy
 import math
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
+from harness.copied import copied
 from harness.errors import UsageError
 from harness.judge.cases import Case, generator
 from harness.judge.one_answer import drawing_nothing, require_the_same_again
@@ -149,7 +149,7 @@ def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
 
 def loaded(model: nn.Module, state: dict, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """A copy of the model on the device in the dtype, with the state copied in strictly."""
-    fresh = copy.deepcopy(model).to(device=device, dtype=dtype)
+    fresh = copied(model).to(device=device, dtype=dtype)
     fresh.load_state_dict(state, strict=True)
     return fresh
 

@@ -11,12 +11,12 @@ exchanged. The weights are prepared once, as the convolution's own parameters, s
 through no flip either.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from harness.copied import copied
 from harness.errors import Rejected
 from harness.judge import check
 from harness.judge.cases import Case
@@ -83,7 +83,7 @@ def with_convolutions(model: nn.Module) -> nn.Module:
         raise ValueError(why)
     if type(model) in _CONVOLUTIONS:
         return _convolution(model)
-    made = copy.deepcopy(model)
+    made = copied(model)
     replaced: dict[nn.Module, nn.Module] = {}
     for parent in list(made.modules()):
         for name, child in parent.named_children():

@@ -1,6 +1,5 @@
 """FLOPs and bytes of a problem, from shapes; what the device can do at most, measured."""
 
-import copy
 import functools
 import math
 import statistics
@@ -11,11 +10,13 @@ import torch
 from torch import nn
 
 from harness import devices
+from harness.copied import copied
 from harness.errors import UsageError
 from harness.report import doubts
 
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 _CONVOLUTION = nn.modules.conv._ConvNd
+_WITHOUT_DATA = torch.device("meta")
 _AGAIN = ", twice: the better counts"
 
 
@@ -64,32 +65,48 @@ class Work:
 
 
 def work_of(model: nn.Module, inputs: list, dtype: torch.dtype) -> Work:
-    """Count a forward pass of `model` on tensors of the inputs' shapes; nothing is computed.
+    """Count a forward pass of `model` on tensors of the inputs' shapes; nothing is computed, but on
+    the inputs themselves for a model that needs data (.item(), autocast).
 
     A transposed convolution costs 2 * N * Cin/groups * Cout * (taps) * (input positions), one
     multiply and one add per input element, output channel of its group and tap; a convolution the
     same with output positions. Bytes are those of inputs and output, each moved once. Raises
-    UsageError for a model that does not run so, or returns no tensor.
+    UsageError for a model that does not run, or returns no tensor.
     """
-    layers: list[Layer] = []
-    ghost = copy.deepcopy(model).to("meta")
-    for name, layer in ghost.named_modules():
-        if isinstance(layer, _CONVOLUTION | nn.Linear):
-            layer.register_forward_hook(functools.partial(_count, layers, name))
-    ghosts = [v.to("meta") if torch.is_tensor(v) else v for v in inputs]
-    ghosts = [v.float() if torch.is_tensor(v) and v.is_floating_point() else v for v in ghosts]
+    own = next((v.device for v in inputs if torch.is_tensor(v)), _WITHOUT_DATA)
     try:
-        with torch.no_grad():
-            output = ghost(*ghosts)
+        output, layers = _forward(model, inputs, _WITHOUT_DATA)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UsageError(f"the reference does not run on tensors without data: {told}") from error
+        if own == _WITHOUT_DATA:
+            raise _does_not_run("tensors without data", error) from error
+        try:
+            output, layers = _forward(model, inputs, own)
+        except Exception as another:
+            raise _does_not_run("its own inputs", another) from another
     if not isinstance(output, torch.Tensor):
         raise UsageError(
             f"the reference returns a {type(output).__name__}, supported is one tensor"
         )
-    elements = output.numel() + sum(v.numel() for v in ghosts if torch.is_tensor(v))
+    elements = output.numel() + sum(v.numel() for v in inputs if torch.is_tensor(v))
     return Work(sum(layer.flops for layer in layers), elements * dtype.itemsize, tuple(layers))
+
+
+def _forward(model: nn.Module, inputs: list, device: torch.device) -> tuple[object, list[Layer]]:
+    """The output of a copy on a device, for inputs in fp32, and its layers' work."""
+    layers: list[Layer] = []
+    ghost = copied(model).to(device)
+    for name, layer in ghost.named_modules():
+        if isinstance(layer, _CONVOLUTION | nn.Linear):
+            layer.register_forward_hook(functools.partial(_count, layers, name))
+    ghosts = [v.to(device) if torch.is_tensor(v) else v for v in inputs]
+    ghosts = [v.float() if torch.is_tensor(v) and v.is_floating_point() else v for v in ghosts]
+    with torch.no_grad():
+        return ghost(*ghosts), layers
+
+
+def _does_not_run(where: str, error: Exception) -> UsageError:
+    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return UsageError(f"the reference does not run on {where}: {told}")
 
 
 def _count(layers: list, name: str, layer: nn.Module, arguments: tuple, output: torch.Tensor):
