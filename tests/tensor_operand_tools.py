@@ -120,6 +120,43 @@ def called(solution: dict, of: Given) -> torch.Tensor:
     return solution["_in_three_dimensions"](call, "", chain, *operands)
 
 
+# Of one layer's operands another's: one tensor twice, or one computed from others.
+SHARED = {
+    "twice": lambda x, weight, bias, gate, skip, scale: (x, weight, bias, skip, skip, scale),
+    "computed": lambda x, weight, bias, gate, skip, scale: (
+        *(x, weight, bias),
+        *(gate + x.mean(), skip * weight.mean(), scale + x.mean()),
+    ),
+}
+
+
+def shared_truth(of: Given, how: str, again: bool) -> list[torch.Tensor]:
+    """In float64 the gradients of the leaves, and with `again` those of the sum of their squares,
+    of the layer with SHARED[how] of its operands.
+    """
+    double = [t if t is None else t.detach().double().requires_grad_() for t in of.operands]
+
+    def result(operands):
+        *convolved, gate, skip, scale = operands
+        value = _convolved(of.layer, convolved)
+        return torch.tanh(value * gate + skip) * scale.view(-1, *[1] * of.layer.dimensions)
+
+    return shared_gradients(result, dataclasses.replace(of, operands=double), how, again)
+
+
+def shared_gradients(result, of: Given, how: str, again: bool) -> list[torch.Tensor]:
+    """Likewise, of result(operands)."""
+    y = result(SHARED[how](*of.operands))
+    grad = of.grad.to(y.dtype)
+    found = torch.autograd.grad(
+        y, of.leaves, grad, create_graph=again, allow_unused=True, materialize_grads=True
+    )
+    if not again:
+        return list(found)
+    squares = sum(g.square().sum() for g in found)
+    return [*found, *torch.autograd.grad(squares, of.leaves, materialize_grads=True)]
+
+
 def wrong(of: Given, found: list, dtype=None) -> list[str]:
     """What of the result and the gradients (None: not to be looked at) lies farther from the truth
     than rounding every operand of its products allows.

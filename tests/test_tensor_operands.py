@@ -10,7 +10,16 @@ from generator.explain import explained
 from tests.random_chains import random_reference, with_tensors
 from tests.solution_tools import REFERENCES, load_text, program_of
 from tests.sweeps import swept
-from tests.tensor_operand_tools import MADE, Given, called, given, wrong
+from tests.tensor_operand_tools import (
+    MADE,
+    SHARED,
+    Given,
+    called,
+    given,
+    shared_gradients,
+    shared_truth,
+    wrong,
+)
 
 LAYERS = 40
 
@@ -52,6 +61,33 @@ def test_gradients_of_gradients(solution):
 
     assert torch.autograd.gradcheck(result, leaves)
     assert torch.autograd.gradgradcheck(result, leaves)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gradients", "of gradients"])
+@pytest.mark.parametrize("how", SHARED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dimensions", MADE)
+def test_operands_that_share(solution, dimensions, dtype, how, again):
+    """One tensor in two places, or one that is computed from others: each place has its own part
+    of the gradient, once.
+    """
+    told, computed = [], 0
+    for seed in range(12):
+        of = given(MADE[dimensions](seed), dtype)
+        if of is None:
+            continue
+
+        def result(operands, layer=of.layer, grad=of.grad):
+            return called(solution, Given(layer, list(operands), grad))
+
+        found, exact = shared_gradients(result, of, how, again), shared_truth(of, how, again)
+        largest = max(float(true.norm()) for true in exact)
+        for index, (got, true) in enumerate(zip(found, exact, strict=True)):
+            off, size = float((got.double() - true).norm()), float(true.norm())
+            if not off <= (1e-10 if dtype is torch.float64 else 1e-4) * (size + 0.01 * largest):
+                told.append(f"{of.layer}: {index}: {off} of {size}")
+        computed += 1
+    assert told == [] and computed > 6
 
 
 @pytest.mark.parametrize("left_out", ["gate", "skip"])

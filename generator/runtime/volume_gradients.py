@@ -100,11 +100,14 @@ def _pytorch_gradients(grad, x, weight, axes, groups: int, needs) -> list:
 
 
 def _differentiated(other, tensors, axes, groups: int, grad, needs, create_graph: bool) -> list:
-    """The gradients by autograd, of the other way to the same result."""
-    x, weight, bias, *vectors = tensors
+    """The gradients by autograd, of the other way to the same result: of views, for one tensor may
+    come twice, or be computed from another one, whose gradient then has only its own part.
+    """
     with torch.enable_grad():
+        views = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+        x, weight, bias, *vectors = views
         out = other(x, weight, bias, axes, groups, vectors)
-        wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
+        wanted = [view for view, need in zip(views, needs, strict=True) if need]
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))
     return [next(found) if need else None for need in needs]
 
