@@ -195,7 +195,7 @@ def test_one_problem_that_cannot_be_evaluated_does_not_stop_the_others(
 ):
     catalogue(monkeypatch, tmp_path, missing=None, there=HONEST)
     pair = tmp_path / "pair.py"  # of a kind that nothing here measures
-    pair.write_text(Path(TINY).read_text().replace("return self.conv(x)", "return x, x"))
+    pair.write_text(Path(TINY).read_text().replace("return self.conv(x)", "return x, 3"))
     first = Problem("9/0", "pair", pair, Path(HONEST))
     found = [first, *catalog.list_problems()]
     monkeypatch.setattr(catalog, "list_problems", lambda root=None: found)
@@ -203,7 +203,7 @@ def test_one_problem_that_cannot_be_evaluated_does_not_stop_the_others(
     assert cli.main([*arguments, str(tmp_path / "all.json")]) == 2
     told = capsys.readouterr().err
     assert "run_eval.py: 9/1: error: no such solution file" in told and "9/2: 1 left" in told
-    assert "run_eval.py: 9/0: error: the reference returns a tuple" in told
+    assert "run_eval.py: 9/0: error: the reference: forward returns a int; supported are" in told
     (record,) = json.loads((tmp_path / "all.json").read_text())
     assert record["problem"] == "9/2" and record["verdict"] == "accepted"
 

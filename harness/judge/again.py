@@ -156,7 +156,7 @@ class CallsAgainChecker:
         )
         if answer is None:
             return None
-        check.require_form(reply, answer.own)
+        check.require_form(reply, answer.own, answer.layout)
         return self.candidate.read(0, wire.spec_of(answer.own), self.candidate.device)
 
     def _require_right(self, ours: torch.Tensor, answer: Expected, where: str) -> None:

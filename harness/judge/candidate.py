@@ -135,9 +135,17 @@ class Candidate(CandidateProcess):
     # Operations --------------------------------------------------------------------------------
 
     def load(
-        self, solution: Path, init_inputs: list, seed: int, dtype: torch.dtype, tf32: str
+        self,
+        solution: Path,
+        init_inputs: list,
+        seed: int,
+        dtype: torch.dtype,
+        tf32: str,
+        joins: bool = False,
     ) -> dict:
-        """Build the solution; its freshly drawn state_dict, on the CPU, by name."""
+        """Build the solution, whose outputs are joined with `joins`; its freshly drawn state_dict,
+        on the CPU, by name.
+        """
         # A copy, alone in a folder: the solution may lean on no neighbouring file.
         path = self.folder / "solution.py"
         shutil.copyfile(solution, path)
@@ -150,6 +158,7 @@ class Candidate(CandidateProcess):
             device=str(self.device),
             dtype=wire.dtype_name(dtype),
             tf32=tf32,
+            joins=joins,
         )
         require_unchanged(reply, "importing and constructing it")
         state, aliases = self.read_state(reply, 0)[0], reply.get("aliases")

@@ -9,6 +9,7 @@ from harness.errors import Rejected, UsageError
 from harness.judge import bounds, check, gradient_check, same_seed, wire
 from harness.judge.candidate import Candidate, require_unchanged
 from harness.judge.cases import Case
+from harness.judge.joined import layout_of
 from harness.judge.same_seed import without_parameters
 from harness.judge.truth import Expected, expected, loaded
 from harness.measure.roofline import Work
@@ -106,7 +107,7 @@ class CaseChecker:
                 raise
             found["verdict"], found["told"] = "refused", rejection.message[:300]
             return
-        check.require_form(reply, own)
+        check.require_form(reply, own, layout_of(model))
         ours = candidate.read(0, wire.spec_of(own), candidate.device)
         finite, wanted = torch.isfinite(ours), torch.isfinite(own)
         found["elements"] = int((~wanted).sum())
@@ -188,7 +189,7 @@ class CaseChecker:
         )
         if measure_memory:
             self._note_memory(reply)
-        check.require_form(reply, answer.own)
+        check.require_form(reply, answer.own, answer.layout)
         spec = wire.spec_of(answer.own)
         ours = candidate.read(0, spec, candidate.device)
         offset = ours.nbytes

@@ -1,7 +1,7 @@
 """Is this output right? Type, shape, dtype, device, finiteness, error, in this order."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from harness.judge import bounds as rules
 from harness.judge import wire
 from harness.judge.candidate import Candidate
 from harness.judge.cases import Case
+from harness.judge.joined import sections
 from harness.judge.truth import Expected
 
 # Elements at a time: on a CPU what stays in its caches, on a GPU what keeps it busy.
@@ -73,19 +74,41 @@ def own_error(expected: Expected) -> ErrorSize:
     return expected.own_error
 
 
-def require_form(reply: dict, expected: torch.Tensor) -> None:
-    """Raise Rejected unless the reply announces a tensor of the expected form."""
+def require_form(reply: dict, expected: torch.Tensor, layout: dict | None = None) -> None:
+    """Raise Rejected unless the reply announces a tensor of the expected form; with a `layout`
+    several of that layout, joined.
+    """
     output = reply.get("output")
     if not isinstance(output, dict):
         raise Rejected("protocol_violation", "a reply without an output")
     if output.get("type") != "Tensor":
         given = str(output.get("type"))[:80]
         raise Rejected("wrong_type", f"forward returned a {given}, expected a torch.Tensor")
+    if output.get("layout") != layout:
+        given, told = (_layout_text(found) for found in (output.get("layout"), layout))
+        raise Rejected("wrong_type", f"forward returned {given}, expected {told}")
     wanted = {"type": "Tensor", "device": str(expected.device), **wire.spec_of(expected)}
     for key in ("shape", "dtype", "device"):
         if output.get(key) != wanted[key]:
             given = str(output.get(key))[:200]
             raise Rejected(f"wrong_{key}", f"the output's is {given}, expected {wanted[key]}")
+
+
+def _layout_text(layout) -> str:
+    if not isinstance(layout, dict):
+        return "one tensor"
+    return f"{layout.get('structure')} of shapes {layout.get('shapes')}"[:300]
+
+
+def _parts(expected: Expected) -> list[tuple[str, slice, Expected]]:
+    """(name, its elements, what is expected) of each of several outputs."""
+    places = list(sections(expected.layout))
+    if not expected.parts:
+        expected.parts = [
+            replace(expected, truth=expected.truth[at], own=expected.own[at], layout=None)
+            for _, at in places
+        ]
+    return [(name, at, part) for (name, at), part in zip(places, expected.parts, strict=True)]
 
 
 def first_non_finite(tensor: torch.Tensor) -> int | None:
@@ -112,8 +135,17 @@ def require_right(
     """Raise Rejected unless `ours` is finite and within the bounds; returns the errors' record.
 
     The record holds ours and PyTorch's own errors, and the bounds. The Rejected carries it too,
-    as `details`.
+    as `details`. Of several outputs each is held against bounds of its own, and the record is that
+    of the one that comes nearest to them.
     """
+    if expected.layout is not None:
+        records = [
+            require_right(
+                ours[at], part, precision, reduction_length, f"{where}, {name}", magnified
+            )
+            for name, at, part in _parts(expected)
+        ]
+        return max(filter(None, records), key=lambda r: r["rel_l2"] / r["rel_l2_bound"], default={})
     bad = first_non_finite(ours)
     if bad is not None:
         raise Rejected(
@@ -188,6 +220,14 @@ def require_sample(
 
     An element that was not finite is None.
     """
+    if expected.layout is not None:
+        for _, at, part in _parts(expected):
+            here = [(i, v) for i, v in zip(indices, sample, strict=True) if at.start <= i < at.stop]
+            if here:
+                found, values = zip(*here, strict=True)
+                places = [index - at.start for index in found]
+                require_sample(list(values), places, part, precision, reduction_length)
+        return
     own = own_error(expected)
     largest = max(map(abs, map(float, torch.aminmax(expected.truth))))
     limit = rules.bounds(precision, reduction_length, own.rel_l2, own.max_abs, largest).max_abs

@@ -15,7 +15,7 @@ from harness.judge.case_check import CaseChecker
 from harness.judge.cases import Case, redraw
 from harness.judge.drawn import Drawn, cast_state
 from harness.judge.reference import Reference, batch_of
-from harness.judge.truth import expected
+from harness.judge.truth import Expected, expected
 from harness.measure import roofline
 
 _MOST_GROWTH = 4  # of the output
@@ -109,7 +109,7 @@ def try_others(checker: CaseChecker, reference: Reference, case: Case) -> bool:
         return True
     length = roofline.work_of(model, case.inputs, checker.options.dtype).reduction_length
     try:
-        ours = _output(checker, other, arguments, answer.own)
+        ours = _output(checker, other, arguments, answer)
         check.require_right(ours, answer, checker.outcome.precision, length, "other arguments")
     except Rejected as rejection:
         if rejection.code == "protocol_violation":
@@ -121,7 +121,7 @@ def try_others(checker: CaseChecker, reference: Reference, case: Case) -> bool:
     return True
 
 
-def _output(checker: CaseChecker, case: Case, arguments: list, own: torch.Tensor) -> torch.Tensor:
+def _output(checker: CaseChecker, case: Case, arguments: list, answer: Expected) -> torch.Tensor:
     candidate = checker.candidate
     construct(candidate, arguments, case.seed, case.state)
     inputs = candidate.send_inputs(case.inputs)
@@ -134,7 +134,7 @@ def _output(checker: CaseChecker, case: Case, arguments: list, own: torch.Tensor
         seed=case.seed,
         training=checker.model.training,
         backward=False,
-        max_bytes=own.nbytes,
+        max_bytes=answer.own.nbytes,
     )
-    check.require_form(reply, own)
-    return candidate.read(0, wire.spec_of(own), candidate.device)
+    check.require_form(reply, answer.own, answer.layout)
+    return candidate.read(0, wire.spec_of(answer.own), candidate.device)

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 
 from harness.errors import UsageError
+from harness.judge.joined import join_outputs
 
 _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
@@ -31,6 +32,7 @@ class Reference:
         with _told(path, "get_init_inputs()"):
             self.init_inputs = list(self.module.get_init_inputs())
         self.full_batch = getattr(self.module, "batch_size", None)
+        self.joins = False  # are the outputs of models made from now on joined?
 
     def model(self, seed: int, arguments: list | None = None) -> torch.nn.Module:
         """A new model, drawn on the CPU under `seed`, as KernelBench does it; with `arguments` in
@@ -41,7 +43,7 @@ class Reference:
             model = self.module.Model(*(self.init_inputs if arguments is None else arguments))
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"reference {self.path}: Model is no torch.nn.Module")
-        return model
+        return join_outputs(model) if self.joins else model
 
     def inputs(self, seed: int, device: torch.device, batch: int | None = None) -> list:
         """The problem's own inputs on `device`, drawn under `seed`, with `batch` samples if given.

@@ -9,6 +9,7 @@ from torch import nn
 from harness.copied import copied
 from harness.errors import UsageError
 from harness.judge.cases import Case, generator
+from harness.judge.joined import layout_of
 from harness.judge.one_answer import drawing_nothing, require_the_same_again
 from harness.judge.reference import batch_of, cast
 from harness.judge.wire import spec_of
@@ -52,9 +53,11 @@ class Expected:
     own_gradients: list[torch.Tensor | None] = field(default_factory=list)
     grad_output: torch.Tensor | None = None
     constant: bool = False  # nearly: a constant would do as an answer
+    layout: dict | None = None  # of several outputs, joined to one
     case: Case | None = None
     model: nn.Module | None = None
-    own_error: object = None  # filled in by whoever compares
+    own_error: object = None  # filled in by whoever compares, as the next
+    parts: list["Expected"] = field(default_factory=list)  # one for each of several outputs
 
 
 def expected(model: nn.Module, case: Case, device: torch.device, backward: bool) -> Expected:
@@ -83,6 +86,7 @@ def expected(model: nn.Module, case: Case, device: torch.device, backward: bool)
         buffers={},
         own_buffers=_buffers(own_model),
         grad_output=grad_output,
+        layout=layout_of(own_model),
         case=case,
         model=model,
     )
@@ -112,7 +116,7 @@ def exact_gradients(answer: Expected, case: Case) -> list[torch.Tensor | None]:
 def _fill_truth(result: Expected, model, case: Case, device, backward: bool) -> None:
     exact = loaded(model, case.state, device, torch.float64)
     count = batch_of(case.inputs)
-    step = _chunk(result.own, exact, count, device)
+    step = None if result.layout else _chunk(result.own, exact, count, device)
     result.truth = torch.empty(result.own.shape, dtype=torch.float64, device=device)
     parts = [[] for _ in result.own_gradients]
     for begin in range(0, count or 1, step or 1):

@@ -17,7 +17,7 @@ import time
 import torch
 
 from harness import devices
-from harness.judge import ambient, wire
+from harness.judge import ambient, joined, wire
 from harness.judge.blame import MAX_TEXT, Failure, blamed, failure_of
 from harness.judge.edits import floating
 from harness.judge.memory import MemoryMeter, poisoned_memory
@@ -31,6 +31,7 @@ class Worker(CallsAgain):
     def __init__(self, control: socket.socket, inbox: int, outbox: int):
         self.control, self.inbox, self.outbox = control, inbox, outbox
         self.model = self.constructor = None
+        self.joins = False
         self.init = ""
         self.device = torch.device("cpu")
         self.stopwatch = None
@@ -59,8 +60,20 @@ class Worker(CallsAgain):
 
     # Operations --------------------------------------------------------------------------------
 
-    def load(self, path: str, init: str, seed: int, device: str, dtype: str, tf32: str) -> dict:
-        """Import the solution and construct ModelNew under `seed`; send its state_dict."""
+    def load(
+        self,
+        path: str,
+        init: str,
+        seed: int,
+        device: str,
+        dtype: str,
+        tf32: str,
+        joins: bool = False,
+    ) -> dict:
+        """Import the solution and construct ModelNew under `seed`; send its state_dict. With
+        `joins` several outputs are joined to one (joined.py).
+        """
+        self.joins = joins
         self.device = torch.device(device)
         self.dtype = wire.DTYPES[dtype]
         self.switches = devices.tf32(tf32)  # kept: for the life of this process
@@ -150,7 +163,7 @@ class Worker(CallsAgain):
             early = clock.copied(output) if settle_s and on_cuda else output
             clock.synchronize(self.device)
             reply = {
-                "output": self._describe_output(output),
+                "output": self._describe_output(output, self.model),
                 "peak_bytes": peak_bytes,
                 "changed_flags": ambient.changed(flags, ambient.flags(self.device)),
                 "changed_random_states": ambient.changed(
@@ -250,7 +263,7 @@ class Worker(CallsAgain):
         if type(output) is list:
             with blamed("runtime_error"):
                 return {"gradients": self._send_optional(output, 0)[0]}
-        reply = {"output": self._describe_output(output), "peak_bytes": None}
+        reply = {"output": self._describe_output(output, self.model), "peak_bytes": None}
         if self._can_send(output, max_bytes):
             with blamed("runtime_error"):
                 wire.write_tensor(self.outbox, 0, output)
@@ -273,7 +286,10 @@ class Worker(CallsAgain):
     def _construct(self, seed: int) -> None:
         arguments = pickle.loads(base64.b64decode(self.init))
         torch.manual_seed(seed)
-        self.model = self.constructor(*arguments)
+        self.model = self._joining(self.constructor(*arguments))
+
+    def _joining(self, model: torch.nn.Module) -> torch.nn.Module:
+        return joined.join_outputs(model) if self.joins else model
 
     def _receive(self, inputs: list, with_gradient: bool) -> tuple[list, torch.Tensor | None]:
         offset, arguments = 0, []
@@ -292,12 +308,15 @@ class Worker(CallsAgain):
         plain = plain and output.device.type == self.device.type
         return plain and output.nbytes <= max_bytes
 
-    def _describe_output(self, output) -> dict:
+    def _describe_output(self, output, model: torch.nn.Module) -> dict:
         if type(output) is not torch.Tensor:
             return {"type": type(output).__name__[:80]}
         if output.layout is not torch.strided:
             return {"type": f"Tensor of layout {output.layout}"}
-        return {"type": "Tensor", "device": str(output.device), **wire.spec_of(output)}
+        described = {"type": "Tensor", "device": str(output.device), **wire.spec_of(output)}
+        if (layout := joined.layout_of(model)) is not None:
+            described["layout"] = layout
+        return described
 
     def _send_tensors(self, tensors: list, offset: int) -> tuple[list, int]:
         for tensor in tensors:

@@ -120,7 +120,7 @@ class Times:
         """Check the output of a timed call, on an input that had not been seen before it."""
         answer = self._timed_answer(case, factor)
         reply = self.candidate.request("fetch", "timing", max_bytes=answer.own.nbytes)
-        check.require_form(reply, answer.own)
+        check.require_form(reply, answer.own, answer.layout)
         ours = self.candidate.read(0, wire.spec_of(answer.own), self.device)
         try:
             found = check.require_right(

@@ -12,6 +12,7 @@ from torch import nn
 from harness import devices
 from harness.copied import copied
 from harness.errors import UsageError
+from harness.judge.joined import JoinsOutputs
 from harness.report import doubts
 
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
@@ -43,6 +44,7 @@ class Work:
     flops: int
     bytes: int
     layers: tuple[Layer, ...]
+    layout: dict | None = None  # of several outputs (judge/joined.py)
 
     @property
     def reduction_length(self) -> int:
@@ -70,8 +72,8 @@ def work_of(model: nn.Module, inputs: list, dtype: torch.dtype) -> Work:
 
     A transposed convolution costs 2 * N * Cin/groups * Cout * (taps) * (input positions), one
     multiply and one add per input element, output channel of its group and tap; a convolution the
-    same with output positions. Bytes are those of inputs and output, each moved once. Raises
-    UsageError for a model that does not run, or returns no tensor.
+    same with output positions. Bytes are those of inputs and outputs, each moved once. Raises
+    UsageError for a model that does not run, or returns no floating-point tensors.
     """
     own = next((v.device for v in inputs if torch.is_tensor(v)), _WITHOUT_DATA)
     try:
@@ -83,12 +85,16 @@ def work_of(model: nn.Module, inputs: list, dtype: torch.dtype) -> Work:
             output, layers = _forward(model, inputs, own)
         except Exception as another:
             raise _does_not_run("its own inputs", another) from another
-    if not isinstance(output, torch.Tensor):
-        raise UsageError(
-            f"the reference returns a {type(output).__name__}, supported is one tensor"
-        )
+    joins = JoinsOutputs()
+    try:
+        joined = joins(model, (), output)
+    except TypeError as error:
+        raise UsageError(f"the reference: {error}") from None
+    output = output if joined is None else joined
     elements = output.numel() + sum(v.numel() for v in inputs if torch.is_tensor(v))
-    return Work(sum(layer.flops for layer in layers), elements * dtype.itemsize, tuple(layers))
+    return Work(
+        sum(layer.flops for layer in layers), elements * dtype.itemsize, tuple(layers), joins.layout
+    )
 
 
 def _forward(model: nn.Module, inputs: list, device: torch.device) -> tuple[object, list[Layer]]:

@@ -153,7 +153,8 @@ def _passes(outcome: Outcome) -> dict:
 
 def _error(outcome: Outcome) -> dict:
     cases = {name: case for name, case in outcome.errors.items() if case}
-    return {
+    several = {} if outcome.outputs is None else {"outputs": outcome.outputs}
+    return several | {
         "precision": outcome.precision,
         "constant": outcome.constant,
         "reduction_length": outcome.reduction_length,

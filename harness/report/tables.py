@@ -128,6 +128,8 @@ def _print_notes(console: Console, record: dict) -> None:
     if constant := record["error"].get("constant"):
         told = f"the reference's output is nearly constant on {', '.join(constant)} inputs"
         console.print(f"{told}: they, and times, tell little", style="yellow")
+    if outputs := record["error"].get("outputs"):
+        console.print(f"outputs {outputs}, joined to one tensor on both sides, within the times")
     rule = record["kernelbench"]
     if rule:
         told = "passes" if rule["passes"] else f"fails ({rule['fraction_outside']:.2%} outside)"

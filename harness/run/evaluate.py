@@ -17,6 +17,7 @@ from harness.judge.candidate import Candidate
 from harness.judge.case_check import CaseChecker
 from harness.judge.cases import CASES, Case, make_case, mode_matters, statistics_matter
 from harness.judge.drawn import Drawn, cast_state
+from harness.judge.joined import join_outputs
 from harness.judge.one_answer import NoOneAnswer
 from harness.judge.other_arguments import try_others
 from harness.judge.reference import Reference, batch_of, cast
@@ -120,6 +121,10 @@ class Evaluation(Times):
             inputs = self.reference.inputs(0, self.device, self.batch)
             self.work = limits.work_of(self.model, inputs, self.dtype)
         self.outcome.reduction_length = self.work.reduction_length
+        if self.work.layout is not None:
+            self.reference.joins = True
+            self.outcome.outputs = self.work.layout["structure"]
+            join_outputs(self.model)
 
     # With the solution -------------------------------------------------------------------------
 
@@ -168,7 +173,12 @@ class Evaluation(Times):
         seed = self.options.seed
         self.outcome.seeds["weights"] = seed
         drawn = self.candidate.load(
-            self.problem.solution, self.reference.init_inputs, seed, self.dtype, self.options.tf32
+            self.problem.solution,
+            self.reference.init_inputs,
+            seed,
+            self.dtype,
+            self.options.tf32,
+            self.reference.joins,
         )
         if self.cold_build:  # a reused folder may hold the build already: no time to report
             self.outcome.build_s = self.candidate.busy_s

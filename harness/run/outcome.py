@@ -42,6 +42,7 @@ class Outcome:
     errors: dict = field(default_factory=dict)
     kernelbench: dict | None = None
     constant: list[str] = field(default_factory=list)  # cases to which a constant is an answer
+    outputs: str | None = None  # the structure of several, which are joined to one tensor
     measurement: timing.Measurement | None = None
     baselines_not_offered: dict[str, str] = field(default_factory=dict)  # and why
     own_clock_ms: float | None = None
