@@ -7,16 +7,15 @@ import re
 
 import pytest
 import torch
-from torch.utils import _pytree
 
 from generator.emit import solution_text
 from generator.errors import Refusal
 from generator.explain import explained
 from generator.prove import prove
+from tests.model_steps import JUDGED, MODELS, too_far
 from tests.solution_tools import REFERENCES, environment, load_text, program_of
 from tests.sweeps import swept
 
-MODELS = sorted(path.stem for path in REFERENCES.glob("*.py"))
 FEWEST = ("unet",)  # each is a build
 FEW_IN_FP32 = ("residual_blocks", "unet").__contains__
 
@@ -42,44 +41,12 @@ def test_a_model_computes_what_its_reference_does(name, build_folder, tmp_path):
         prove(program, text, built=True)
 
 
-RANDOM = ("dropout_decoder", "vae")  # other numbers in another dtype
-
-
-def step(model, inputs: list, dtype) -> list[torch.Tensor]:
-    """Outputs and gradients of a training step."""
-    leaves = [
-        value.to(dtype).requires_grad_() if value.is_floating_point() else value
-        for value in _pytree.tree_leaves(inputs)
-    ]
-    given = _pytree.tree_unflatten(leaves, _pytree.tree_structure(inputs))
-    outputs = [out for out in _pytree.tree_leaves(model(*given)) if out.requires_grad]
-    made = torch.Generator().manual_seed(5)
-    grads = [torch.randn(o.shape, generator=made, dtype=torch.float64).to(o) for o in outputs]
-    torch.autograd.backward(outputs, grads)
-    holders = [*(leaf for leaf in leaves if leaf.requires_grad), *model.parameters()]
-    return [*outputs, *(torch.zeros_like(h) if h.grad is None else h.grad for h in holders)]
-
-
-@pytest.mark.parametrize("name", swept([n for n in MODELS if n not in RANDOM], FEW_IN_FP32))
+@pytest.mark.parametrize("name", swept(JUDGED, FEW_IN_FP32))
 def test_in_fp32_it_is_as_near_as_pytorch(name, build_folder, tmp_path):
     """By kernels that float64 does not have: the proof is in float64."""
     text = shared(solution_text(program_of(REFERENCES / f"{name}.py"), tmp_path / "solution.py"))
-    reference = load_text((REFERENCES / f"{name}.py").read_text(), "reference")
     with environment(TORCH_EXTENSIONS_DIR=build_folder):
-        solution = load_text(text)
-        torch.manual_seed(1)
-        given, inputs = reference["get_init_inputs"](), reference["get_inputs"]()
-        eager = reference["Model"](*given)
-        ours, exact = solution["ModelNew"](*given), reference["Model"](*given).double()
-        for other in (ours, exact):
-            other.load_state_dict(eager.state_dict())
-        found = [step(ours, inputs, torch.float32), step(eager, inputs, torch.float32)]
-        true = step(exact, inputs, torch.float64)
-    largest = max(float(t.norm()) for t in true)
-    for index, (got, own, wanted) in enumerate(zip(*found, true, strict=True)):
-        off, own_off = (float((t.double() - wanted).norm()) for t in (got, own))
-        size = float(wanted.norm())
-        assert off <= 4 * own_off + 1e-6 * (size + largest), (index, off, own_off, size)
+        assert too_far(name, load_text(text), "cpu", torch.float32, 1e-6) == []
 
 
 KERNELS = {
