@@ -93,13 +93,15 @@ def test_ceilings_that_are_believed_are_measured_once(measured):
 
 
 def test_an_evaluation_measures_again(monkeypatch):
-    """The first measurement comes out a thousand times too low."""
+    """The first measurement comes out a million times too low, so that on a busy machine, too, the
+    call seems faster than that.
+    """
     real, calls = roofline._measured, []
 
     def measure(device, precision):
         calls.append(precision)
         found = real(device, precision)
-        factor = 1e-3 if len(calls) == 1 else 1.0
+        factor = 1e-6 if len(calls) == 1 else 1.0
         low = {name: factor * rate for name, rate in found.tflops.items()}
         return replace(found, tflops=low, gbps=factor * found.gbps)
 

@@ -12,6 +12,7 @@ from torch import nn
 from harness.judge.joined import JoinsOutputs, join_outputs, layout_of, sections
 from harness.run import cli
 from tests.solution_tools import ROOT
+from tests.sweeps import swept
 
 TINY = (ROOT / "tests" / "fixtures" / "tiny.py").read_text()
 # A large output beside one a millionth as large.
@@ -30,11 +31,15 @@ def evaluated(folder, reference: str, solution: str, *arguments: str) -> tuple[i
     return status, json.loads(paths[2].read_text()) if paths[2].exists() else None
 
 
-@pytest.mark.parametrize("mode", [(), ("--backward",)])
-@pytest.mark.parametrize(
-    ("result", "structure"),
-    [(PAIR, "(*, *)"), (NESTED, "{'images': [*, *], 'means': *}"), ("[self.conv(x)]", "[*]")],
-)
+SAME = [
+    (PAIR, "(*, *)", ("--backward",)),
+    (NESTED, "{'images': [*, *], 'means': *}", ("--backward",)),
+    ("[self.conv(x)]", "[*]", ("--backward",)),
+    (NESTED, "{'images': [*, *], 'means': *}", ()),
+]
+
+
+@pytest.mark.parametrize(("result", "structure", "mode"), swept(SAME, (1,), names=3))
 def test_the_same(result, structure, mode, tmp_path):
     status, record = evaluated(tmp_path, result, result, "--check-only", *mode)
     assert status == 0 and record["verdict"] == "accepted"
@@ -50,22 +55,22 @@ def test_times(tmp_path):
     assert set(record["speedup"]) == {"eager", "compile"}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        # Of the larger output's norm an error that is not to be seen.
-        ("(self.conv(x), self.conv(x).mean((2, 3)) * 1.01e-6)", "inaccurate: own inputs, output 1"),
-        ("(self.conv(x) * 1.01, self.conv(x).mean((2, 3)) * 1e-6)", "own inputs, output 0 of"),
-        (PAIR.replace("1e-6", "float('nan')"), "non_finite: own inputs, output 1"),
-        ("(self.conv(x).mean((2, 3)) * 1e-6, self.conv(x))", "wrong_type: forward returned (*, *)"),
-        ("(self.conv(x).mT, self.conv(x).mean((2, 3)) * 1e-6)", "wrong_type"),
-        ("list" + PAIR.replace("(self", "((self", 1) + ")", "wrong_type: forward returned [*, *]"),
-        ("self.conv(x)", "wrong_type: forward returned one tensor, expected (*, *)"),
-        (PAIR.replace("mean((2, 3)) * 1e-6", "mean((2, 3)).double() * 1e-6"), "runtime_error"),
-        ("(self.conv(x), 3)", "runtime_error"),
-        ("None", "runtime_error"),
-    ],
-)
+WRONG = [
+    # Of the larger output's norm an error that is not to be seen.
+    ("(self.conv(x), self.conv(x).mean((2, 3)) * 1.01e-6)", "inaccurate: own inputs, output 1"),
+    ("(self.conv(x) * 1.01, self.conv(x).mean((2, 3)) * 1e-6)", "own inputs, output 0 of"),
+    (PAIR.replace("1e-6", "float('nan')"), "non_finite: own inputs, output 1"),
+    ("(self.conv(x).mean((2, 3)) * 1e-6, self.conv(x))", "wrong_type: forward returned (*, *)"),
+    ("(self.conv(x).mT, self.conv(x).mean((2, 3)) * 1e-6)", "wrong_type"),
+    ("list" + PAIR.replace("(self", "((self", 1) + ")", "wrong_type: forward returned [*, *]"),
+    ("self.conv(x)", "wrong_type: forward returned one tensor, expected (*, *)"),
+    (PAIR.replace("mean((2, 3)) * 1e-6", "mean((2, 3)).double() * 1e-6"), "runtime_error"),
+    ("(self.conv(x), 3)", "runtime_error"),
+    ("None", "runtime_error"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "reason"), swept(WRONG, (0, 2, 4, 6, 7), names=2))
 def test_what_is_wrong(wrong, reason, tmp_path):
     status, record = evaluated(tmp_path, PAIR, wrong, "--check-only")
     assert status == 1 and record["verdict"] == "rejected"
