@@ -14,15 +14,18 @@ def step(model, inputs: list, device: str, dtype: torch.dtype) -> list[torch.Ten
     """Outputs and gradients of inputs and parameters, on the device in the dtype."""
     model = model.to(device, dtype)
     leaves = [
-        value.to(device, dtype).requires_grad_() if value.is_floating_point() else value.to(device)
+        value.to(device, dtype if value.is_floating_point() else None, copy=True)
         for value in _pytree.tree_leaves(inputs)
     ]
+    for leaf in leaves:
+        leaf.requires_grad_(leaf.is_floating_point())
     given = _pytree.tree_unflatten(leaves, _pytree.tree_structure(inputs))
     outputs = [out for out in _pytree.tree_leaves(model(*given)) if out.requires_grad]
     made = torch.Generator().manual_seed(5)
     grads = [torch.randn(o.shape, generator=made, dtype=torch.float64).to(o) for o in outputs]
     torch.autograd.backward(outputs, grads)
     holders = [*(leaf for leaf in leaves if leaf.requires_grad), *model.parameters()]
+    outputs = [out.detach() for out in outputs]
     return [*outputs, *(torch.zeros_like(h) if h.grad is None else h.grad for h in holders)]
 
 
