@@ -1,6 +1,5 @@
 """References as users have them: what the harness takes that is unlike KernelBench's."""
 
-import json
 import warnings
 
 import pytest
@@ -10,10 +9,7 @@ from torch import nn
 from harness.copied import copied
 from harness.errors import UsageError
 from harness.measure.roofline import work_of
-from harness.run import cli
-from tests.solution_tools import ROOT
-
-TINY = (ROOT / "tests" / "fixtures" / "tiny.py").read_text()
+from tests.harness_references import evaluated
 
 
 def hooked() -> nn.Module:
@@ -53,16 +49,6 @@ def test_the_work_of_a_model_that_needs_data():
         work_of(Scaled(), [x[:, :2]], torch.float32)
 
 
-def evaluated(folder, text: str, *arguments: str) -> tuple[int, dict | None]:
-    """(exit status, record) of a reference that is its own solution."""
-    reference, solution, record = (folder / name for name in ("ref.py", "sol.py", "record.json"))
-    reference.write_text(text)
-    solution.write_text(text.replace("class Model(", "class ModelNew("))
-    given = ["--reference", str(reference), "--solution", str(solution), "--device", "cpu"]
-    status = cli.main([*given, "--check-only", "--json", str(record), *arguments])
-    return status, json.loads(record.read_text()) if record.exists() else None
-
-
 @pytest.mark.parametrize("mode", [(), ("--backward",)])
 @pytest.mark.parametrize(
     ("result", "cases"),
@@ -73,12 +59,12 @@ def evaluated(folder, text: str, *arguments: str) -> tuple[int, dict | None]:
     ],
 )
 def test_cases_that_a_reference_answers(result, cases, mode, tmp_path):
-    status, record = evaluated(tmp_path, TINY.replace("self.conv(x)", result), *mode)
+    status, record = evaluated(tmp_path, result, result, "--check-only", *mode)
     assert status == 0 and record["verdict"] == "accepted"
     assert set(record["error"]["cases"]) == cases
 
 
 def test_an_answer_that_is_never_finite_is_refused(tmp_path, capsys):
-    text = TINY.replace("self.conv(x)", "self.conv(x) / torch.zeros_like(self.conv(x))")
-    assert evaluated(tmp_path, text) == (2, None)
+    result = "self.conv(x) / torch.zeros_like(self.conv(x))"
+    assert evaluated(tmp_path, result, result, "--check-only") == (2, None)
     assert "the reference's own output is not finite" in capsys.readouterr().err

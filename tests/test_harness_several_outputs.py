@@ -3,32 +3,18 @@ they come in.
 """
 
 import copy
-import json
 
 import pytest
 import torch
 from torch import nn
 
 from harness.judge.joined import JoinsOutputs, join_outputs, layout_of, sections
-from harness.run import cli
-from tests.solution_tools import ROOT
+from tests.harness_references import evaluated
 from tests.sweeps import swept
 
-TINY = (ROOT / "tests" / "fixtures" / "tiny.py").read_text()
 # A large output beside one a millionth as large.
 PAIR = "(self.conv(x), self.conv(x).mean((2, 3)) * 1e-6)"
 NESTED = '{"images": [self.conv(x), x * 2], "means": self.conv(x).mean((2, 3))}'
-
-
-def evaluated(folder, reference: str, solution: str, *arguments: str) -> tuple[int, dict | None]:
-    """(exit status, record) of the tiny reference and itself, with these results."""
-    paths = [folder / name for name in ("ref.py", "sol.py", "record.json")]
-    text = TINY.replace("self.conv(x)", "{}")
-    paths[0].write_text(text.format(reference))
-    paths[1].write_text(text.format(solution).replace("class Model(", "class ModelNew("))
-    given = ["--reference", str(paths[0]), "--solution", str(paths[1]), "--device", "cpu"]
-    status = cli.main([*given, "--json", str(paths[2]), *arguments])
-    return status, json.loads(paths[2].read_text()) if paths[2].exists() else None
 
 
 SAME = [

@@ -33,6 +33,10 @@ _PER_SAMPLE = (
 _CPU_CHUNK_BYTES = 1 << 30
 
 
+class NotFinite(UsageError):
+    """A case to which the reference's own answer is not finite."""
+
+
 @dataclass
 class Expected:
     """Truth and PyTorch's own result for one case.
@@ -202,7 +206,7 @@ def _require_useful(result: Expected, case: Case) -> None:
         told = "the reference has other gradients in float64"
         raise UsageError(f"{name}: {told}; it measures nothing")
     if not all(is_finite(value) for value in (result.truth, result.own)):
-        raise UsageError(f"{name}: the reference's own output is not finite; it measures nothing")
+        raise NotFinite(f"{name}: the reference's own output is not finite; it measures nothing")
 
 
 def _is_constant(truth: torch.Tensor) -> bool:
