@@ -160,7 +160,7 @@ class Kernels:
         for prefix, library, chains in libraries:
             split = self.split and not prefix
             tensors = self.whole and prefix != "POOL_"
-            cuda = gradient_cuda_source(library, self.volumes, chains, split, tensors)
+            cuda = gradient_cuda_source(library, self.volumes, chains, split, tensors, self.short)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
             chained = self.chained and not prefix

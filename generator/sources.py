@@ -23,14 +23,14 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
 # and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
 # input_scale.cuh; for operands of the output's shape join_tensors.cuh and, of gradients,
-# chain_tensors.cuh.
+# chain_tensors.cuh and chain_pack_pairs.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
 _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
-_SHORT = "TCONV_SHORT_PASSES"
+_SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -54,6 +54,7 @@ def resolve(
     tensors: bool = False,
     chain_tensors: bool = False,
     short: bool = False,
+    class_pairs: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -64,7 +65,8 @@ def resolve(
     and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
     with steps of branches; `chained`: gradients through chains; `in_parts`: one that compiles in
     parts, by dtype; `tensors`: with operands of the output's shape; `chain_tensors`: gradients of
-    chains with them; `short`: with short passes, as with volumes.
+    chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients of
+    chains packed for two columns' planes at once.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -84,6 +86,7 @@ def resolve(
         _IN_PARTS: in_parts,
         _TENSORS: tensors,
         _CHAIN_TENSORS: chain_tensors,
+        _CLASS_PAIRS: class_pairs,
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)
@@ -250,19 +253,21 @@ def gradient_cuda_source(
     chains: str | None = None,
     split: bool = False,
     tensors: bool = False,
+    short: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"); or of BatchNorm alone ("batch_norm"). `chains`: the text of
     generated_gradient.h, or None for the identity's; beside "gradients" those of chains and
     GroupNorm are in it, too. `split`: with output channels of convolutions in parts; `tensors`:
-    chains have operands of the output's shape.
+    chains have operands of the output's shape; `short`: columns are two apart.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
+    conditions["class_pairs"] = chained and short
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 

@@ -15,7 +15,7 @@ NAMES = ("x", "weight", "bias", "norm_weight", "norm_bias")
 
 
 # Layers whose gradient is formed as it is packed: of one strip and of several, with pixels that
-# strips share and without, of several classes, blocks and groups.
+# strips share and without, of several classes, blocks and groups; of two columns' planes at once.
 PACKED = {
     "plain": Case(in_channels=40, out_channels=72, size=(6, 40), kernel=(3, 3), padding=(1, 1)),
     "whole": Case(in_channels=16, out_channels=24, size=(5, 64), kernel=(3, 3)),
@@ -29,6 +29,25 @@ PACKED = {
         stride=(2, 2),
         padding=(1, 1),
         output_padding=(1, 1),
+    ),
+    "pairs": Case(
+        in_channels=8,
+        out_channels=64,
+        size=(4, 70),
+        kernel=(3, 3),
+        stride=(2, 2),
+        padding=(1, 1),
+        output_padding=(1, 1),
+    ),
+    "pairs_of_blocks": Case(
+        batch=1,
+        in_channels=16,
+        out_channels=256,
+        size=(3, 33),
+        kernel=(2, 4),
+        stride=(1, 2),
+        padding=(0, 1),
+        groups=2,
     ),
     "even": Case(in_channels=64, out_channels=16, size=(4, 40), kernel=(4, 4), stride=(2, 2)),
     "groups": Case(

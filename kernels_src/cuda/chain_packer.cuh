@@ -3,6 +3,9 @@
 #pragma once
 
 #include "chain_pack_rows.cuh"
+#ifdef TCONV_PAIRS_CLASSES
+#include "chain_pack_pairs.cuh"
+#endif
 #include "chain_sample.cuh"
 #include "gradients.cuh"
 #include "group_norm_gradient.cuh"
@@ -101,6 +104,9 @@ class ChainPacker final : public PlanesPacker {
     std::copy(sums_, sums_ + Args::kSums, args.sums);
     args.runs = runs_, args.first_image = static_cast<int>(first);
     args.beyond = pixels_beyond(goes.layout);
+#ifdef TCONV_PAIRS_CLASSES
+    if (packs_class_pairs(args.planes)) return pack_class_pairs(args, count);
+#endif
     const auto kernel = pack_chain_rows_kernel<Args>;
     const PackedOperand& packed = args.planes.packed;
     const int64_t bytes = ChainPackConfig::kImages * packed.segment_bytes +
@@ -111,6 +117,18 @@ class ChainPacker final : public PlanesPacker {
                              call_.conv.stream, args);
   }
 
+#ifdef TCONV_PAIRS_CLASSES
+  int64_t pack_class_pairs(const Args& args, int count) const {
+    const auto kernel = pack_chain_pairs_kernel<Args>;
+    const PackedOperand& packed = args.planes.packed;
+    const int64_t bytes = ChainPairsConfig::smem_bytes(packed.segment_bytes, args.beyond);
+    TCONV_RETURN_IF_ERROR(allow_dynamic_smem(kernel, bytes));
+    const int64_t blocks = int64_t{count} * args.planes.groups * packed.blocks / ChainPairsConfig::kPlanes * runs_;
+    return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(ChainPackConfig::kThreads), bytes,
+                             call_.conv.stream, args);
+  }
+
+#endif
   int64_t materialise(const int* guard) const override {
     void* const stream = call_.conv.stream;
     const cudaError_t cleared = cudaMemsetAsync(not_finite_, 0, sizeof(int), static_cast<cudaStream_t>(stream));

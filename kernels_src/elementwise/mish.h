@@ -20,5 +20,15 @@ TCONV_HD T mish(T v) {
   return T(v * (h / (h + 1)));
 }
 
+#if defined(__CUDA_ARCH__)
+// As the template in slopes.h, with one exponential and no branches: sigmoid(v) = e^v / (e^v + 1).
+TCONV_HD float mish_slope(float v) {
+  const bool open = v > 40.0f;
+  const float e = expf(open ? 40.0f : v), h = fmaf(0.5f * e, e, e);
+  const float rest = open ? 0.0f : cuda::reciprocal(h + 1.0f), gate = open ? 1.0f : h * rest;
+  return fmaf(v * (e * cuda::reciprocal(e + 1.0f)), fmaf(rest, gate, rest), gate);
+}
+#endif
+
 }  // namespace elementwise
 }  // namespace tconv

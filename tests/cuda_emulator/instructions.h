@@ -159,6 +159,26 @@ inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t at
   barrier.bytes -= bytes;
   barrier.advance();
 }
+inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0)
+    fail("cp.async.bulk of %u bytes to global address %p: both must be multiples of 16", bytes, to);
+  at_shared(from, bytes, "cp.async.bulk");
+  note_read(from - kSharedBase, bytes);
+  bulk_stores[current].open.push_back({to, from, bytes});
+}
+inline void bulk_commit() {
+  BulkStores& stores = bulk_stores[current];
+  stores.groups.push_back(std::move(stores.open));
+  stores.open.clear();
+}
+inline void bulk_wait(int pending) {
+  BulkStores& stores = bulk_stores[current];
+  while (static_cast<int>(stores.groups.size()) > pending) {
+    for (const BulkStore& store : stores.groups.front())
+      load_shared(store.to, store.from, store.bytes, "cp.async.bulk");
+    stores.groups.pop_front();
+  }
+}
 
 // ---- wgmma --------------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,17 @@ struct AsyncCopies {
 };
 inline AsyncCopies async_copies[kMaxThreads];
 
+// cp.async.bulk to global memory, of one thread: likewise, for the copy engine reads when it will.
+struct BulkStore {
+  void* to;
+  uint32_t from, bytes;
+};
+struct BulkStores {
+  std::vector<BulkStore> open;
+  std::deque<std::vector<BulkStore>> groups;
+};
+inline BulkStores bulk_stores[kMaxThreads];
+
 // Operands of products under way, by warp: read again, so to say, when they are awaited.
 struct Reads {
   struct Range {
@@ -77,6 +88,7 @@ inline void begin_shared() {
   fill_shared();
   mbarriers.clear();
   for (AsyncCopies& copies : async_copies) copies = {};
+  for (BulkStores& stores : bulk_stores) stores = {};
   for (Reads& reads : product_reads) reads = {};
 }
 
