@@ -122,6 +122,7 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(VOLUME_ONLY, (16, 1), (8, 16, 9, 40, 40), dtype, "hopper")  # row pairs
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             yield Run(CHAIN, (24, 72, 2.0), (2, 24, 7, 42), dtype, "hopper")
+            yield Run(CHAIN, (24, 64, 2.0), (2, 24, 7, 42), dtype, "hopper")  # two planes at once
             yield Run(CHAIN, (24, 24, 2.0), (9, 24, 7, 7), dtype, "hopper")  # formed first
             # Operands of the output's shape: the chain's rest, and its gradients.
             yield Run(RESIDUAL, (), (2, 24, 7, 42), dtype, "hopper")
