@@ -279,3 +279,20 @@ def random_call(seed: int) -> tuple[Case, int, int, torch.dtype]:
     )
     num_groups = draw.choice((0, 0, 1, case.out_channels))
     return case, draw.randrange(len(CHAINS)), num_groups, draw.choice(list(ALLOWED))
+
+
+def random_call_of_pairs(seed: int) -> tuple[Case, int, int, torch.dtype]:
+    """As random_call, of layers whose columns are two apart and whose channels fill blocks."""
+    draw = random.Random(f"pairs of planes {seed}")
+    groups = draw.choice((1, 1, 1, 2))
+    kernel, size = draw.randint(2, 5), draw.randint(33, 90)
+    columns = size, kernel, 2, draw.randint(0, min(2, kernel - 1)), draw.randint(0, 1), 1
+    case = case_of(
+        [random_axis(draw, 1, 5), columns],
+        batch=draw.choice((1, 1, 2)),
+        in_channels=groups * draw.randint(1, 24),
+        out_channels=groups * draw.choice((64, 64, 128)),
+        groups=groups,
+    )
+    num_groups = draw.choice((0, 0, 1, case.out_channels // 4))
+    return case, draw.randrange(len(CHAINS)), num_groups, draw.choice(list(ALLOWED))

@@ -18,6 +18,7 @@ from tests.chain_gradient_tools import (
     given_value,
     num_groups_of,
     random_call,
+    random_call_of_pairs,
     tensors_of,
     truth,
 )
@@ -249,9 +250,21 @@ def test_random_layers(plain_chained_gradients, first):
     """Of ten layers all are right that the Hopper kernels serve; every third with a gradient of few
     values, as clamps leave them.
     """
-    library, served = plain_chained_gradients, 0
-    for seed in range(first, first + 10):
-        case, chain, num_groups, dtype = random_call(seed)
+    assert of_random(plain_chained_gradients, random_call, range(first, first + 10)) >= 5
+
+
+@pytest.mark.parametrize("first", swept(range(0, 48, 6), (0,).__contains__))
+def test_random_layers_of_two_columns_planes(plain_chained_gradients, first):
+    """Likewise of layers whose planes are packed two at a time."""
+    seeds = range(first, first + 6)
+    assert of_random(plain_chained_gradients, random_call_of_pairs, seeds) >= 3
+
+
+def of_random(library, call_of, seeds: range) -> int:
+    """How many of these layers the Hopper kernels serve: all right."""
+    served = 0
+    for seed in seeds:
+        case, chain, num_groups, dtype = call_of(seed)
         given = tensors_of(case, chain, num_groups, dtype)
         if seed % 3 == 0:
             generator = torch.Generator().manual_seed(seed)
@@ -266,7 +279,7 @@ def test_random_layers(plain_chained_gradients, first):
         served += 1
         exact = truth(case, given, chain, num_groups)
         check(found, exact, num_groups, ALLOWED[dtype], told=f"seed {seed}: {case}")
-    assert served >= 5
+    return served
 
 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
