@@ -42,4 +42,4 @@ def test_a_step_takes_at_most_eagers_memory(shelf, number, training):
             model.cpu()
     print(f"{number}: {peaks}, {held=}")  # shown by pytest -rP
     assert peaks["ours"] <= peaks["eager"]
-    assert number != "19" or peaks["ours"] <= 1.02 * held  # docs/kernels.md: in slices
+    assert number != "19" or peaks["ours"] <= 1.02 * held  # docs/gradients.md: in slices

@@ -95,9 +95,12 @@ def facts() -> dict[str, list[str]]:
             f"fewer than {least} products an output",
             f"at most 2^{few} products",
             f"at most {constant('kMostProducts')} products an output",
+            "2 × 2",
+        ],
+        "docs/gradients.md": [
             f"stays below {packed} MiB",
             f"a spare workspace of {spare} MiB, or {100 / share:g} %",
-            "2 × 2",
+            f"at most 2^{few} products",
         ],
         "docs/precision.md": [
             f"at most 2^{few} products",
