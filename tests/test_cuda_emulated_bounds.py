@@ -4,7 +4,6 @@ the layers whose tiles once overstepped it.
 
 import ctypes
 import subprocess
-from unittest import mock
 
 import pytest
 import torch
@@ -33,6 +32,14 @@ ACCESSES = {
     "a bulk copy": (
         "mbarrier_init(at, 1); bulk_copy(at + 976, global, 32, at)",
         "cp.async.bulk of 32 bytes at",
+    ),
+    "a bulk store": (
+        "bulk_store(const_cast<float*>(global), at + 976, 32)",
+        "cp.async.bulk of 32 bytes at",
+    ),
+    "a misaligned bulk store": (
+        "bulk_store(const_cast<float*>(global) + 1, at, 32)",
+        "cp.async.bulk of 32 bytes to global",
     ),
     "an arrival at no barrier": ("mbarrier_arrive(at + 8)", "where no mbarrier was made"),
     "a barrier beyond the end": ("mbarrier_init(at + 1000, 1)", "mbarrier.init of 8 bytes at"),
@@ -116,10 +123,7 @@ def probe(tmp_path_factory):
     cases = [f"case {i}: {{ {text}; break; }}" for i, (text, _) in enumerate(ACCESSES.values())]
     wide = [f"if (which == {100 + i}) {{ {text}; }}" for i, text in enumerate(WARP_WIDE.values())]
     source = SOURCE.format(cases="\n    ".join(cases), warp_wide="\n  ".join(wide))
-    with mock.patch("tests.cuda_emulator.translate._EXPORTS", ""):
-        built = emulator.build(
-            f'CUDA_SOURCE = r"""{source}"""', tmp_path_factory.mktemp("probe"), "-O1"
-        )
+    built = emulator.build_source(source, tmp_path_factory.mktemp("probe"), "-O1", exports=False)
     path = built.with_suffix(".so")
     subprocess.run(["g++", "-shared", built, "-o", path], check=True)
     library = ctypes.CDLL(str(path))

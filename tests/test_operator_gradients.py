@@ -121,3 +121,34 @@ def test_not_a_number(gradients, case):
     got = gradients[torch.float64](CASES.index(case), x, torch.ones_like(x))
     for ours, wanted in zip(got, by_autograd(case, x, torch.ones_like(x)), strict=True):
         assert torch.equal(ours.isnan(), wanted.isnan()), (ours, wanted)
+
+
+_ON_A_GPU = """
+#include <cmath>
+#include <cstdint>
+#define __CUDA_ARCH__ 900
+namespace tconv { namespace cuda {
+inline float reciprocal(float v) { return 1.0f / v; }
+float power_of_2(float), normal_cdf(float), coarse_normal_cdf(float), tanh(float);
+} }
+#include "elementwise/slopes.h"
+#include "elementwise/mish.h"
+extern "C" void run(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = tconv::elementwise::mish_slope(in[i]);
+}
+"""
+
+
+def test_mish_s_form_on_a_gpu(tmp_path):
+    """Which has one exponential: at every number, infinity and NaN."""
+    path, library = tmp_path / "mish.cpp", tmp_path / "mish.so"
+    path.write_text(_ON_A_GPU)
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{KERNELS}"]
+    subprocess.run([get_cxx_compiler(), *flags, path, "-o", library], check=True)
+    x = dense_sample()
+    got = torch.empty_like(x)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, got)]
+    ctypes.CDLL(str(library)).run(*pointers, ctypes.c_int64(x.numel()))
+    leaf = x.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.nn.functional.mish(leaf).sum(), leaf)
+    assert_close(x, got.double(), wanted, 1e-6, torch.full_like(wanted, 1e-7))

@@ -72,10 +72,10 @@ def build(text: str, folder: Path, optimise: str = "-O2") -> Path:
     return build_source(source, folder, optimise)
 
 
-def build_source(source: str, folder: Path, optimise: str = "-O2") -> Path:
-    """Compile a CUDA source for the CPU; the object file."""
+def build_source(source: str, folder: Path, optimise: str = "-O2", exports: bool = True) -> Path:
+    """Compile a CUDA source for the CPU; the object file. `exports`: as translate has it."""
     path = folder / "emulated.cpp"
-    path.write_text(translate(source))
+    path.write_text(translate(source, exports))
     target = path.with_suffix(".o")
     include = [f"-I{HERE}", f"-I{cuda_headers()}"]
     _compile([optimise, *_FLAGS, *include, "-c", path, "-o", target], "the emulated kernels")

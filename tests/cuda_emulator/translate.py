@@ -93,8 +93,9 @@ void multiply_onto(float (&d)[kN / 2], uint64_t a, uint64_t b, uint32_t onto) {
 """
 
 
-def translate(source: str) -> str:
-    """C++17 for g++ with this folder and CUDA's headers on the include path.
+def translate(source: str, exports: bool = True) -> str:
+    """C++17 for g++ with this folder and CUDA's headers on the include path. `exports`: with what a
+    solution's operator and the emulator's callers ask for.
 
     Raises ValueError for inline assembly that instructions.h does not know.
     """
@@ -134,8 +135,8 @@ def translate(source: str) -> str:
     for begin, stop, call in _assemblies(source):
         parts += [source[end:begin], call]
         end = stop
-    text = "".join([*parts, source[end:]])
-    return f'#define __CUDA_ARCH_FEAT_SM90_ALL 1\n#include "instructions.h"\n{text}\n{_EXPORTS}'
+    text = "".join([*parts, source[end:], "\n", _EXPORTS if exports else ""])
+    return f'#define __CUDA_ARCH_FEAT_SM90_ALL 1\n#include "instructions.h"\n{text}'
 
 
 def _fenced(declaration: re.Match) -> str:
