@@ -1,5 +1,7 @@
 """One call of our operator as source of ModelNew.forward."""
 
+import math
+
 from generator.expressions import Expressions, module_path
 from generator.fuse import TRANSPOSED, Fused, dimensions_of, label
 from generator.ir import Node, Value
@@ -159,6 +161,45 @@ def has_short_passes(fused: Fused) -> bool:
     stride = _given(fused)["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
     return not isinstance(last, int) or last == 2
+
+
+def lacks_taps(fused: Fused) -> bool:
+    """Have some outputs a tap of an axis that others lack, or is that not known, and output
+    channels (of a group) whole blocks of 64? kernels_src/cuda/present_taps.h is for those.
+    """
+    channels, axes = _out_channels_and_axes(fused)
+    if not isinstance(channels, int) or channels % 64 != 0:
+        return False
+    return axes is None or any(size > count and size % count != 0 for size, count in axes)
+
+
+def sums_many_channels(fused: Fused) -> bool:
+    """Has x's gradient 256 channels or more to sum over: output channels (of a group), times what
+    a stride and taps in depth make of one? Then windows of blocks of channels are loaded ahead
+    (kernels_src/cuda/conv_transpose_hopper_plan.h).
+    """
+    channels, axes = _out_channels_and_axes(fused)
+    if not isinstance(channels, int) or axes is None:
+        return True
+    of_classes = math.prod(min(size, count) for size, count in axes)
+    depth_taps = math.prod(math.ceil(size / count) for size, count in axes[:-2])
+    return channels * of_classes * depth_taps >= 256
+
+
+def _out_channels_and_axes(fused: Fused) -> tuple:
+    """(output channels of a group; of each axis the kernel's size and how many classes its taps
+    fall into (kernels_src/cuda/sliding_layer.h), or None where that is not known)
+    """
+    given = _given(fused)
+    _, channels, *kernel = given["weight"].shape
+    steps, apart = (
+        list(given[name]) if isinstance(given[name], list | tuple) else [given[name]] * len(kernel)
+        for name in ("stride", "dilation")
+    )
+    axes = list(zip(kernel, steps, apart, strict=True))
+    if not all(isinstance(number, int) for axis in axes for number in axis):
+        return channels, None
+    return channels, [(size, step // math.gcd(step, tap)) for size, step, tap in axes]
 
 
 def interleaves(fused: Fused) -> bool:

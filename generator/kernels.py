@@ -8,8 +8,10 @@ from generator.calls import (
     has_short_passes,
     interleaves,
     joins_columns,
+    lacks_taps,
     pairs_rows,
     splits_channels,
+    sums_many_channels,
 )
 from generator.fuse import Fused
 from generator.program import Program
@@ -126,6 +128,16 @@ class Kernels:
         return any(map(has_short_passes, self.calls))
 
     @property
+    def skipped(self) -> bool:
+        """Lack outputs of one of them taps that others have?"""
+        return any(map(lacks_taps, self.calls))
+
+    @property
+    def ahead(self) -> bool:
+        """Has one of them a gradient of x that sums over many channels?"""
+        return any(map(sums_many_channels, self.calls))
+
+    @property
     def sampled(self) -> bool:
         """Is the input's scale found, for what runs beside ordinary convolutions? Behind softmax
         the constant one does not serve.
@@ -160,7 +172,8 @@ class Kernels:
         for prefix, library, chains in libraries:
             split = self.split and not prefix
             tensors = self.whole and prefix != "POOL_"
-            cuda = gradient_cuda_source(library, self.volumes, chains, split, tensors, self.short)
+            forms = (split, tensors, self.short, self.skipped, self.ahead)
+            cuda = gradient_cuda_source(library, self.volumes, chains, *forms)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
             chained = self.chained and not prefix

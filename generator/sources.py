@@ -23,7 +23,9 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # conv_transpose_interleaved.cuh, channel_parts.h, conv_transpose_gathered.cuh, chain_gradients.cuh
 # and, for steps of branches, conv_transpose_hopper_types.h; beside ordinary convolutions
 # input_scale.cuh; for operands of the output's shape join_tensors.cuh and, of gradients,
-# chain_tensors.cuh and chain_pack_pairs.cuh.
+# chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh and, where
+# the kernel is no multiple of the stride, present_taps.h; for those that sum over many channels
+# conv_transpose_hopper_plan.h.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -31,6 +33,7 @@ _GATHERED = "TCONV_GATHERS_PIXELS"
 _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
 _SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
+_SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -55,6 +58,8 @@ def resolve(
     chain_tensors: bool = False,
     short: bool = False,
     class_pairs: bool = False,
+    skipped: bool = False,
+    ahead: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -65,8 +70,9 @@ def resolve(
     and the gathered kernel; `sampled`: with the input's scale from a sample; `branched`: for chains
     with steps of branches; `chained`: gradients through chains; `in_parts`: one that compiles in
     parts, by dtype; `tensors`: with operands of the output's shape; `chain_tensors`: gradients of
-    chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients of
-    chains packed for two columns' planes at once.
+    chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients
+    packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
+    `ahead`: windows of several blocks of channels under way.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -87,6 +93,8 @@ def resolve(
         _TENSORS: tensors,
         _CHAIN_TENSORS: chain_tensors,
         _CLASS_PAIRS: class_pairs,
+        _SKIPPED: skipped,
+        _AHEAD: ahead,
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)
@@ -254,20 +262,25 @@ def gradient_cuda_source(
     split: bool = False,
     tensors: bool = False,
     short: bool = False,
+    skipped: bool = False,
+    ahead: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"); or of BatchNorm alone ("batch_norm"). `chains`: the text of
     generated_gradient.h, or None for the identity's; beside "gradients" those of chains and
     GroupNorm are in it, too. `split`: with output channels of convolutions in parts; `tensors`:
-    chains have operands of the output's shape; `short`: columns are two apart.
+    chains have operands of the output's shape; `short`: columns are two apart;
+    `skipped`: some outputs lack a tap of an axis that others have; `ahead`: x's gradient sums over
+    many blocks of channels.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
-    conditions["class_pairs"] = chained and short
+    if packed:
+        conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 

@@ -33,10 +33,12 @@ struct ConvCall {
 #endif
 #ifdef TCONV_READS_TENSORS
   // Outputs on which the rest of the chain is to work behind this call, from its first operand of their shape on:
-  // planes of samples and channels that follow each other. No planes: a later call does. CUDA only.
+  // planes of samples and channels that follow each other. No planes: a later call does. `from`: where what it works on
+  // lies, and stays, or null: in `out`. CUDA only.
   struct {
     void* out;
     int64_t planes, plane;
+    const void* from;
   } joined;
 #endif
 };

@@ -73,11 +73,12 @@ def cuda_source_of(path: Path) -> str:
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:
-        return gradient_cuda_source(chains=_long_chains(), short=True)
+        return gradient_cuda_source(chains=_long_chains(), short=True, skipped=True, ahead=True)
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))
-        return gradient_cuda_source(chains=chains_header(True, True), tensors=True, short=True)
+        forms = {"tensors": True, "short": True, "skipped": True, "ahead": True}
+        return gradient_cuda_source(chains=chains_header(True, True), **forms)
     if path == RESIDUAL_JOIN:
         headers = {"generated_epilogue.h": epilogue_header(_fused(RESIDUAL).steps, True)}
         text = resolve(KERNELS / "cuda" / "join_tensors.cuh", headers, tensors=True)
@@ -86,9 +87,9 @@ def cuda_source_of(path: Path) -> str:
         chains = gradient_header([_fused(RESIDUAL).steps], tensors=True)
         return gradient_cuda_source("group_norm_gradient", chains=chains, tensors=True)
     if path == MANY_CHANNELS_GRADIENTS:
-        return gradient_cuda_source(split=True)
+        return gradient_cuda_source(split=True, ahead=True)
     if path == VOLUME_GRADIENTS:
-        return gradient_cuda_source(volumes=True)
+        return gradient_cuda_source(volumes=True, short=True, skipped=True, ahead=True)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 

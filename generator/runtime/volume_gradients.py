@@ -36,8 +36,12 @@ class _Volumes(torch.autograd.Function):
         steps, number = chain
         of_result = _RESULT_CHAINS.get(number) if steps else None
         ctx.call = other, (steps, number, of_result), axes, groups
-        result = _run_volumes(kernels, x, weight, bias, axes, groups, vectors)
-        ctx.save_for_backward(x, weight, bias, *vectors, result if of_result is not None else None)
+        operands = kernels, x, weight, bias, axes, groups, vectors
+        if of_result is None:
+            result, value = _run_with_value(steps, *operands)
+        else:
+            result = value = _run_volumes(*operands)
+        ctx.save_for_backward(x, weight, bias, *vectors, value)
         return result
 
     @staticmethod
@@ -48,7 +52,7 @@ class _Volumes(torch.autograd.Function):
 def _gradients_of_volumes(ctx, grad) -> list:
     """Of x, weight, bias and the vectors, those that are wanted."""
     other, (steps, number, of_result), axes, groups = ctx.call
-    needs, (*tensors, result) = ctx.needs_input_grad[5:], ctx.saved_tensors
+    needs, (*tensors, value) = ctx.needs_input_grad[5:], ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph=True
         return _differentiated(other, tensors, axes, groups, grad, needs, True)
     x, weight, bias, *vectors = tensors
@@ -59,13 +63,13 @@ def _gradients_of_volumes(ctx, grad) -> list:
     # To the steps a volume is an image, its slices below each other.
     plane, sums = grad.contiguous().flatten(2, 3), None
     if _chain_needs_values(steps):
-        value, number = result, number if result is None else of_result
+        number = number if of_result is None else of_result
         if value is None:
             value = _library_volumes(x.contiguous(), weight, bias, axes, groups)
         if value is None:
             return _differentiated(other, tensors, axes, groups, grad, needs, False)
         plane, sums, vector_grads = _before_chain(
-            plane, value.flatten(2, 3), vectors, needs[2:], number
+            plane, value.flatten(2, 3), vectors, needs[2:], steps, number
         )
     else:
         plane, vector_grads = _chain_backward(steps, plane, None, vectors)
@@ -82,9 +86,16 @@ def _gradients_of_volumes(ctx, grad) -> list:
     return [*found, sums, *of_operands]
 
 
-def _before_chain(grad, value, vectors, needs, chain: int) -> tuple:
-    """(gradient of `value`, from that of its `chain`; its sums per channel or None; gradients of
-    the chain's operands); needs: of the sums, then of the operands.
+def _run_with_value(steps, *operands) -> tuple:
+    """(the operator's result, as _run_volumes has it; what its chain of these steps begins with,
+    or None)
+    """
+    return _run_volumes(*operands), None
+
+
+def _before_chain(grad, value, vectors, needs, steps, chain: int) -> tuple:
+    """(gradient of `value`, from that of its chain, of these steps and of that number; its sums per
+    channel or None; gradients of the chain's operands); needs: of the sums, then of the operands.
     """
     return _kernel_chain_gradients(grad, value, vectors, needs[0], False, chain)
 

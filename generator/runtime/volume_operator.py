@@ -30,7 +30,7 @@ def _declining_operator(namespace, name: str, count_flops, results: int = 1):
         registry = torch.library.Library(namespace.name, "FRAGMENT")
         qualified = f"{namespace.name}::{name}"
 
-        def fake(first, *_):
+        def fake(first, *_, **__):
             made = [first.new_empty((0,)) for _ in range(results)]
             return tuple(made) if results > 1 else made[0]
 
@@ -40,11 +40,15 @@ def _declining_operator(namespace, name: str, count_flops, results: int = 1):
     return kernels.default
 
 
-def _run_volumes(kernels, x, weight, bias, axes, groups: int, vectors=()) -> torch.Tensor | None:
+def _run_volumes(
+    kernels, x, weight, bias, axes, groups: int, vectors=(), **kept
+) -> torch.Tensor | None:
     """The contiguous result for x [batch, channels, depth, height, width], or None where the
     operator declines. axes: stride, padding, output padding and dilation of depth, height, width.
+    kept: of a chain that begins with an operand of the output's shape, `kept`: a tensor for what
+    that is joined to.
     """
     numbers = [number for axis in axes for number in axis]
     with _ALLOCATION:
-        out = kernels(x, weight, bias, *numbers, groups, _tf32_allowed(), *vectors)
+        out = kernels(x, weight, bias, *numbers, groups, _tf32_allowed(), *vectors, **kept)
     return out.unflatten(0, (x.shape[0], -1)) if out.numel() > 0 else None

@@ -120,7 +120,7 @@ struct ConvInputs {
     }
     call.out = pointer_of(out);
 #ifdef TCONV_READS_TENSORS
-    call.joined = {call.out, layer.batch * layer.out_channels, layer.out_h * layer.out_w};
+    call.joined = {call.out, layer.batch * layer.out_channels, layer.out_h * layer.out_w, nullptr};
 #endif
     return call;
   }

@@ -26,6 +26,9 @@ struct DepthInputs {
   DepthGeometry g{};
   bool tf32;
   OptionalTensor vectors[kMaxChannelVectors];
+#ifdef TCONV_READS_TENSORS
+  OptionalTensor kept;  // for what the first tensor operand is joined to, beside the result
+#endif
 
   explicit DepthInputs(Stack& stack) : x(stack.tensor()), weight(stack.tensor()), bias(stack.optional_tensor()) {
     g.stride = stack.integer(), g.plane.stride = stack.pair();
@@ -34,6 +37,9 @@ struct DepthInputs {
     g.dilation = stack.integer(), g.plane.dilation = stack.pair();
     g.plane.groups = stack.integer(), tf32 = stack.boolean();
     for (OptionalTensor& vector : vectors) vector = stack.optional_tensor();
+#ifdef TCONV_READS_TENSORS
+    kept = stack.optional_tensor();
+#endif
   }
 
   bool is_of_kind(const Tensor& tensor) const {
@@ -82,6 +88,9 @@ struct DepthInputs {
   bool joins_row_by_row() const { return device_of(x).is_cpu(); }
 
   bool tensors_fit(const std::array<int64_t, 5>& sizes) const {
+    if (kept && (joins_row_by_row() || !is_of_kind(*kept) || !has_shape(*kept, sizes.data(), sizes.size()) ||
+                 !kept->is_contiguous()))
+      return false;
     for (int i = 0; i < kMaxChannelVectors; ++i) {
       if (!(kTensorOperands >> i & 1)) continue;
       if (!vectors[i] || !is_of_kind(*vectors[i]) || !has_shape(*vectors[i], sizes.data(), sizes.size())) return false;
@@ -198,6 +207,11 @@ Tensor convolve_volumes(DepthInputs& in) {
     return declined();
   const int64_t sizes[] = {in.x.size(0) * image.out_channels, depth, image.out_h, image.out_w};
   const Tensor out = allocate(sizes, 4, dtype, device);
+#ifdef TCONV_READS_TENSORS
+  char* const written = static_cast<char*>(in.kept ? pointer_of(*in.kept) : pointer_of(out));
+#else
+  char* const written = static_cast<char*>(pointer_of(out));
+#endif
   const int64_t slice_bytes = image.out_h * image.out_w * static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   for (size_t residue = 0; residue < calls.size(); ++residue) {
     Call& call = calls[residue];
@@ -209,9 +223,10 @@ Tensor convolve_volumes(DepthInputs& in) {
         call.conv.channel_vectors[i] =
             static_cast<const char*>(call.conv.channel_vectors[i]) + static_cast<int64_t>(residue) * slice_bytes;
     if (residue + 1 == calls.size())
-      call.conv.joined = {pointer_of(out), in.x.size(0) * image.out_channels, depth * image.out_h * image.out_w};
+      call.conv.joined = {pointer_of(out), in.x.size(0) * image.out_channels, depth * image.out_h * image.out_w,
+                          written};
 #endif
-    call.conv.out = static_cast<char*>(pointer_of(out)) + static_cast<int64_t>(residue) * slice_bytes;
+    call.conv.out = written + static_cast<int64_t>(residue) * slice_bytes;
     launch(call, device);
   }
   return out;
@@ -232,10 +247,15 @@ void run_depth(StableIValue* values, uint64_t, uint64_t) {
 #else
 #define TCONV_RUN_DEPTH "run_depth"
 #endif
+#ifdef TCONV_READS_TENSORS
+#define TCONV_KEPT_SCHEMA ", Tensor(a!)? kept=None"
+#else
+#define TCONV_KEPT_SCHEMA
+#endif
 #define TCONV_DEPTH_SCHEMA                                                                           \
   "Tensor x, Tensor weight, Tensor? bias, int stride_d, int stride_h, int stride_w, int padding_d, " \
   "int padding_h, int padding_w, int output_padding_d, int output_padding_h, int output_padding_w, " \
-  "int dilation_d, int dilation_h, int dilation_w, int groups, bool tf32, " TCONV_VECTORS_SCHEMA
+  "int dilation_d, int dilation_h, int dilation_w, int groups, bool tf32, " TCONV_VECTORS_SCHEMA TCONV_KEPT_SCHEMA
 // STABLE_TORCH_LIBRARY_FRAGMENT pastes its argument: this expands it first.
 #define TCONV_DEPTH_LIBRARY(NAMESPACE, M) STABLE_TORCH_LIBRARY_FRAGMENT(NAMESPACE, M)
 #define TCONV_IMPLEMENT_DEPTH(DEVICE, CALL)                          \

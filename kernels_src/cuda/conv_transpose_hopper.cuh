@@ -126,7 +126,12 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
       ChannelPair channels;
       bool tapped = false;
 #ifdef TCONV_SHORT_PASSES
+#ifdef TCONV_SKIPS_TAPS
+      const bool is_short =
+          has_short_passes(N) && plan.num_ic_blocks == plan.ring_ic_blocks && !args.packed.taps.any_short();
+#else
       const bool is_short = has_short_passes(N) && plan.num_ic_blocks == plan.ring_ic_blocks;
+#endif
       if (is_short) {
         tapped = true;
         const int window_end = units_below(origin + plan.tile_pixels + plan.reach);
@@ -194,7 +199,13 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
           const int tile_end = continues ? origin + plan.tile_pixels : INT32_MAX;
           const int in_channels = plan.in_channels_per_group - ic_block * kBlockIC;  // those beyond are zeros
           const int row_step = plan.tap_step_h * plan.pitch;
+#ifdef TCONV_SKIPS_TAPS
+          const int lacks_row = args.packed.taps.lacks_row(ic_block);
+          const int lacks_column = args.packed.taps.lacks_column(ic_block);
+          const int taps_h = phase.taps_h - lacks_row, taps_w = phase.taps_w - lacks_column;
+#else
           const int taps_w = phase.taps_w;
+#endif
           // Pixels from the chunk's first: a row of taps reads from `needed` on, and `row_extent` of them.
           const int first = segment * plan.segment_pixels + phase.first_pixel;
           int needed = origin + first;
@@ -233,7 +244,11 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
             do {
               units.await(shared, units_below(needed + row_extent), plan.ring_units);
               int pixel = top;
+#ifdef TCONV_SKIPS_TAPS
+              const bool last_row = tap_h + 1 == taps_h;
+#else
               const bool last_row = tap_h + 1 == phase.taps_h;
+#endif
               multiply_next_tap(steps, pixel, last_row && taps_w == 1);
               if (last_use) {
                 if (resident) wgmma_wait<1>();
@@ -246,7 +261,13 @@ __device__ __forceinline__ void consume(const HopperArgs<Storage>& args, const S
               }
               top = wrapped(top + row_step);
               needed += row_step;
+#ifdef TCONV_SKIPS_TAPS
+              if (resident) stage.slot += lacks_column * plan.blocks_per_sweep;
+            } while (++tap_h < taps_h);
+            if (resident) stage.slot += lacks_row * phase.taps_w * plan.blocks_per_sweep;
+#else
             } while (++tap_h < phase.taps_h);
+#endif
           };
           if constexpr (kPooled || kTwin) {  // decided tap by tap, or the compiler serialises the products
             multiply_window(std::integral_constant<int, 0>());

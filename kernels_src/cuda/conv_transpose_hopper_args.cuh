@@ -6,6 +6,9 @@
 #include "conv_transpose_hopper_weights.cuh"
 #include "fast_divisor.h"
 #include "hopper_primitives.cuh"
+#ifdef TCONV_SKIPS_TAPS
+#include "present_taps.h"
+#endif
 
 namespace tconv {
 namespace cuda {
@@ -49,6 +52,9 @@ struct PackedInput {
   FastDivisor by_abreast;         // images side by side, `pitch` pixels apart
   int columns, rows;              // of an image
   int strips, blocks, pitch, segment_pixels;
+#ifdef TCONV_SKIPS_TAPS
+  PresentTaps taps;  // blocks of channels are counted as it counts them
+#endif
 #ifdef TCONV_WALKS_DEPTH
   FastDivisor by_blocks;  // a depth tap is so many blocks, of another slice
   int slices, groups;     // of a volume
@@ -180,6 +186,17 @@ struct RingCursor {
   }
 };
 
+#ifdef TCONV_SKIPS_TAPS
+// Of a walk over planes, whose one phase has the tiles of a sweep block by block of channels: is the nth multiplied?
+__device__ __forceinline__ bool has_weights(const Plan& plan, const PresentTaps& taps, int nth) {
+  if (!taps.any_short()) return true;
+  const Phase& phase = plan.phases[0];
+  const int of_block = phase.taps_h * phase.taps_w, block = nth / of_block % plan.num_ic_blocks;
+  const int tap = nth % of_block, row = tap / phase.taps_w, column = tap - row * phase.taps_w;
+  return row < phase.taps_h - taps.lacks_row(block) && column < phase.taps_w - taps.lacks_column(block);
+}
+
+#endif
 // Units that hold the first `pixels` of a line.
 __device__ __forceinline__ int units_below(int pixels) { return (pixels + kUnitPixels - 1) / kUnitPixels; }
 

@@ -27,7 +27,12 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const double runs = plan.num_strips == 1 ? 1.0 : 1.0 + 100.0 / plan.tile_w;
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
   // Windows that do not continue are loaded while nothing is multiplied.
+#ifdef TCONV_LOADS_AHEAD
+  const bool ahead = single && plan.ring_units > plan.window_units;
+  const double fresh = single ? (ahead ? 1.0 : 1.5) * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+#else
   const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+#endif
   const double l2 = (fresh * pixel_bytes * loads + outputs + weights) / 28.0;
   // Measured: with few bytes to many products a data warp had better load one batch at a time.
   plan.batches_in_flight = !single && plan.tile_pixels * pixel_bytes * loads / 24.0 < 0.21 * multiply ? 1 : 2;

@@ -48,6 +48,9 @@ __device__ __forceinline__ PackedQuad find_quad(const BatchWalk<Storage>& walk, 
   if (begin >= end) return {0, 0};
 #ifdef TCONV_WALKS_DEPTH
   const int volume = static_cast<int>(args.by_slices.quotient(image));
+#ifdef TCONV_SKIPS_TAPS
+  if (packed.taps.count > 0) ic_block = packed.taps.places[ic_block];
+#endif
   const int tap = static_cast<int>(packed.by_blocks.quotient(ic_block)), group = walk.at.group >> plan.split_bits;
   ic_block -= tap * packed.blocks;
   const int sample = image + volume * (packed.slices - static_cast<int>(args.by_slices.divisor)) +

@@ -182,7 +182,15 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   // A later tile of a chunk may start within a unit.
   const int misaligned = ceil_div(plan.tile_pixels + plan.reach + kUnitPixels - 1, kUnitPixels);
   const int least_units = single ? plan.window_units : misaligned;
+#ifdef TCONV_LOADS_AHEAD
+  // Of blocks of channels that come one after the other, the next ones while one is multiplied.
+  const int step = single && plan.window_loads > 1 ? plan.window_units : 1;
+  const int most_units = !single    ? misaligned + ceil_div(plan.tile_pixels, kUnitPixels)
+                         : step > 1 ? kMostWindows * plan.window_units
+                                    : plan.window_units;
+#else
   const int most_units = single ? plan.window_units : misaligned + ceil_div(plan.tile_pixels, kUnitPixels);
+#endif
   const int64_t all_stages = plan.num_weight_tiles * blocks_per_sweep;
   const int64_t wanted_stages[] = {all_stages, 6 * blocks_per_sweep, 4 * blocks_per_sweep, 3 * blocks_per_sweep};
   // Where blocks of channels side by side are a ring of one window, none is given back before the last pass, and turns
@@ -192,7 +200,11 @@ inline bool plan_tiles(Plan& plan, const ConvTransposeLayer& p, Shape shape, int
   const int attempts = turns_hide_loads ? 4 : 3;
   int stages = 0;
   for (int attempt = 0; attempt < attempts && stages == 0; ++attempt) {
+#ifdef TCONV_LOADS_AHEAD
+    for (int units = most_units; units >= least_units && stages == 0; units -= step) {
+#else
     for (int units = most_units; units >= least_units && stages == 0; --units) {
+#endif
       plan.ring_units = units;
       plan.ring_block_pixels = units * kUnitPixels + plan.mirror_pixels;
       plan.ring_bytes = plan.ring_ic_blocks * plan.ring_block_pixels * kPixelBytes;

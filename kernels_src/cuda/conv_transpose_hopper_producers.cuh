@@ -162,7 +162,6 @@ __device__ __forceinline__ void load_half(const Args& args, const Source& source
 #endif
   if constexpr (kWhole) {
 #ifdef TCONV_WALKS_DEPTH
-    // A channel block may end within: what follows is zeros, not what lies behind the last channel.
     const bool inside = source.inside && channels_left > 0 && in_volume;
 #else
     // A channel block may end after its first half: the second then is zeros, not what lies behind the last channel.
@@ -383,6 +382,9 @@ __device__ __forceinline__ void produce_weights(const HopperArgs<Storage>& args,
     const char* from = tiles + static_cast<int64_t>(at.group) * count * step;
 #endif
     for (int i = 0; i < count; ++i, from += step) {
+#ifdef TCONV_SKIPS_TAPS
+      if (!has_weights(plan, args.packed.taps, i)) continue;
+#endif
       const int slot = first_stage + stage.slot;
       mbarrier_wait(shared.weight_empty + 8 * slot, stage.parity ^ 1);
       mbarrier_wait(shared.weight_full + 8 * slot, stage.parity ^ 1);  // as in await_free

@@ -25,6 +25,9 @@ constexpr int kUnitPixels = 64;    // of the window: what a full and an empty ba
 constexpr int kBatchPixels = 32;   // what a data warp moves at once
 constexpr int kMaxRingUnits = 28;  // what fits shared memory
 constexpr int kMaxWeightStages = 32;
+#ifdef TCONV_LOADS_AHEAD
+constexpr int kMostWindows = 3;  // in a ring that takes blocks of channels one after the other
+#endif
 struct Shape {
   int consumers, n;
   int producer_warps;

@@ -12,6 +12,11 @@
 #include "../gradient_call.h"
 #include "check.h"
 #include "fast_divisor.h"
+#ifdef TCONV_SKIPS_TAPS
+#ifdef TCONV_WALKS_DEPTH
+#include "present_taps.h"
+#endif
+#endif
 #include "sliding_layer.h"
 
 namespace tconv {
@@ -33,6 +38,9 @@ struct SwappedWeightsArgs {
   SlidingAxis d;
   int64_t kernel_d, channels_per_group;
   FastDivisor64 by_taps_d, by_padded;  // channels of a group, with those that have zeros behind the others
+#ifdef TCONV_SKIPS_TAPS
+  PresentTaps taps;  // of blocks, if there are some, the channels are: by_taps_d divides by one
+#endif
 #endif
 };
 
@@ -50,8 +58,22 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
     const int64_t tap_w = args.w.taps - 1 - next_digit(args.by_taps_w);
     const int64_t tap_h = args.h.taps - 1 - next_digit(args.by_taps_h);
 #ifdef TCONV_WALKS_DEPTH
+#ifdef TCONV_SKIPS_TAPS
+    int64_t tap_d = args.d.taps - 1 - next_digit(args.by_taps_d);
+    const int64_t ic = next_digit(args.by_ic);
+    int64_t of_group = next_digit(args.by_padded);
+    const int64_t group = rest;
+    if (args.taps.count > 0) {
+      constexpr int kBlock = PresentTaps::kBlockChannels;
+      const int place = args.taps.places[of_group / kBlock],
+                blocks = static_cast<int>(args.channels_per_group / kBlock);
+      tap_d = place / blocks;
+      of_group = (place - tap_d * blocks) * kBlock + of_group % kBlock;
+    }
+#else
     const int64_t tap_d = args.d.taps - 1 - next_digit(args.by_taps_d);
     const int64_t ic = next_digit(args.by_ic), of_group = next_digit(args.by_padded), group = rest;
+#endif
     const int64_t class_d = args.by_channels.quotient(of_group), kd = class_d + tap_d * args.d.kernel_step;
     const int64_t channel = of_group - class_d * static_cast<int64_t>(args.by_channels.divisor);
 #else
@@ -77,7 +99,13 @@ __global__ void __launch_bounds__(SwappedWeightsConfig::kThreads)
 #ifdef TCONV_WALKS_DEPTH
 // `padded`: channels of a group, if more than those of all planes.
 template <typename Storage>
+#ifdef TCONV_SKIPS_TAPS
+// `taps`: or those of its blocks, of all depth taps.
+int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped, int64_t padded = 0,
+                            const PresentTaps& taps = {}) {
+#else
 int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped, int64_t padded = 0) {
+#endif
 #else
 template <typename Storage>
 int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& sliding, void* swapped) {
@@ -95,9 +123,17 @@ int64_t launch_swap_weights(const GradientCall& call, const SlidingLayer& slidin
   args.d = sliding.d;
   args.kernel_d = call.depth.in == 0 ? 1 : call.depth.kernel;
   args.channels_per_group = sliding.channels_per_group;
+#ifdef TCONV_SKIPS_TAPS
+  args.taps = taps;
+  const bool of_blocks = taps.count > 0;
+  padded = of_blocks ? int64_t{taps.count} * PresentTaps::kBlockChannels : std::max(padded, sliding.channels_per_group);
+  const int64_t taps_d = of_blocks ? 1 : sliding.d.taps;
+#else
   padded = std::max(padded, sliding.channels_per_group);
-  args.count = args.count / sliding.channels_per_group * padded * sliding.d.taps;
-  args.by_taps_d = FastDivisor64::make(static_cast<uint64_t>(sliding.d.taps));
+  const int64_t taps_d = sliding.d.taps;
+#endif
+  args.count = args.count / sliding.channels_per_group * padded * taps_d;
+  args.by_taps_d = FastDivisor64::make(static_cast<uint64_t>(taps_d));
   args.by_padded = FastDivisor64::make(static_cast<uint64_t>(padded));
   channels /= sliding.d.classes;  // those of a class in depth
 #endif

@@ -1,7 +1,7 @@
-// The rest of a chain behind its first operand of the output's shape: one pass over the outputs where they lie, from
-// the last ones on, which are still in L2. Bound by memory: accumulators of the convolutions' kernels leave no
-// registers in which operands could be waited for, and a pass of its own was measured to be faster than their
-// epilogues.
+// The rest of a chain behind its first operand of the output's shape: one pass over the outputs where they lie, or from
+// there to where the chain's are wanted, from the last ones on, which are still in L2. Bound by memory: accumulators of
+// the convolutions' kernels leave no registers in which operands could be waited for, and a pass of its own was
+// measured to be faster than their epilogues.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +23,7 @@ struct JoinConfig {
 
 template <typename Storage>
 struct JoinArgs {
+  const Storage* from;
   Storage* out;
   EpilogueArgs<Storage> epilogue;
   int64_t count, num_blocks;
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(JoinConfig::kThreads, JoinConfig::kMinBlocks)
     for (int i = 0; i < kVectors; ++i) {
       const int64_t at = first + i * Config::kThreads * kVector;
       if (!args.vectors || at + kVector > args.count) continue;
-      values[i] = *reinterpret_cast<const Vector*>(args.out + at);
+      values[i] = *reinterpret_cast<const Vector*>(args.from + at);
 #pragma unroll
       for (int k = 0; k < kMaxChannelVectors; ++k)
         if (Epilogue::reads(k))
@@ -78,7 +79,8 @@ __global__ void __launch_bounds__(JoinConfig::kThreads, JoinConfig::kMinBlocks)
       } else {
 #pragma unroll 1
         for (int64_t j = at; j < at + kVector && j < args.count; ++j)
-          args.out[j] = join(args.out[j], args.epilogue.channel_vectors, j, args.channel_of(args.by_plane.quotient(j)));
+          args.out[j] =
+              join(args.from[j], args.epilogue.channel_vectors, j, args.channel_of(args.by_plane.quotient(j)));
       }
     }
   }
@@ -91,13 +93,14 @@ int64_t launch_join_typed(const ConvCall& call) {
   TCONV_RETURN_IF_ERROR(query_device_limits(&device));
   JoinArgs<Storage> args{};
   args.out = static_cast<Storage*>(call.joined.out);
+  args.from = call.joined.from != nullptr ? static_cast<const Storage*>(call.joined.from) : args.out;
   args.epilogue = make_epilogue_args<Storage>(call);
   args.count = call.joined.planes * call.joined.plane;
   constexpr int64_t kOfBlock = Config::kVectors * Config::kThreads * Config::kBytes / static_cast<int>(sizeof(Storage));
   args.num_blocks = (args.count + kOfBlock - 1) / kOfBlock;
   args.by_plane = FastDivisor64::make(static_cast<uint64_t>(call.joined.plane));
   args.by_channels = FastDivisor64::make(static_cast<uint64_t>(call.layer.out_channels));
-  args.vectors = reinterpret_cast<uintptr_t>(call.joined.out) % Config::kBytes == 0;
+  args.vectors = (reinterpret_cast<uintptr_t>(args.out) | reinterpret_cast<uintptr_t>(args.from)) % Config::kBytes == 0;
   for (int k = 0; k < kMaxChannelVectors; ++k)
     if (Epilogue::reads(k))
       args.vectors = args.vectors && reinterpret_cast<uintptr_t>(call.channel_vectors[k]) % Config::kBytes == 0;

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "input_gradient.cuh"
+#ifdef TCONV_SKIPS_TAPS
+#include "present_taps.h"
+#endif
 #ifdef TCONV_WALKS_DEPTH
 #include "volume_gradients.cuh"
 #endif
@@ -11,6 +14,18 @@
 namespace tconv {
 namespace cuda {
 
+#ifdef TCONV_SKIPS_TAPS
+inline PresentTaps present_taps(const GradientCall& call, const SlidingLayer& sliding) {
+  const ConvTransposeLayer& p = call.conv.layer;
+#ifdef TCONV_WALKS_DEPTH
+  const int64_t kernel_d = call.depth.in > 0 ? call.depth.kernel : 1;
+#else
+  constexpr int64_t kernel_d = 1;
+#endif
+  return PresentTaps(sliding, p.out_channels / p.groups, kernel_d, p.kernel_h, p.kernel_w);
+}
+
+#endif
 struct PackedGradientsPlan {
   bool usable;
   int64_t packed_at, planes_at, total_bytes;  // in the workspace, behind what the input gradient has there
@@ -25,7 +40,12 @@ struct PackedGradientsPlan {
 #endif
     // In 16 bits nothing says where infinity meets an absent tap. Measured: two blocks of g's channels are read as fast
     // as what is packed of them.
+#ifdef TCONV_SKIPS_TAPS
+    const bool zeros = input.sliding.absent_taps && present_taps(call, input.sliding).count == 0;
+    if (!fp32 && (zeros || (!input.sliding.strided && goes.layout.planes.blocks > 1))) return;
+#else
     if (!fp32 && (input.sliding.absent_taps || (!input.sliding.strided && goes.layout.planes.blocks > 1))) return;
+#endif
     if (goes.planes_bytes >> 4 > INT32_MAX) return;  // places of chunks are 32-bit numbers
 #ifdef TCONV_WALKS_DEPTH
     const int64_t batch = call.conv.layer.batch * input.sliding.d.plane_size;  // images
@@ -63,6 +83,15 @@ struct PackedGradientsPlan {
 #else
     to.batch = count;
 #endif
+#ifdef TCONV_SKIPS_TAPS
+    // Blocks of all depth taps as channels of one.
+    if (const int64_t blocks = present_taps(call, input.sliding).count) {
+      to.in_channels = to.groups * blocks * PresentTaps::kBlockChannels;
+#ifdef TCONV_WALKS_DEPTH
+      if (volumes) walk.depth.taps = walk.depth.kernel_depth = 1, walk.depth.kernel_first = 0;
+#endif
+    }
+#endif
     to.padding_h = (to.kernel_h - 1) * to.dilation_h, to.padding_w = (to.kernel_w - 1) * to.dilation_w;
     to.in_h = input.sliding.h.plane_size, to.in_w = input.pitch;
     to.x_stride_w = 1, to.x_stride_h = to.in_w, to.x_stride_c = to.in_h * to.in_w;
@@ -78,7 +107,12 @@ struct PackedGradientsPlan {
   }
 };
 
+#ifdef TCONV_SKIPS_TAPS
+inline hopper::PackedInput packed_planes(const PackedGoes& goes, const SlidingLayer& sliding, void* workspace,
+                                         const PresentTaps& taps = {}) {
+#else
 inline hopper::PackedInput packed_planes(const PackedGoes& goes, const SlidingLayer& sliding, void* workspace) {
+#endif
   const WeightGradientLayout& layout = goes.layout;
   hopper::PackedInput packed;
   packed.segments = goes.planes(workspace);
@@ -88,6 +122,9 @@ inline hopper::PackedInput packed_planes(const PackedGoes& goes, const SlidingLa
   packed.strips = layout.strips, packed.blocks = layout.planes.blocks;
   packed.pitch = layout.abreast > 1 ? layout.pitch : 0;
   packed.segment_pixels = layout.planes.segment_pixels;
+#ifdef TCONV_SKIPS_TAPS
+  packed.taps = taps;
+#endif
 #ifdef TCONV_WALKS_DEPTH
   packed.by_blocks = FastDivisor::make(static_cast<uint32_t>(layout.planes.blocks));
   packed.slices = static_cast<int>(sliding.d.plane_size), packed.groups = layout.groups;
@@ -104,13 +141,25 @@ int64_t launch_packed_gradients(const GradientCall& call, const InputGradientPla
   void* const packed_workspace = base + plan.packed_at;
   const PackedGoes& goes = weight.goes();
   GuardState* const guard = sizeof(Storage) == 4 ? &goes.state(packed_workspace)->guard : nullptr;
+#ifdef TCONV_SKIPS_TAPS
+  const PresentTaps taps = present_taps(call, input.sliding);
+#endif
 #ifdef TCONV_WALKS_DEPTH
+#ifdef TCONV_SKIPS_TAPS
+  TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace),
+                                                     packed_tap_channels(input.sliding), taps));
+#else
   TCONV_RETURN_IF_ERROR(
       launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace), packed_tap_channels(input.sliding)));
+#endif
 #else
   TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace)));
 #endif
+#ifdef TCONV_SKIPS_TAPS
+  const hopper::PackedInput packed = packed_planes(goes, input.sliding, packed_workspace, taps);
+#else
   const hopper::PackedInput packed = packed_planes(goes, input.sliding, packed_workspace);
+#endif
 #ifdef TCONV_WALKS_DEPTH
   const int64_t depth = call.depth.in > 0 ? call.depth.in : 1;
   const int64_t volume = call.conv.layer.in_channels * depth * call.conv.layer.in_h * call.conv.layer.in_w;
@@ -151,7 +200,11 @@ int64_t launch_packed_gradients(const GradientCall& call, const InputGradientPla
   }
 #ifdef TCONV_WALKS_DEPTH
   if (walk.depth.walks()) {
+#ifdef TCONV_SKIPS_TAPS
+    if (taps.count > 0 || packed_tap_channels(input.sliding) != input.sliding.channels_per_group)
+#else
     if (packed_tap_channels(input.sliding) != input.sliding.channels_per_group)
+#endif
       TCONV_RETURN_IF_ERROR(launch_swap_weights<Storage>(call, input.sliding, input.weights(workspace)));
     TCONV_RETURN_IF_ERROR(launch_depth_plain(walk, call.grad_x, &guard->out_of_range));
     return repair_input_gradient<Storage>(call, repair_if);

@@ -179,7 +179,11 @@ int64_t launch_weight_gradient_hopper(const GradientCall& call, const SlidingLay
   const int64_t batch = call.conv.layer.batch;
   for (int64_t first = 0; first < batch; first += goes.images) {
     const int count = static_cast<int>(std::min<int64_t>(goes.images, batch - first));
+#ifdef TCONV_PAIRS_CLASSES
+    TCONV_RETURN_IF_ERROR((launch_pack<1, Storage, true>(call, sliding, goes, first, count, workspace, state)));
+#else
     TCONV_RETURN_IF_ERROR((launch_pack<1, Storage>(call, sliding, goes, first, count, workspace, state)));
+#endif
 #ifdef TCONV_GRADIENT_CHAINS
     TCONV_RETURN_IF_ERROR(launch_products<kBFloat16>(call, plan, goes, workspace, count, first > 0, nullptr));
 #else

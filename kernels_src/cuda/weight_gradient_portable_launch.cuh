@@ -10,6 +10,9 @@
 #ifdef TCONV_GRADIENT_CHAINS
 #include "planes_packer.h"
 #endif
+#ifdef TCONV_PAIRS_CLASSES
+#include "weight_gradient_pack_pairs.cuh"
+#endif
 #include "weight_gradient_pack_rows.cuh"
 #include "weight_gradient_portable.cuh"
 #include "weight_gradient_sums.cuh"
@@ -185,7 +188,12 @@ bool packs_pairs(const PackArgs<Storage>& args) {
 }
 
 // Of images [first, first + count), x and planes.
+#ifdef TCONV_PAIRS_CLASSES
+// kHopper: for kernels of that device.
+template <int kPieces, typename Storage, bool kHopper = false>
+#else
 template <int kPieces, typename Storage>
+#endif
 int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const PackedGoes& goes, int64_t first,
                     int count, void* workspace, GradientState* state) {
   PackRowsArgs<Storage> rows;
@@ -215,6 +223,19 @@ int64_t launch_pack(const GradientCall& call, const SlidingLayer& sliding, const
       TCONV_RETURN_IF_ERROR(launch_overlapped(kernel, dim3(static_cast<unsigned>(of_x)), dim3(PackRowsConfig::kThreads),
                                               PackRowsConfig::kImages * bytes, call.conv.stream, rows));
       return call.packer->pack(goes, first, count, workspace, state);
+    }
+#endif
+#ifdef TCONV_PAIRS_CLASSES
+    if constexpr (kHopper && kPieces == 1) {
+      const PackArgs<Storage>& planes = rows.tensors[1];
+      if (packs_column_pairs(planes)) {
+        const int64_t samples = goes.layout.samples(count);
+        rows.sample_runs[1] = 0;
+        TCONV_RETURN_IF_ERROR(launch_kernel(kernel, dim3(static_cast<unsigned>(samples * rows.sample_runs[0])),
+                                            dim3(PackRowsConfig::kThreads), PackRowsConfig::kImages * bytes,
+                                            call.conv.stream, rows));
+        return launch_pack_column_pairs(planes, samples, call.conv.stream);
+      }
     }
 #endif
     const int64_t blocks = goes.layout.samples(count) * (rows.sample_runs[0] + rows.sample_runs[1]);
