@@ -102,6 +102,10 @@ struct PackedGradientsPlan {
       walk.depth.x_stride_d = to.x_stride_c, walk.depth.x_stride_n = to.x_stride_n;
     }
 #endif
+#ifdef TCONV_LOADS_AHEAD
+    // To the plan they are pixels that are loaded one by one: what is copied in small pieces takes more warps, too.
+    to.x_stride_w = 2;
+#endif
     walk.stream = call.conv.stream;
     return walk;
   }
