@@ -13,11 +13,18 @@ namespace hopper {
 // Where a quad of a batch's pixels was packed: all in one row of one strip, for rows of the line begin with quads.
 struct PackedQuad {
   uint32_t first;  // 16-byte chunks before its first pixel
+#ifdef TCONV_LOADS_AHEAD
+  uint32_t there;  // a bit for each of its pixels: is it there? behind them the first's place, mod 8
+
+  __device__ __forceinline__ bool has(uint32_t nth) const { return (there >> nth & 1) != 0; }
+  __device__ __forceinline__ uint32_t pixel() const { return there >> kVectorPixels; }
+#else
   uint32_t there;  // 3 bits: the first of its pixels that is there; 3: the end of those; the first's place, mod 8
 
   __device__ __forceinline__ uint32_t begin() const { return there & 7; }
   __device__ __forceinline__ uint32_t end() const { return there >> 3 & 7; }
   __device__ __forceinline__ uint32_t pixel() const { return there >> 6; }
+#endif
 
   __device__ __forceinline__ static PackedQuad of_lane(const PackedQuad& mine, int lane) {
     return {__shfl_sync(0xFFFFFFFFu, mine.first, lane), __shfl_sync(0xFFFFFFFFu, mine.there, lane)};
@@ -74,22 +81,68 @@ __device__ __forceinline__ PackedQuad find_quad(const BatchWalk<Storage>& walk, 
 #endif
   const uint32_t segment = (block * packed.strips + strip) * packed.rows + row;
   constexpr int kChunks = kPixelBytes / 16;
+#ifdef TCONV_LOADS_AHEAD
+  const int there = (1 << end) - (1 << begin);
+  return {(segment * packed.segment_pixels + pixel) * kChunks,
+          static_cast<uint32_t>(there | (pixel & 7) << kVectorPixels)};
+#else
   return {(segment * packed.segment_pixels + pixel) * kChunks,
           static_cast<uint32_t>(begin | end << 3 | (pixel & 7) << 6)};
+#endif
 }
 
+#ifdef TCONV_LOADS_AHEAD
+// The copies of a batch whose quads the first lanes have found; neighbouring lanes take the chunks of a pixel.
+// mirror_bytes: from each pixel to where it is repeated.
+template <int kChunkBits, bool kMirrored>
+__device__ __forceinline__ void copy_batch(const uint4* segments, const PackedQuad& mine, uint32_t to,
+                                           uint32_t mirror_bytes, int lane) {
+  constexpr int kPixels = 32 >> kChunkBits;  // at once
+  const int of_lane = lane >> kChunkBits;
+  const uint32_t chunk = lane & ((1 << kChunkBits) - 1), nth = of_lane % kVectorPixels;
+#pragma unroll
+  for (int i = 0; i < kBatchPixels; i += kPixels) {
+    const PackedQuad quad = PackedQuad::of_lane(mine, (i + of_lane) / kVectorPixels);
+    const bool there = quad.has(nth);
+    // Either place has its own swizzle; a batch begins at a multiple of 8 pixels.
+    const uint32_t from = quad.first + nth * 8 + ((chunk ^ (quad.pixel() + nth)) & 7);
+    const uint32_t at = to + (i + of_lane) * kPixelBytes + ((chunk ^ (i + of_lane)) & 7) * 16;
+    const uint4* const source = segments + (there ? from : 0);
+    copy_chunk(at, source, there);
+    if constexpr (kMirrored) copy_chunk(at + mirror_bytes, source, there);
+  }
+}
+
+#endif
 // A data warp's part; neighbouring lanes take the chunks of a pixel that are wanted.
 template <typename Storage>
 __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, const Shared& shared, int warp,
                                                int data_warps, int lane) {
   const Plan& plan = args.plan;
   const uint4* const segments = reinterpret_cast<const uint4*>(args.packed.segments);
+#ifdef TCONV_LOADS_AHEAD
+  const bool wide = args.channel_halves == 2;
+  const uint32_t mirror_bytes = plan.ring_units * (kUnitPixels * kPixelBytes);
+#else
   const int chunk_bits = args.channel_halves == 2 ? 3 : 2, chunk = lane & ((1 << chunk_bits) - 1);
+#endif
   for (BatchWalk<Storage> walk(args, warp); !walk.done(); walk.step(data_warps)) {
     const PackedQuad mine = find_quad(walk, lane % (kBatchPixels / kVectorPixels));
     const BatchPlace place(args, walk.ring);
     const bool mirrored = place.pixel < plan.mirror_pixels;
     await_free(shared, place, walk.ring.parity);
+#ifdef TCONV_LOADS_AHEAD
+    const uint32_t to = shared.ring + (place.part * plan.ring_block_pixels + place.pixel) * kPixelBytes;
+    if (wide && !mirrored) {
+      copy_batch<3, false>(segments, mine, to, 0, lane);
+    } else if (wide) {
+      copy_batch<3, true>(segments, mine, to, mirror_bytes, lane);
+    } else if (!mirrored) {
+      copy_batch<2, false>(segments, mine, to, 0, lane);
+    } else {
+      copy_batch<2, true>(segments, mine, to, mirror_bytes, lane);
+    }
+#else
     const int first = place.part * plan.ring_block_pixels + place.pixel;
 #pragma unroll 4
     for (int i = lane >> chunk_bits; i < kBatchPixels; i += 32 >> chunk_bits) {
@@ -103,6 +156,7 @@ __device__ __forceinline__ void produce_packed(const HopperArgs<Storage>& args, 
       copy_chunk(to, source, there);
       if (mirrored) copy_chunk(to + plan.ring_units * (kUnitPixels * kPixelBytes), source, there);
     }
+#endif
     arrive_after_copies(shared.unit_full + 8 * place.unit());
   }
 }

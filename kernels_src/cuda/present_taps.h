@@ -11,11 +11,11 @@ namespace tconv {
 namespace cuda {
 
 struct PresentTaps {
-  static constexpr int kBlockChannels = 64, kMostBlocks = 64;
+  static constexpr int kBlockChannels = 64, kMostBlocks = 32;
   // Blocks of a group that have a tap, of all depth taps one after the other; 0: all have, and what they lack is
   // multiplied as zeros.
   int count = 0;
-  uint64_t short_rows = 0, short_columns = 0;  // bit n: the nth of them lacks the last row (column) of taps
+  uint32_t short_rows = 0, short_columns = 0;  // bit n: the nth of them lacks the last row (column) of taps
   uint8_t places[kMostBlocks] = {};            // of the nth: depth tap * blocks of the planes + block
 
   PresentTaps() = default;
@@ -39,8 +39,8 @@ struct PresentTaps {
         const int64_t class_h = classes / sliding.w.classes % sliding.h.classes;
         const int64_t class_d = classes / (sliding.w.classes * sliding.h.classes);
         if (tap == depth.taps - 1 && lacks(depth, kernel_d, class_d)) continue;
-        short_rows |= uint64_t{lacks(sliding.h, kernel_h, class_h)} << count;
-        short_columns |= uint64_t{lacks(sliding.w, kernel_w, class_w)} << count;
+        short_rows |= uint32_t{lacks(sliding.h, kernel_h, class_h)} << count;
+        short_columns |= uint32_t{lacks(sliding.w, kernel_w, class_w)} << count;
         places[count++] = static_cast<uint8_t>(tap * blocks + block);
       }
   }
