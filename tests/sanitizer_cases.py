@@ -11,7 +11,7 @@ writes the filter hides.
 
 It compares nothing (tests/test_gpu_operator.py does); it exits 1 where an output is not finite.
 Names of kernels (plain, direct, portable, hopper), numbers of problems (69, 19, 11) and names in
-tests/references (volume_only, soft_activations) after the command restrict it to these.
+tests/references (volume_only, soft_activations ...) after the command restrict it to these.
 
 What the kernels read is made so that the tools see its origin: inputs, weights and running
 statistics are computed on the host and copied, because the filter hides what other kernels write,
@@ -35,6 +35,7 @@ from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, genera
 
 KERNELS = ("plain", "direct", "portable", "hopper")
 CHAIN = "soft_activations"  # whose gradient is formed as it is packed
+JOINED = "joined_volumes"  # whose value is kept, and one of whose gradients two operands share
 NUMBERS = (
     "69",
     "19",
@@ -43,6 +44,7 @@ NUMBERS = (
     CHAIN,
     MANY_CHANNELS,
     RESIDUAL,
+    JOINED,
 )  # 65 has the kernels of 69
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
@@ -130,6 +132,9 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(MANY_CHANNELS, (130, 192, 3, 2, 1), (3, 130, 4, 5), dtype, "hopper")
             yield Run(MANY_CHANNELS, (256, 128, 4, 2, 1), (128, 256, 8, 8), dtype, "hopper")
             yield Run(MANY_CHANNELS, (16, 256, 3, 1, 1), (2, 16, 20, 40), dtype, "hopper")
+            # Planes of even and odd columns at once; in volumes, without taps that are not there.
+            yield Run(MANY_CHANNELS, (24, 64, 3, 2, 1), (2, 24, 7, 42), dtype, "hopper")
+            yield Run(JOINED, (24, 64), (2, 24, 3, 4, 20), dtype, "hopper")
             # The input's scale from a sample.
             yield Run(MANY_CHANNELS, (16, 40, 3, 1, 1), (1, 16, 256, 256), dtype, "hopper")
         for shape in (
@@ -159,6 +164,8 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     torch.manual_seed(0)
     if run.problem == RESIDUAL:
         return _joined_is_finite(load(RESIDUAL), run)
+    if run.problem == JOINED:
+        return _volume_is_finite(load(JOINED), run)
     model = load(run.problem)["ModelNew"](*run.arguments)
     if run.problem == MANY_CHANNELS:
         # PyTorch's kernels are not to be looked at.
@@ -213,6 +220,20 @@ def _joined_is_finite(solution: dict, run: Run) -> bool:
     with environment(TCONV_KERNEL=run.kernel):
         y = solution["_operator"](*operands[:3], 1, 1, 0, 1, 1, *operands[3:])
     found = [y, *torch.autograd.grad(y, operands, grad)]
+    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
+
+
+def _volume_is_finite(solution: dict, run: Run) -> bool:
+    """Of a training step: the result, and gradients of x, of what it is joined to, and of the
+    parameters.
+    """
+    model = solution["ModelNew"](*run.arguments).to(run.dtype).to("cuda")
+    sizes = run.shape, (run.shape[0], run.arguments[1], *(2 * size for size in run.shape[2:]))
+    leaves = [torch.randn(size).to(run.dtype).to("cuda").requires_grad_() for size in sizes]
+    grad = torch.randn(sizes[1]).to(run.dtype).to("cuda")
+    with environment(TCONV_KERNEL=run.kernel):
+        y = model(*leaves)
+        found = [y, *torch.autograd.grad(y, [*leaves, *model.parameters()], grad)]
     return all(bool(t.detach().cpu().isfinite().all()) for t in found)
 
 

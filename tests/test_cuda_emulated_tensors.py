@@ -109,6 +109,8 @@ def test_gradients(
     monkeypatch.setitem(solution, "_gradient_library", lambda: emulated_volume_gradients.namespace)
     monkeypatch.setitem(solution, "_norm_backward_kernels", lambda: chains.backward)
     monkeypatch.setitem(solution, "_GRADIENT_DEVICES", ("cpu",))
+    # What volumes' chains begin with is kept: it is not computed again.
+    monkeypatch.setitem(solution, "_library_volumes", None)
     told, launches = [], 0
     for seed in range(LAYERS // 2):
         of = given(make(seed), dtype)

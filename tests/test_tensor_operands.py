@@ -8,7 +8,7 @@ import torch
 from generator.emit import generate
 from generator.explain import explained
 from tests.random_chains import random_reference, with_tensors
-from tests.solution_tools import REFERENCES, load_text, program_of
+from tests.solution_tools import REFERENCES, generated, load_text, program_of
 from tests.sweeps import swept
 from tests.tensor_operand_tools import (
     MADE,
@@ -283,3 +283,19 @@ def test_the_places_of_operands(name):
             read = {v for node in nodes for v in node.operands() if v.kind == "result"} - made
             assert read <= known
             known |= made
+
+
+def test_whose_gradient_is_that_of_the_convolution():
+    """Of what is added ahead of all else, and of one alone: accumulated gradients are changed in
+    place.
+    """
+    made = load_text(generated(REFERENCES / "joined_volumes.py"))
+    shared, whole, channel = (made[n] for n in ("_shared_operand", "_Whole", "_Channel"))
+    add, multiply = made["_Add"], made["_Multiply"]
+    assert shared(made["_CHAIN"], [0]) == 0 and shared(made["_CHAIN"], []) is None
+    both = add(whole(0), 1, 1), add(whole(1), 1, 1)
+    assert shared(both, [0, 1]) == 0 and shared(both, [1]) == 1
+    assert shared((add(channel(0), 1, 1), add(2.0, 1, 1), add(whole(1), 1, 1)), [1]) == 1
+    assert shared((add(whole(0), 1, -1), add(whole(1), 1, 1)), [0, 1]) == 1  # v - operand
+    assert shared((add(whole(0), -1, 1), add(whole(1), 1, 1)), [0, 1]) is None  # operand - v
+    assert shared((multiply(whole(0)), add(whole(1), 1, 1)), [0, 1]) is None
