@@ -152,15 +152,16 @@ def random_plan_cases(count: int, seed: int) -> list[PlanCase]:
     return found
 
 
-def build_probe(folder, edit: Callable[[str], str] | None = None):
+def build_probe(folder, edit: Callable[[str], str] | None = None, ahead: bool = False):
     """A function from cases to (plan, pooled plan, all cuts) of each. `edit` changes the text of
-    the headers that make plans.
+    the headers that make plans; `ahead`: with windows of several blocks of channels in the ring.
     """
     (folder / "probe.cpp").write_text(PROBE)
     include = ROOT / "kernels_src" / "cuda"
     for header in HEADERS if edit else ():
         (folder / header).write_text(edit((include / header).read_text()))
     command = ["c++", "-std=c++17", "-Wall", "-Werror", "-I.", f"-I{include}", "probe.cpp"]
+    command += ["-DTCONV_LOADS_AHEAD"] * ahead
     subprocess.run([*command, "-o", "probe"], cwd=folder, check=True)
 
     def run(cases):

@@ -16,9 +16,14 @@ def probe(tmp_path_factory):
     return build_probe(tmp_path_factory.mktemp("plan"))
 
 
+@pytest.fixture(scope="module")
+def probe_ahead(tmp_path_factory):
+    return build_probe(tmp_path_factory.mktemp("plan"), ahead=True)
+
+
 def check_all(probe, cases) -> dict[str, int]:
     """Checks every plan and cut of these; how many of each kind there were."""
-    names = "pooled stacked single strips resident streamed wrapping twin".split()
+    names = "pooled stacked single strips resident streamed wrapping twin ahead".split()
     kinds = dict.fromkeys([*names, "side by side"], 0)
     for case, (plan, pooled, cuts) in zip(cases, probe(cases), strict=True):
         for one in (plan, pooled, *cuts):
@@ -33,6 +38,10 @@ def check_all(probe, cases) -> dict[str, int]:
             kinds["side by side"] += one.ring_ic_blocks > 1
             kinds["twin"] += one.twin
             kinds["single"] += one.mirror_pixels == 0
+            # A ring of so many windows, of which none wraps.
+            windows = one.ring_units / one.window_units if one.mirror_pixels == 0 else 1
+            assert windows in (1, 2, 3)
+            kinds["ahead"] += windows > 1
             kinds["strips"] += one.num_strips > 1
             kinds["resident"] += one.resident_weights
             kinds["streamed"] += 1 - one.resident_weights
@@ -50,7 +59,14 @@ def test_known_layers(probe, shape):
 @pytest.mark.parametrize("seed", swept(range(4), ()))
 def test_random_plan_cases(probe, seed):
     kinds = check_all(probe, random_plan_cases(60, seed))
+    assert kinds.pop("ahead") == 0
     assert min(kinds.values()) >= 10, kinds  # the cases reach every kind of plan
+
+
+@pytest.mark.parametrize("seed", swept(range(4), (0,)))
+def test_random_plan_cases_that_load_ahead(probe_ahead, seed):
+    kinds = check_all(probe_ahead, random_plan_cases(30, seed))
+    assert min(kinds.values()) >= 5, kinds
 
 
 @pytest.mark.parametrize(("size", "share"), [(7, 0.7), (14, 0.75)])
