@@ -25,7 +25,7 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # input_scale.cuh; for operands of the output's shape join_tensors.cuh and, of gradients,
 # chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh and, where
 # the kernel is no multiple of the stride, present_taps.h; for those that sum over many channels
-# conv_transpose_hopper_plan.h.
+# conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -34,6 +34,7 @@ _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
 _SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
 _SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
+_SEVERAL = "TCONV_SEVERAL_STEPS"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -60,6 +61,7 @@ def resolve(
     class_pairs: bool = False,
     skipped: bool = False,
     ahead: bool = False,
+    several: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -72,7 +74,8 @@ def resolve(
     parts, by dtype; `tensors`: with operands of the output's shape; `chain_tensors`: gradients of
     chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
-    `ahead`: windows of several blocks of channels under way.
+    `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
+    steps.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -95,6 +98,7 @@ def resolve(
         _CLASS_PAIRS: class_pairs,
         _SKIPPED: skipped,
         _AHEAD: ahead,
+        _SEVERAL: several,
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)
@@ -264,6 +268,7 @@ def gradient_cuda_source(
     short: bool = False,
     skipped: bool = False,
     ahead: bool = False,
+    several: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
@@ -272,7 +277,7 @@ def gradient_cuda_source(
     GroupNorm are in it, too. `split`: with output channels of convolutions in parts; `tensors`:
     chains have operands of the output's shape; `short`: columns are two apart;
     `skipped`: some outputs lack a tap of an axis that others have; `ahead`: x's gradient sums over
-    many blocks of channels.
+    many blocks of channels; `several`: a chain has more than two steps.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
@@ -281,6 +286,7 @@ def gradient_cuda_source(
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
     if packed:
         conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
+        conditions["several"] = chained and several
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 

@@ -73,7 +73,9 @@ def cuda_source_of(path: Path) -> str:
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:
-        return gradient_cuda_source(chains=_long_chains(), short=True, skipped=True, ahead=True)
+        return gradient_cuda_source(
+            chains=_long_chains(), short=True, skipped=True, ahead=True, several=True
+        )
     if path in (CHAINED_GRADIENTS, SLICED_GRADIENTS):
         if path == SLICED_GRADIENTS:
             return _in_small_slices(gradient_cuda_source(chains=chains_header(counted=True)))

@@ -98,7 +98,7 @@ CASES = {
 
 @pytest.mark.parametrize("device", ["HOPPER", "FULL_HOPPER"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", swept(CASES, ("resident",).__contains__))
+@pytest.mark.parametrize("name", swept(CASES, ("resident", "wide").__contains__))
 def test_right(emulated_chained_gradients, name, dtype, device):
     library, case = emulated_chained_gradients, CASES[name]
     x, weight, _ = case.tensors(dtype)

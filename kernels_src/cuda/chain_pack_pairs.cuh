@@ -16,9 +16,11 @@ struct ChainPairsConfig {
   // From one plane's image to the other's, beside the image: so that lanes of both meet other banks.
   static constexpr int kSkewBytes = WeightGradientConfig::kPixelBytes / 2;
 
-  // Of an SM: 80 registers do not suffice for the unpacked values of 16 bits.
-  static constexpr int min_blocks(int of_rows, size_t value_bytes) {
-    return value_bytes == 2 && of_rows > 2 ? 2 : of_rows;
+  // Of an SM, as ChainPackConfig's: 80 registers suffice for chains of three and four steps without operands, but not
+  // for the unpacked values of 16 bits.
+  static constexpr int min_blocks(int steps, int operands, size_t value_bytes) {
+    if (steps > 12) return 1;
+    return steps >= 3 && steps <= 4 && operands == 0 && value_bytes > 2 ? 3 : 2;
   }
 
   TCONV_HD static int64_t smem_bytes(int64_t image_bytes, int beyond) {
@@ -35,7 +37,8 @@ inline bool packs_class_pairs(const PackArgs<Storage>& planes) {
 
 template <typename Args>
 __global__ void __launch_bounds__(ChainPackConfig::kThreads,
-                                  ChainPairsConfig::min_blocks(Args::kMinBlocks, sizeof(typename Args::Storage)))
+                                  ChainPairsConfig::min_blocks(Args::Inner::kSteps, Args::Inner::kSums,
+                                                               sizeof(typename Args::Storage)))
     pack_chain_pairs_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // what it packs for runs nowhere else
   using Config = ChainPackConfig;

@@ -15,9 +15,13 @@ struct ChainPackConfig {
   static constexpr int kThreads = PackConfig::kThreads;
   // Blocks of an SM, for which the registers of a chain of so many steps and operands suffice. (With few steps the
   // compiler has more of them under way.)
+#ifdef TCONV_SEVERAL_STEPS
+  static constexpr int min_blocks(int steps, int) { return steps <= 12 ? 2 : 1; }
+#else
   static constexpr int min_blocks(int steps, int operands) {
     return steps >= 3 && steps <= 4 && operands == 0 ? 3 : steps <= 12 ? 2 : 1;
   }
+#endif
   static constexpr int kRows = 2;         // of a block: more would leave the device empty behind a slice's last
   static constexpr int kImages = 3;       // in turns: one is formed, one lacks its last pixels, one goes to memory
   static constexpr int kMostBeyond = 32;  // pixels of a segment that the next strip's has, too
