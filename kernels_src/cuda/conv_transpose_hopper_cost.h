@@ -28,8 +28,13 @@ inline void choose_ranges(Plan& plan, const ConvTransposeLayer& p, bool single, 
   const double dram = runs * (plan.tile_pixels * pixel_bytes * plan.num_ic_blocks + outputs) / 24.0;
   // Windows that do not continue are loaded while nothing is multiplied.
 #ifdef TCONV_LOADS_AHEAD
+#ifdef TCONV_GATHERS_PIXELS
+  // Its costs were measured against these.
+  const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+#else
   const bool ahead = single && plan.ring_units > plan.window_units;
   const double fresh = single ? (ahead ? 1.0 : 1.5) * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
+#endif
 #else
   const double fresh = single ? 1.5 * (plan.tile_pixels + plan.reach) : plan.tile_pixels;
 #endif
