@@ -172,9 +172,10 @@ class Kernels:
         for prefix, library, chains in libraries:
             split = self.split and not prefix
             tensors = self.whole and prefix != "POOL_"
-            several = any(len(chain) > 2 for chain in norm_chains)
-            forms = (split, tensors, self.short, self.skipped, self.ahead, several)
-            cuda = gradient_cuda_source(library, self.volumes, chains, *forms)
+            forms = {"split": split, "tensors": tensors, "short": self.short}
+            forms |= {"skipped": self.skipped, "ahead": self.ahead}
+            forms["several"] = any(len(chain) > 2 for chain in norm_chains)
+            cuda = gradient_cuda_source(library, self.volumes, chains, **forms)
             shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
             chained = self.chained and not prefix

@@ -163,9 +163,9 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     """Whether the run's outputs are finite. `load` gives the namespace of a problem's solution."""
     torch.manual_seed(0)
     if run.problem == RESIDUAL:
-        return _joined_is_finite(load(RESIDUAL), run)
+        return _residual_is_finite(load(RESIDUAL), run)
     if run.problem == JOINED:
-        return _volume_is_finite(load(JOINED), run)
+        return _joined_volumes_are_finite(load(JOINED), run)
     model = load(run.problem)["ModelNew"](*run.arguments)
     if run.problem == MANY_CHANNELS:
         # PyTorch's kernels are not to be looked at.
@@ -211,7 +211,7 @@ def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
     return finite
 
 
-def _joined_is_finite(solution: dict, run: Run) -> bool:
+def _residual_is_finite(solution: dict, run: Run) -> bool:
     """Of a convolution that keeps the shape: result and gradients of all operands."""
     channels = run.shape[1]
     shapes = run.shape, (channels, channels, 3, 3), (channels,), run.shape, run.shape, (channels,)
@@ -223,7 +223,7 @@ def _joined_is_finite(solution: dict, run: Run) -> bool:
     return all(bool(t.detach().cpu().isfinite().all()) for t in found)
 
 
-def _volume_is_finite(solution: dict, run: Run) -> bool:
+def _joined_volumes_are_finite(solution: dict, run: Run) -> bool:
     """Of a training step: the result, and gradients of x, of what it is joined to, and of the
     parameters.
     """
