@@ -62,6 +62,10 @@ _BATCH_NORM = """\
 BatchNorm2d in training mode, where no gradient is wanted, on Hopper and large images, is a library
 of its own, too (BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE), built when first called; it
 takes along a softmax over rows that alone reads the norm."""
+_GROUP_NORM = """\
+GroupNorm that no kernel of the convolution takes along is on Hopper, of large tensors, a library of
+its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its gradients, built when
+first called."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -221,12 +225,13 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     parts += [_filled(METHODS[entry]) for entry in kernels.entries]
     dimensions = {fused.dimensions for plan in program.plans for fused in plan.fused}
     parts += [_filled(LIFTED[count]) for count in sorted(dimensions) if count in LIFTED]
-    left = [line.text for line in explained(program, kernels.normalises) if line.is_left]
+    left = [line.text for line in explained(program, kernels.norms) if line.is_left]
     if kernels.all:
         parts += [
             _CUDA_KERNELS if kernels.cuda_alone else _KERNELS,
             *([_gradients(kernels)] if kernels.gradient_sources else []),
-            *([_BATCH_NORM] if kernels.normalises else []),
+            *([_BATCH_NORM] if "batch_norm" in kernels.norms else []),
+            *([_GROUP_NORM] if "group_norm" in kernels.norms else []),
             *([_TENSOR_OPERANDS] if kernels.whole else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,
@@ -321,6 +326,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "POOL_GRADIENT_OPERATOR_SOURCE",
         "BATCH_NORM_CUDA_SOURCE",
         "BATCH_NORM_OPERATOR_SOURCE",
+        "GROUP_NORM_CUDA_SOURCE",
+        "GROUP_NORM_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",

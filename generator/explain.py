@@ -5,7 +5,7 @@ from pathlib import Path
 
 from generator.calls import summary
 from generator.errors import Refusal
-from generator.fuse import Fused, Plan, is_batch_norm, is_ordinary_conv, label
+from generator.fuse import Fused, Plan, is_batch_norm, is_group_norm, is_ordinary_conv, label
 from generator.ir import Node
 from generator.program import Program, read_program
 from generator.references import transposed_references
@@ -17,6 +17,10 @@ _ORDINARY = (
 _NORMALISED = (
     "but on Hopper kernels of ours run it in training mode where no gradient is wanted and its "
     "images are large or many, and a softmax over rows that alone reads it"
+)
+_GROUP_NORMALISED = (
+    "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
+    "tensor is large"
 )
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
@@ -30,14 +34,14 @@ class Line:
     is_left: bool
 
 
-def explained(program: Program, normalises: bool = True) -> list[Line]:
+def explained(program: Program, norms: frozenset[str] | None = None) -> list[Line]:
     """A line for each operator of forward in training mode, then for those that eval mode has
-    otherwise. `normalises`: with a library of BatchNorm, where one serves.
+    otherwise. `norms`: those that have a library; by default all that may.
     """
-    normalises &= program.normalises
-    lines = _lines(program, program.training, normalises)
+    norms = program.norms if norms is None else norms
+    lines = _lines(program, program.training, norms)
     known = {line.text for line in lines}
-    others = _lines(program, program.evaluation, normalises)
+    others = _lines(program, program.evaluation, norms)
     more = [line for line in others if line.text not in known]
     lines += [Line(f"{line.text} (in eval mode)", line.is_left) for line in more]
     return lines
@@ -86,7 +90,7 @@ def _counted(names: list[str]) -> str:
     )
 
 
-def _lines(program: Program, plan: Plan, normalises: bool) -> list[Line]:
+def _lines(program: Program, plan: Plan, norms: frozenset[str]) -> list[Line]:
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -100,8 +104,10 @@ def _lines(program: Program, plan: Plan, normalises: bool) -> list[Line]:
             why = plan.why[item]
             if program.ordinary and is_ordinary_conv(program.reference, item):
                 why = _ORDINARY
-            elif normalises and is_batch_norm(program.reference, item):
+            elif "batch_norm" in norms and is_batch_norm(program.reference, item):
                 why = _NORMALISED
+            elif "group_norm" in norms and is_group_norm(program.reference, item):
+                why += _GROUP_NORMALISED
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     return lines
 

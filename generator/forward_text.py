@@ -7,7 +7,15 @@ import textwrap
 
 from generator.calls import Modules, call_text, modules_of
 from generator.expressions import Expressions, attribute_path
-from generator.fuse import STEPLESS, Fused, Plan, is_batch_norm, is_ordinary_conv, is_softmax
+from generator.fuse import (
+    STEPLESS,
+    Fused,
+    Plan,
+    is_batch_norm,
+    is_group_norm,
+    is_ordinary_conv,
+    is_softmax,
+)
 from generator.ir import Node, Region, Value, leaves
 from generator.kernels import Kernels
 from generator.reference import Reference
@@ -58,7 +66,7 @@ def body(
 ) -> str:
     """The statements of one mode, without indentation, the return last."""
     text = Expressions(reference, device_of_inputs(plan))
-    if kernels.normalises:
+    if "batch_norm" in kernels.norms:
         plan = dataclasses.replace(plan, items=_with_softmax(reference, plan))
     names = Names(taken)
     last_use = _last_uses(plan)
@@ -176,8 +184,10 @@ def _item_text(
         suffix = kernels.suffixes.get(STEPLESS)
         if suffix is not None and is_ordinary_conv(reference, item):
             return f"_ordinary_conv(_operator{suffix}, {layer}, {x})"
-        if kernels.normalises and is_batch_norm(reference, item):
+        if "batch_norm" in kernels.norms and is_batch_norm(reference, item):
             return f"_large_batch_norm({layer}, {x})"
+        if "group_norm" in kernels.norms and is_group_norm(reference, item):
+            return f"_large_group_norm({layer}, {x})"
         return f"{layer}({x})"
     return text.call(item.op, item.args, item.kwargs)
 

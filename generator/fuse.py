@@ -360,6 +360,11 @@ def is_batch_norm(reference: Reference, node: Node) -> bool:
     return _is_layer(reference, node, nn.BatchNorm2d)
 
 
+def is_group_norm(reference: Reference, node: Node) -> bool:
+    """Is it an nn.GroupNorm that generator/runtime/large_group_norm.py may serve?"""
+    return _is_layer(reference, node, nn.GroupNorm)
+
+
 def is_softmax(reference: Reference, node: Node) -> bool:
     """Is it an nn.Softmax, which large_batch_norm.py may take along?"""
     return _is_layer(reference, node, nn.Softmax)

@@ -82,7 +82,7 @@ class Kernels:
     cuda_alone: bool = False  # without the C++ half
     calls: list[Fused] = dataclasses.field(default_factory=list)  # all that use these kernels
     ordinary: bool = False  # do ordinary convolutions, too?
-    normalises: bool = False  # is there a library of BatchNorm alone?
+    norms: frozenset[str] = frozenset()  # that have a library of their own: program.py
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -185,14 +185,14 @@ class Kernels:
 
     @property
     def norm_sources(self) -> dict[str, str]:
-        """Of the library of BatchNorm alone."""
-        if not self.normalises:
-            return {}
-        cuda = gradient_cuda_source("batch_norm")
-        return {
-            "BATCH_NORM_CUDA_SOURCE": without_shared_lines(cuda, self.held("CUDA_SOURCE")),
-            "BATCH_NORM_OPERATOR_SOURCE": gradient_operator_source("batch_norm"),
-        }
+        """Of the libraries of norms alone."""
+        made = {}
+        for norm in sorted(self.norms):
+            cuda = gradient_cuda_source(norm)
+            shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
+            made[f"{norm.upper()}_CUDA_SOURCE"] = shared
+            made[f"{norm.upper()}_OPERATOR_SOURCE"] = gradient_operator_source(norm)
+        return made
 
     @property
     def suffixes(self) -> dict[tuple, str]:
@@ -252,7 +252,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
-    ours = program.ordinary, program.normalises and own_gradients
+    ours = program.ordinary, program.norms if own_gradients else frozenset()
     made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours)
     if not fused:
         return made

@@ -18,6 +18,7 @@ from generator.fuse import (
     Plan,
     fuse,
     is_batch_norm,
+    is_group_norm,
     is_ordinary_conv,
     require_transposed,
 )
@@ -55,12 +56,18 @@ class Program:
         )
 
     @property
-    def normalises(self) -> bool:
-        """May kernels of ours serve a BatchNorm2d, too? Beside ordinary convolutions, which take
-        the same large images.
+    def norms(self) -> frozenset[str]:
+        """The norms that kernels of ours may serve, too, by the names of their libraries: a
+        BatchNorm2d beside ordinary convolutions, which take the same large images, and a GroupNorm
+        that no kernel has taken along.
         """
         items = [item for plan in self.plans for item in plan.items if not isinstance(item, Fused)]
-        return self.ordinary and any(is_batch_norm(self.reference, item) for item in items)
+        found = set()
+        if self.ordinary and any(is_batch_norm(self.reference, item) for item in items):
+            found.add("batch_norm")
+        if self.kernels and any(is_group_norm(self.reference, item) for item in items):
+            found.add("group_norm")
+        return frozenset(found)
 
 
 def read_program(path: Path) -> Program:

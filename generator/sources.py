@@ -272,10 +272,11 @@ def gradient_cuda_source(
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
-    ("batch_norm_pool_gradient"); or of BatchNorm alone ("batch_norm"). `chains`: the text of
-    generated_gradient.h, or None for the identity's; beside "gradients" those of chains and
-    GroupNorm are in it, too. `split`: with output channels of convolutions in parts; `tensors`:
-    chains have operands of the output's shape; `short`: columns are two apart;
+    ("batch_norm_pool_gradient"); or of a norm alone ("batch_norm", "group_norm").
+
+    `chains`: the text of generated_gradient.h, or None for the identity's; beside "gradients" those
+    of chains and GroupNorm are in it, too. `split`: with output channels of convolutions in parts;
+    `tensors`: chains have operands of the output's shape; `short`: columns are two apart;
     `skipped`: some outputs lack a tap of an axis that others have; `ahead`: x's gradient sums over
     many blocks of channels; `several`: a chain has more than two steps.
     """

@@ -32,6 +32,7 @@ GRADIENTS = KERNELS / "cuda" / "entry_gradients.cu"  # the same source for all s
 NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"
 POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
 BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
+GROUP_NORM = KERNELS / "cuda" / "entry_group_norm.cu"
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
@@ -50,6 +51,7 @@ EMULATED_GRADIENTS = {
     "emulated_norm_gradients": NORM_GRADIENTS,
     "emulated_pool_gradients": POOL_GRADIENTS,
     "emulated_batch_norm": BATCH_NORM,
+    "emulated_group_norm": GROUP_NORM,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
     "emulated_sliced_gradients": SLICED_GRADIENTS,
@@ -69,7 +71,7 @@ OPTIMISED = dict.fromkeys(
 
 def cuda_source_of(path: Path) -> str:
     """Of a reference's solution, or of a library beside it."""
-    if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, BATCH_NORM):
+    if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, BATCH_NORM, GROUP_NORM):
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
     if path == CHAIN_GRADIENTS:

@@ -15,6 +15,7 @@ from tests.builds_ahead import (
     CHAINED_GRADIENTS,
     EMULATED,
     GRADIENTS,
+    GROUP_NORM,
     MANY_CHANNELS,
     MANY_CHANNELS_GRADIENTS,
     NORM_GRADIENTS,
@@ -164,6 +165,12 @@ def emulated_pool_gradients(builds_ahead):
 def emulated_batch_norm(builds_ahead):
     """The library of BatchNorm alone, likewise."""
     return emulator.EmulatedGradients(builds_ahead.gradients[BATCH_NORM].result(), "batch_norm")
+
+
+@pytest.fixture(scope="session")
+def emulated_group_norm(builds_ahead):
+    """The library of GroupNorm alone, likewise."""
+    return emulator.EmulatedGradients(builds_ahead.gradients[GROUP_NORM].result(), "group_norm")
 
 
 @pytest.fixture(scope="session")

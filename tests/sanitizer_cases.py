@@ -31,10 +31,13 @@ from pathlib import Path
 import torch
 
 from tests.builds_ahead import MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
+from tests.group_norm_tools import CASES as GROUP_CASES
+from tests.group_norm_tools import GroupCase
 from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
 
 KERNELS = ("plain", "direct", "portable", "hopper")
 CHAIN = "soft_activations"  # whose gradient is formed as it is packed
+GROUPED = "grouped_volumes"  # whose GroupNorm has a library of its own
 JOINED = "joined_volumes"  # whose value is kept, and one of whose gradients two operands share
 NUMBERS = (
     "69",
@@ -45,6 +48,7 @@ NUMBERS = (
     MANY_CHANNELS,
     RESIDUAL,
     JOINED,
+    GROUPED,
 )  # 65 has the kernels of 69
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
@@ -137,6 +141,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(JOINED, (24, 64), (2, 24, 3, 4, 20), dtype, "hopper")
             # The input's scale from a sample.
             yield Run(MANY_CHANNELS, (16, 40, 3, 1, 1), (1, 16, 256, 256), dtype, "hopper")
+        for case in GROUP_CASES:
+            yield Run(GROUPED, (case,), case.image, case.dtype, "hopper")
         for shape in (
             (3, 64, 10, 28),
             (2, 64, 60, 60),
@@ -164,6 +170,8 @@ def execute(run: Run, load: Callable[[str], dict]) -> bool:
     torch.manual_seed(0)
     if run.problem == RESIDUAL:
         return _residual_is_finite(load(RESIDUAL), run)
+    if run.problem == GROUPED:
+        return _grouped_is_finite(load(GROUPED), *run.arguments)
     if run.problem == JOINED:
         return _joined_volumes_are_finite(load(JOINED), run)
     model = load(run.problem)["ModelNew"](*run.arguments)
@@ -235,6 +243,15 @@ def _joined_volumes_are_finite(solution: dict, run: Run) -> bool:
         y = model(*leaves)
         found = [y, *torch.autograd.grad(y, [*leaves, *model.parameters()], grad)]
     return all(bool(t.detach().cpu().isfinite().all()) for t in found)
+
+
+def _grouped_is_finite(solution: dict, case: GroupCase) -> bool:
+    """GroupNorm's result, and gradients of value, weight and bias."""
+    value, weight, bias, grad = case.tensors("cuda")
+    library, numbers = solution["_group_norm_library"](), (case.groups, 1e-5)
+    found = [library.normalise.default(value, weight, bias, *numbers)]
+    found += library.backward.default(grad, value, weight, *numbers, case.affine, case.affine)
+    return all(bool(t.cpu().isfinite().all()) for t in found)
 
 
 def _weights_alone_are_finite(solution: dict, dtype: torch.dtype) -> bool:

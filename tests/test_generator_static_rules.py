@@ -124,7 +124,7 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
     shared = {"ModelNew", "CUDA_SOURCE", "CPU_SOURCE", "OPERATOR_SOURCE", "torch", "nn"}
     shared |= {
         f"{p}_{of}_SOURCE"
-        for p in ("GRADIENT", "NORM_GRADIENT", "POOL_GRADIENT", "BATCH_NORM")
+        for p in ("GRADIENT", "NORM_GRADIENT", "POOL_GRADIENT", "BATCH_NORM", "GROUP_NORM")
         for of in ("CUDA", "OPERATOR")
     }
     for statement in split(generated(path)):

@@ -150,8 +150,8 @@ class EmulatedLibrary:
 class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
-    "batch_norm_pool_gradient"), which has the first; or that of BatchNorm alone ("batch_norm"),
-    whose operator is `normalise`.
+    "batch_norm_pool_gradient"), which has the first; or that of a norm alone: BatchNorm
+    ("batch_norm"), whose operator is `normalise`, or GroupNorm ("group_norm"), which has both.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
@@ -177,8 +177,9 @@ class EmulatedGradients(EmulatedLibrary):
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
         self.namespace = getattr(torch.ops, name)
-        if entry == "batch_norm":
+        if entry in ("batch_norm", "group_norm"):
             self.normalise = self.namespace.normalise.default
+        if entry == "batch_norm":
             return
         self.backward = self.namespace.backward.default
         if entry == "gradients":

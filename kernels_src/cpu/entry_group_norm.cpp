@@ -1,0 +1,7 @@
+// GroupNorm alone on a CPU: none here, the Python side calls PyTorch's.
+#include "../group_norm_call.h"
+
+TCONV_EXPORT int64_t tconv_cpu_computes_in(int64_t dtype) { return dtype; }
+TCONV_EXPORT const char* tconv_cpu_error_string(int64_t) { return ""; }
+TCONV_EXPORT int64_t tconv_cpu_workspace_bytes(const tconv::GroupNormCall*) { return tconv::kUnsupportedKernel; }
+TCONV_EXPORT int64_t tconv_cpu_run(const tconv::GroupNormCall*) { return tconv::kUnsupportedKernel; }
