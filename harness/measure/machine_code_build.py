@@ -61,7 +61,8 @@ def cpu_text_sha256(text: str) -> str:
     is called by.
     """
     text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
-    names = "(?:(?:(?:NORM_|POOL_)?GRADIENT|BATCH_NORM)_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
+    libraries = "(?:NORM_|POOL_)?GRADIENT|BATCH_NORM|GROUP_NORM"
+    names = f"(?:(?:{libraries})_(?:CUDA|OPERATOR)|CUDA)_SOURCE"
     text = re.sub(rf'^{names} = r""".*?"""\n', "", text, flags=re.DOTALL | re.MULTILINE)
     lines = r"(?:#.*\n)*(?:_PARTS|_PART_NAMES|_CUDA_FLAGS) = .*\n(?:[ )].*\n)*"
     text = re.sub(rf"^{lines}|^def _parts\(.*\n(?: .*\n|\n(?= ))*\n*", "", text, flags=re.MULTILINE)
