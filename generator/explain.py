@@ -16,7 +16,7 @@ _ORDINARY = (
 )
 _NORMALISED = (
     "but on Hopper kernels of ours run it in training mode where no gradient is wanted and its "
-    "images are large or many, and a softmax over rows that alone reads it"
+    "images are large or many, and of images a softmax over rows that alone reads it"
 )
 _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "

@@ -356,8 +356,14 @@ def is_ordinary_conv(reference: Reference, node: Node) -> bool:
 
 
 def is_batch_norm(reference: Reference, node: Node) -> bool:
-    """Is it an nn.BatchNorm2d that generator/runtime/large_batch_norm.py may serve?"""
-    return _is_layer(reference, node, nn.BatchNorm2d)
+    """Is it a BatchNorm that generator/runtime/large_batch_norm.py may serve?"""
+    of_images = _is_layer(reference, node, nn.BatchNorm2d)
+    return of_images or is_volume_batch_norm(reference, node)
+
+
+def is_volume_batch_norm(reference: Reference, node: Node) -> bool:
+    """Is it one of volumes?"""
+    return _is_layer(reference, node, nn.BatchNorm3d)
 
 
 def is_group_norm(reference: Reference, node: Node) -> bool:

@@ -20,6 +20,7 @@ from generator.fuse import (
     is_batch_norm,
     is_group_norm,
     is_ordinary_conv,
+    is_volume_batch_norm,
     require_transposed,
 )
 from generator.reference import Reference, load_reference
@@ -58,12 +59,12 @@ class Program:
     @property
     def norms(self) -> frozenset[str]:
         """The norms that kernels of ours may serve, too, by the names of their libraries: a
-        BatchNorm2d beside ordinary convolutions, which take the same large images, and a GroupNorm
-        that no kernel has taken along.
+        BatchNorm2d beside ordinary convolutions, which take the same large images, a BatchNorm3d,
+        and a GroupNorm that no kernel has taken along.
         """
         items = [item for plan in self.plans for item in plan.items if not isinstance(item, Fused)]
-        found = set()
-        if self.ordinary and any(is_batch_norm(self.reference, item) for item in items):
+        found, batch_norm = set(), is_batch_norm if self.ordinary else is_volume_batch_norm
+        if self.kernels and any(batch_norm(self.reference, item) for item in items):
             found.add("batch_norm")
         if self.kernels and any(is_group_norm(self.reference, item) for item in items):
             found.add("group_norm")

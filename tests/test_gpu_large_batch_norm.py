@@ -38,6 +38,22 @@ def test_two_runs_give_the_same_bits(normalise, case):
     assert torch.equal(case.check(normalise, "cuda"), case.check(normalise, "cuda"))
 
 
+def test_volumes(shelf):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("BatchNorm is ours on Hopper alone")
+    solution = shelf[MANY_CHANNELS].solution
+    torch.manual_seed(0)
+    x = torch.randn(4, 16, 31, 63, 63, device="cuda") + 3
+    ours = nn.BatchNorm3d(16).cuda()
+    theirs = copy.deepcopy(ours).double()
+    assert solution["_norm_pays"](ours, x)
+    with torch.no_grad():
+        found, wanted = solution["_large_batch_norm"](ours, x), theirs(x.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("softmax", [None, nn.Softmax(-1)], ids=str)
 @pytest.mark.parametrize("arguments", [{}, {"momentum": None}, {"affine": False}], ids=str)
 def test_modules_in_a_graph_and_out_of_it(shelf, arguments, softmax):

@@ -50,13 +50,14 @@ def pays(monkeypatch):
     ],
     ids=str,
 )
-def test_as_the_module(kernels, pays, arguments):
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.BatchNorm3d])
+def test_as_the_module(kernels, pays, arguments, kind):
     torch.manual_seed(0)
-    ours = nn.BatchNorm2d(3, **arguments)
+    ours = kind(3, **arguments)
     theirs = copy.deepcopy(ours)
     with torch.no_grad():
         for _ in range(3):
-            x = torch.randn(2, 3, 4, 5)
+            x = torch.randn((2, 3, 4, 5) if kind is nn.BatchNorm2d else (2, 3, 4, 5, 6))
             assert torch.equal(large_batch_norm._large_batch_norm(ours, x), theirs(x))
     assert kernels.calls == 3
     for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
@@ -82,6 +83,18 @@ def test_softmax_is_taken_along(kernels, monkeypatch, softmax, width, joined, ou
     assert kernels.calls == ours and (not ours or kernels.softmax == joined)
 
 
+def test_softmax_of_a_volume_is_called(kernels, pays):
+    """Whatever its axis: 3 is not a row's."""
+    norm = nn.BatchNorm3d(3)
+    theirs, x = copy.deepcopy(norm), torch.randn(2, 3, 2, 64, 64)
+    with torch.no_grad():
+        for softmax in (nn.Softmax(3), nn.Softmax(-1)):
+            y = large_batch_norm._large_batch_norm(norm, x, softmax)
+            assert torch.equal(y, softmax(theirs(x)))
+            assert not kernels.softmax
+    assert kernels.calls == 2
+
+
 def hooked() -> nn.Module:
     norm = nn.BatchNorm2d(3)
     norm.register_forward_hook(lambda module, given, out: 2 * out)
@@ -94,7 +107,8 @@ class Doubled(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize(
-    "make", [hooked, lambda: Doubled(3), lambda: nn.BatchNorm2d(3).eval(), nn.Identity]
+    "make",
+    [hooked, lambda: Doubled(3), lambda: nn.BatchNorm2d(3).eval(), nn.Identity],
 )
 def test_other_modules_are_called(kernels, pays, make):
     module, x = make(), torch.randn(2, 3, 4, 5)
@@ -134,6 +148,8 @@ def test_what_pays(monkeypatch):
     monkeypatch.setattr(large_batch_norm, "_is_hopper", lambda device: True)
     assert asked(nn.BatchNorm2d(64)) and asked(nn.BatchNorm2d(64, affine=False))
     assert asked(nn.BatchNorm2d(64, track_running_stats=False))
+    assert asked(nn.BatchNorm3d(64), (8, 64, 16, 32, 32))
+    assert not asked(nn.BatchNorm3d(64), (8, 64, 4, 32, 32))  # few values
     assert not asked(nn.BatchNorm2d(63))  # whose error is PyTorch's
     assert not asked(nn.BatchNorm2d(8), (1, 8, 256, 512))  # few values
     assert not asked(nn.BatchNorm2d(64), (8, 64, 64, 64))  # few of a channel
@@ -155,6 +171,16 @@ def test_a_solution_calls_it_beside_ordinary_convolutions():
     assert any("in training mode where no gradient" in line.text for line in explained(program))
     other = generated(REFERENCES / "dcgan_block.py")
     assert "BatchNorm2d" in other and "_large_batch_norm" not in other
+
+
+def test_a_solution_calls_it_of_volumes(tmp_path):
+    path = tmp_path / "reference.py"
+    text = _READ_TWICE.format(more="").replace("2d", "3d").replace("5, 6)]", "5, 6, 7)]")
+    path.write_text(text)
+    text = generated(path)
+    assert re.search(r"_large_batch_norm\(self\.norm, \w+(, self\.soft)?\)", text)
+    said = [line.text for line in explained(program_of(path))]
+    assert any("in training mode where no gradient" in line for line in said)
 
 
 _READ_TWICE = """\

@@ -1,6 +1,6 @@
-"""nn.BatchNorm2d in fp32 by a batch's statistics, and softmax over rows behind it, by a library of
-kernels that is built when first called: where those are faster than PyTorch's and no gradient is
-wanted.
+"""nn.BatchNorm2d and nn.BatchNorm3d in fp32 by a batch's statistics, and softmax over rows behind
+the first, by a library of kernels that is built when first called: where those are faster than
+PyTorch's and no gradient is wanted.
 """
 
 import torch
@@ -40,30 +40,35 @@ def _kernels_serve(module, x) -> bool:
     """Training mode of large images, eagerly and without a gradient?"""
     if _as_operator() or _transformed():
         return False
-    if not (_is_plain(module, _nn.BatchNorm2d) and module.training and _norm_pays(module, x)):
+    kind = _nn.BatchNorm2d if x.dim() == 4 else _nn.BatchNorm3d
+    if not (_is_plain(module, kind) and module.training and _norm_pays(module, x)):
         return False
     return not _wants_gradient(x, module.weight, module.bias)
 
 
 def _normalised(module, x, softmax):
-    """By the kernels, as nn.BatchNorm2d counts batches and keeps statistics."""
+    """By the kernels, as nn.BatchNorm2d counts batches and keeps statistics. To them a volume is an
+    image, its slices below each other.
+    """
     keeps, counted, momentum = module.track_running_stats, None, module.momentum
     if keeps and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
         counted = module.num_batches_tracked if momentum is None else None
     running = (module.running_mean, module.running_var) if keeps else (None, None)
     normalise = _batch_norm_kernels()
+    image = x if x.dim() == 4 else x.flatten(2, 3)
     with _ALLOCATION:
-        return normalise(
-            *(x, module.weight, module.bias, *running),
+        found = normalise(
+            *(image, module.weight, module.bias, *running),
             *(counted, momentum or 0.0, module.eps, softmax),
         )
+    return found.view(x.shape)
 
 
 def _is_over_rows(softmax, x) -> bool:
     """Is it what the kernels know?"""
     over_rows = _is_plain(softmax, _nn.Softmax) and softmax.dim in (-1, 3)
-    return over_rows and x.shape[3] in _SOFTMAX_WIDTHS and x.data_ptr() % 16 == 0
+    return x.dim() == 4 and over_rows and x.shape[3] in _SOFTMAX_WIDTHS and x.data_ptr() % 16 == 0
 
 
 def _fake_normalise(value, *args):
@@ -85,7 +90,7 @@ def _norm_pays(module, x) -> bool:
     """Measured on Hopper, for contiguous images."""
     return (
         x.is_cuda
-        and x.dim() == 4
+        and x.dim() in (4, 5)
         and _MANY_VALUES <= x.numel() <= _MOST_VALUES
         and x.numel() >= _MANY_OF_CHANNEL * x.shape[1]
         and x.shape[1] == module.num_features
