@@ -15,6 +15,7 @@ from generator.calls import (
 )
 from generator.fuse import Fused
 from generator.program import Program
+from generator.runtime.library_sources import _with_shared_lines
 from generator.runtime.several_calls import _repeated
 from generator.sources import (
     cpu_source,
@@ -39,6 +40,7 @@ _NO_ACTIVATION = Step("identity", "", "", "")
 # The libraries of the gradients through what follows a convolution, by what the names of their
 # sources begin with.
 _LIBRARIES = {"NORM_": "group_norm_gradient", "POOL_": "batch_norm_pool_gradient"}
+_GRADIENTS = "GRADIENT_CUDA_SOURCE"  # whose lines other libraries are held without, too
 
 
 @dataclasses.dataclass
@@ -168,7 +170,7 @@ class Kernels:
                 tensors = self.whole and prefix == "NORM_"
                 header = gradient_header(chains, tensors=tensors)
                 libraries.append((prefix, library, header))
-        made = {}
+        made, whole = {}, self._given("CUDA_SOURCE")
         for prefix, library, chains in libraries:
             split = self.split and not prefix
             tensors = self.whole and prefix != "POOL_"
@@ -176,23 +178,30 @@ class Kernels:
             forms |= {"skipped": self.skipped, "ahead": self.ahead}
             forms["several"] = any(len(chain) > 2 for chain in norm_chains)
             cuda = gradient_cuda_source(library, self.volumes, chains, **forms)
-            shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
-            made[f"{prefix}GRADIENT_CUDA_SOURCE"] = shared
+            made[f"{prefix}GRADIENT_CUDA_SOURCE"] = without_shared_lines(cuda, whole)
+            if not prefix:
+                whole[_GRADIENTS] = f"\n{cuda}"
             chained = self.chained and not prefix
             source = gradient_operator_source(library, self.volumes, chained, tensors)
+            source = without_shared_lines(source, self._given("CPU_SOURCE", "OPERATOR_SOURCE"))
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
 
     @property
     def norm_sources(self) -> dict[str, str]:
         """Of the libraries of norms alone."""
-        made = {}
+        made, whole = {}, self._given("CUDA_SOURCE")
         for norm in sorted(self.norms):
-            cuda = gradient_cuda_source(norm)
-            shared = without_shared_lines(cuda, self.held("CUDA_SOURCE"))
-            made[f"{norm.upper()}_CUDA_SOURCE"] = shared
-            made[f"{norm.upper()}_OPERATOR_SOURCE"] = gradient_operator_source(norm)
+            held = _with_shared_lines(self.gradient_sources[_GRADIENTS], whole)
+            cuda = gradient_cuda_source(norm), whole | {_GRADIENTS: f"\n{held}"}
+            operator = gradient_operator_source(norm), self._given("CPU_SOURCE", "OPERATOR_SOURCE")
+            made[f"{norm.upper()}_CUDA_SOURCE"] = without_shared_lines(*cuda)
+            made[f"{norm.upper()}_OPERATOR_SOURCE"] = without_shared_lines(*operator)
         return made
+
+    def _given(self, *names: str) -> dict[str, str]:
+        """Sources of the forward, of which those of libraries are held without lines."""
+        return {name: self.held(name) for name in names}
 
     @property
     def suffixes(self) -> dict[tuple, str]:

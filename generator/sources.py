@@ -14,7 +14,7 @@ MAX_CHANNEL_VECTORS = int(
     re.search(r"kMaxChannelVectors = (\d+)", (KERNELS / "call.h").read_text(encoding="utf-8"))[1]
 )
 
-SHARED_LINES = "// ==== lines {first} to {end} of CUDA_SOURCE"  # from 0, without the last
+SHARED_LINES = "// ==== lines {first} to {end} of {name}"  # from 0, without the last
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
@@ -316,12 +316,15 @@ def gradient_operator(
     return resolve(path, None, shared, volumes, chained=chained, chain_tensors=tensors)
 
 
-def without_shared_lines(text: str, given: str, least: int = 12) -> str:
-    """`text` with one line, SHARED_LINES, in place of each run of `least` lines or more that
-    `given` has, too: a solution then holds what two of its sources share once.
-    generator/runtime/gradient_kernels.py puts them back.
+def without_shared_lines(text: str, given: dict[str, str], least: int = 12) -> str:
+    """`text` with one line, SHARED_LINES, in place of each run of `least` lines or more that one of
+    the sources `given`, by name, has, too: a solution then holds what its sources share once.
+    generator/runtime/library_sources.py puts them back.
     """
-    lines, there = text.splitlines(), given.splitlines()
+    lines, there, begins = text.splitlines(), [], {}
+    for name, source in given.items():
+        begins[len(there)] = name
+        there += [*source.splitlines(), None]  # no run goes on into the next
     places: dict[str, list[int]] = {}
     for place, line in enumerate(there):
         places.setdefault(line, []).append(place)
@@ -339,7 +342,9 @@ def without_shared_lines(text: str, given: str, least: int = 12) -> str:
             if count > best:
                 best, begin = count, place
         if best >= least:
-            kept.append(SHARED_LINES.format(first=begin, end=begin + best))
+            own = max(first for first in begins if first <= begin)
+            numbers = {"first": begin - own, "end": begin - own + best}
+            kept.append(SHARED_LINES.format(**numbers, name=begins[own]))
             at += best
         else:
             kept.append(lines[at])

@@ -3,21 +3,19 @@ loaded when CUDA first asks for them.
 """
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.build import _short_digest
-from generator.runtime.generated import (
-    CUDA_SOURCE,
-    POOL_GRADIENT_CUDA_SOURCE,
-    POOL_GRADIENT_OPERATOR_SOURCE,
-)
+from generator.runtime.generated import POOL_GRADIENT_CUDA_SOURCE, POOL_GRADIENT_OPERATOR_SOURCE
 from generator.runtime.gradient_kernels import (
+    _GRADIENT_CUDA,
     _load_operators,
     _with_row_padding,
-    _with_shared_lines,
 )
+from generator.runtime.library_sources import _whole_library
 
-_POOL_GRADIENT_CUDA = _with_shared_lines(POOL_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
-_POOL_GRADIENT_NAMESPACE = (
-    f"tconv_pool_gradients_{_short_digest(_POOL_GRADIENT_CUDA, POOL_GRADIENT_OPERATOR_SOURCE)}"
+_POOL_GRADIENTS = _whole_library(
+    "tconv_pool_gradients",
+    POOL_GRADIENT_CUDA_SOURCE,
+    POOL_GRADIENT_OPERATOR_SOURCE,
+    GRADIENT_CUDA_SOURCE=_GRADIENT_CUDA,
 )
 _LARGEST_WINDOW = 256  # the place of a maximum in it is kept as a byte
 
@@ -31,9 +29,7 @@ def _fake_pool_backward(grad, value, *args):
 def _pool_backward_kernels():
     """The operator of kernels_src/binding/operator_batch_norm_pool_gradient.cpp."""
     fakes = {"backward": _fake_pool_backward}
-    namespace, _ = _load_operators(
-        _POOL_GRADIENT_NAMESPACE, POOL_GRADIENT_OPERATOR_SOURCE, _POOL_GRADIENT_CUDA, fakes
-    )
+    namespace, _ = _load_operators(*_POOL_GRADIENTS, fakes)
     return namespace.backward.default
 
 

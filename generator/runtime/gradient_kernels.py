@@ -2,35 +2,20 @@
 that whoever only runs models forward never builds it. One for all solutions with the same sources.
 """
 
-import re as _re
-
 import torch
 from torch.utils.flop_counter import register_flop_formula as _register_flop_formula
 
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.arguments import _Conv, _conv_output_shape, _make_conv, _new_output
-from generator.runtime.build import _load_library, _short_digest
-from generator.runtime.generated import (
-    CUDA_SOURCE,
-    GRADIENT_CUDA_SOURCE,
-    GRADIENT_OPERATOR_SOURCE,
-)
+from generator.runtime.build import _load_library
+from generator.runtime.generated import GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE
+from generator.runtime.library_sources import _whole_library
 from generator.runtime.precision import _tf32_allowed
 from generator.runtime.registration import _count_flops
 
-
-def _with_shared_lines(text: str, given: str) -> str:
-    """Puts lines of CUDA_SOURCE back where only their numbers stand."""
-    there = given.splitlines()
-    return _re.sub(
-        r"// ==== lines (\d+) to (\d+) of CUDA_SOURCE",
-        lambda run: "\n".join(there[int(run[1]) : int(run[2])]),
-        text,
-    )
-
-
-_GRADIENT_CUDA = _with_shared_lines(GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
-_GRADIENT_NAMESPACE = f"tconv_gradients_{_short_digest(_GRADIENT_CUDA, GRADIENT_OPERATOR_SOURCE)}"
+_GRADIENT_NAMESPACE, _GRADIENT_OPERATOR, _GRADIENT_CUDA = _whole_library(
+    "tconv_gradients", GRADIENT_CUDA_SOURCE, GRADIENT_OPERATOR_SOURCE
+)
 _GRADIENT_DEVICES = ("cuda",)  # elsewhere PyTorch's gradients are called
 
 
@@ -85,9 +70,7 @@ def _load_operators(name: str, operator_source: str, cuda_source: str, fakes: di
 def _gradient_library():
     """The namespace with the operators of kernels_src/binding/operator_gradients.cpp."""
     fakes = {"backward": _fake_backward, "convolve": _fake_convolve}
-    namespace, new = _load_operators(
-        _GRADIENT_NAMESPACE, GRADIENT_OPERATOR_SOURCE, _GRADIENT_CUDA, fakes
-    )
+    namespace, new = _load_operators(_GRADIENT_NAMESPACE, _GRADIENT_OPERATOR, _GRADIENT_CUDA, fakes)
     if new:
         _register_flop_formula([namespace.backward])(_count_backward_flops)
         _register_flop_formula([namespace.convolve])(_count_convolve_flops)

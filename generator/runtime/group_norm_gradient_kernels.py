@@ -3,21 +3,19 @@ loaded when CUDA first asks for them.
 """
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.build import _short_digest
-from generator.runtime.generated import (
-    CUDA_SOURCE,
-    NORM_GRADIENT_CUDA_SOURCE,
-    NORM_GRADIENT_OPERATOR_SOURCE,
-)
+from generator.runtime.generated import NORM_GRADIENT_CUDA_SOURCE, NORM_GRADIENT_OPERATOR_SOURCE
 from generator.runtime.gradient_kernels import (
+    _GRADIENT_CUDA,
     _load_operators,
     _with_row_padding,
-    _with_shared_lines,
 )
+from generator.runtime.library_sources import _whole_library
 
-_NORM_GRADIENT_CUDA = _with_shared_lines(NORM_GRADIENT_CUDA_SOURCE, CUDA_SOURCE)
-_NORM_GRADIENT_NAMESPACE = (
-    f"tconv_norm_gradients_{_short_digest(_NORM_GRADIENT_CUDA, NORM_GRADIENT_OPERATOR_SOURCE)}"
+_NORM_GRADIENTS = _whole_library(
+    "tconv_norm_gradients",
+    NORM_GRADIENT_CUDA_SOURCE,
+    NORM_GRADIENT_OPERATOR_SOURCE,
+    GRADIENT_CUDA_SOURCE=_GRADIENT_CUDA,
 )
 
 _MOST_VECTORS = 4  # kMaxChannelVectors in kernels_src/call.h
@@ -35,9 +33,7 @@ def _fake_norm_backward(grad, value, weight, num_groups, eps, *args):
 def _norm_backward_kernels():
     """The operator of kernels_src/binding/operator_group_norm_gradient.cpp."""
     fakes = {"backward": _fake_norm_backward}
-    namespace, _ = _load_operators(
-        _NORM_GRADIENT_NAMESPACE, NORM_GRADIENT_OPERATOR_SOURCE, _NORM_GRADIENT_CUDA, fakes
-    )
+    namespace, _ = _load_operators(*_NORM_GRADIENTS, fakes)
     return namespace.backward.default
 
 

@@ -7,22 +7,20 @@ import torch
 from torch import nn as _nn
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.build import _short_digest
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
-from generator.runtime.generated import (
-    BATCH_NORM_CUDA_SOURCE,
-    BATCH_NORM_OPERATOR_SOURCE,
-    CUDA_SOURCE,
-)
-from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
+from generator.runtime.generated import BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE
+from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
+from generator.runtime.library_sources import _whole_library
 from generator.runtime.ordinary_conv import _is_hopper, _is_plain
 
 # Measured on an H200: on fewer values of a channel, or of a tensor, PyTorch's is as fast.
 _MANY_OF_CHANNEL, _MANY_VALUES, _MOST_VALUES = 1 << 16, 1 << 21, 1 << 31
 _SOFTMAX_WIDTHS = (64, 128, 256, 512)
-_BATCH_NORM_CUDA = _with_shared_lines(BATCH_NORM_CUDA_SOURCE, CUDA_SOURCE)
-_BATCH_NORM_NAMESPACE = (
-    f"tconv_batch_norm_{_short_digest(_BATCH_NORM_CUDA, BATCH_NORM_OPERATOR_SOURCE)}"
+_BATCH_NORM = _whole_library(
+    "tconv_batch_norm",
+    BATCH_NORM_CUDA_SOURCE,
+    BATCH_NORM_OPERATOR_SOURCE,
+    GRADIENT_CUDA_SOURCE=_GRADIENT_CUDA,
 )
 
 
@@ -78,9 +76,7 @@ def _fake_normalise(value, *args):
 def _batch_norm_kernels():
     """The operator of kernels_src/binding/operator_batch_norm.cpp."""
     namespace, _ = _load_operators(
-        _BATCH_NORM_NAMESPACE,
-        BATCH_NORM_OPERATOR_SOURCE,
-        _BATCH_NORM_CUDA,
+        *_BATCH_NORM,
         {"normalise": _fake_normalise},
     )
     return namespace.normalise.default

@@ -6,27 +6,25 @@ import torch
 from torch import nn as _nn
 
 from generator.runtime.allocation import _ALLOCATION
-from generator.runtime.build import _short_digest
 from generator.runtime.dispatch import (
     _as_operator,
     _outside_autocast,
     _transformed,
     _wants_gradient,
 )
-from generator.runtime.generated import (
-    CUDA_SOURCE,
-    GROUP_NORM_CUDA_SOURCE,
-    GROUP_NORM_OPERATOR_SOURCE,
-)
-from generator.runtime.gradient_kernels import _load_operators, _with_shared_lines
+from generator.runtime.generated import GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE
+from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
+from generator.runtime.library_sources import _whole_library
 from generator.runtime.ordinary_conv import _is_hopper, _is_plain
 
 # Measured on an H200 on these many and more, forward and backward, in fp32 and in fp16: PyTorch's
 # forward has a block for each group of a sample.
 _MANY_NORMED, _MOST_NORMED = 1 << 20, 1 << 31
-_GROUP_NORM_CUDA = _with_shared_lines(GROUP_NORM_CUDA_SOURCE, CUDA_SOURCE)
-_GROUP_NORM_NAMESPACE = (
-    f"tconv_group_norm_{_short_digest(_GROUP_NORM_CUDA, GROUP_NORM_OPERATOR_SOURCE)}"
+_GROUP_NORM = _whole_library(
+    "tconv_group_norm",
+    GROUP_NORM_CUDA_SOURCE,
+    GROUP_NORM_OPERATOR_SOURCE,
+    GRADIENT_CUDA_SOURCE=_GRADIENT_CUDA,
 )
 
 
@@ -93,9 +91,7 @@ def _fake_group_norm_backward(grad, value, weight, num_groups, eps, *needs):
 def _group_norm_library():
     """The namespace with the operators of kernels_src/binding/operator_group_norm.cpp."""
     fakes = {"normalise": _fake_group_normalise, "backward": _fake_group_norm_backward}
-    namespace, _ = _load_operators(
-        _GROUP_NORM_NAMESPACE, GROUP_NORM_OPERATOR_SOURCE, _GROUP_NORM_CUDA, fakes
-    )
+    namespace, _ = _load_operators(*_GROUP_NORM, fakes)
     return namespace
 
 

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.runtime.gradient_kernels import _with_shared_lines
+from generator.runtime.library_sources import _with_shared_lines
 from harness.errors import EnvironmentUnfit, UsageError
 from harness.measure.machine_code_cubin import Cubin, read_cubin, sha256
 from harness.measure.nvcc import compiler, nvcc
@@ -23,6 +23,11 @@ _ARCHITECTURE = "-gencode=arch=compute_90a,code=sm_90a"
 # difference, as long as there are more than one: 0, which solutions say, means all of a machine.
 _THREADS = ("--threads=2", "--split-compile=2")
 _HOST_FLAGS = ("-cudart", "none")
+# What only CUDA calls: the libraries beside the forward's, and who loads them.
+_OF_LIBRARIES = re.compile(
+    r"\b_?(?:NORM_|POOL_)?GRADIENT_(?:CUDA|OPERATOR|NAMESPACE)|\b_(?:NORM|POOL)_GRADIENTS\b"
+    r"|\b_(?:with_shared_lines|whole_library|load_operators)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -46,19 +51,22 @@ def gradients_sha256(text: str) -> str | None:
     make no machine code; None where there is none.
     """
     found = re.findall(
-        r'^(?:NORM_|POOL_)?GRADIENT_CUDA_SOURCE = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE
+        r'^((?:NORM_|POOL_)?GRADIENT_CUDA_SOURCE) = r"""(.*?)"""', text, re.DOTALL | re.MULTILINE
     )
     if not found:
         return None
-    whole = "\n".join(_with_shared_lines(source, cuda_source(text)) for source in found)
-    code = "".join(line.partition("//")[0] for line in whole.splitlines())
+    whole, parts = {"CUDA_SOURCE": cuda_source(text)}, []
+    for name, source in found:
+        whole[name] = _with_shared_lines(source, whole)
+        parts.append(whole[name])
+    code = "".join(line.partition("//")[0] for line in "\n".join(parts).splitlines())
     return hashlib.sha256("".join(code.split()).encode()).hexdigest()
 
 
 def cpu_text_sha256(text: str) -> str:
     """Of what of a solution's text runs on a CPU: all but its docstring, what is CUDA's alone (its
-    sources, nvcc's flags, how they compile in parts), and the digest of the rest that its operator
-    is called by.
+    sources, nvcc's flags, how they compile in parts, how libraries of gradients are loaded), and
+    the digest of the rest that its operator is called by.
     """
     text = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
     libraries = "(?:NORM_|POOL_)?GRADIENT|BATCH_NORM|GROUP_NORM"
@@ -67,7 +75,20 @@ def cpu_text_sha256(text: str) -> str:
     lines = r"(?:#.*\n)*(?:_PARTS|_PART_NAMES|_CUDA_FLAGS) = .*\n(?:[ )].*\n)*"
     text = re.sub(rf"^{lines}|^def _parts\(.*\n(?: .*\n|\n(?= ))*\n*", "", text, flags=re.MULTILINE)
     text = re.sub(r"^_DIGEST = .*\n", "", text, flags=re.MULTILINE)
+    text = _without_statements(text, _OF_LIBRARIES)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_statements(text: str, names: re.Pattern) -> str:
+    """Without the module's functions and assignments that mention one of the names."""
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body):
+        own = lines[node.lineno - 1 : node.end_lineno]
+        if isinstance(node, ast.FunctionDef | ast.Assign) and names.search("".join(own)):
+            del lines[node.lineno - 1 : node.end_lineno]
+            while node.lineno <= len(lines) and not lines[node.lineno - 1].strip():
+                del lines[node.lineno - 1]  # blank lines go with it
+    return "".join(lines)
 
 
 def cuda_flags(text: str) -> tuple[str, ...]:
