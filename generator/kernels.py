@@ -190,6 +190,8 @@ class Kernels:
     @property
     def norm_sources(self) -> dict[str, str]:
         """Of the libraries of norms alone."""
+        if not self.norms:
+            return {}
         made, whole = {}, self._given("CUDA_SOURCE")
         for norm in sorted(self.norms):
             held = _with_shared_lines(self.gradient_sources[_GRADIENTS], whole)

@@ -45,10 +45,23 @@ def split(source: str, tree: ast.Module | None = None) -> list[Statement]:
         if not is_docstring:
             while start > previous_end and lines[start - 1].startswith("#"):
                 start -= 1
-            text = "\n".join(lines[start : node.end_lineno])
+            text = "\n".join(without_neighbours(lines[start : node.end_lineno], node, lines))
             statements.append(Statement(node, text, _defines(node), _uses(node)))
         previous_end = node.end_lineno or previous_end
     return statements
+
+
+def without_neighbours(own: list[str], node: ast.stmt, lines: list[str]) -> list[str]:
+    """The lines of a statement, edited or not, less what semicolons divide from it on its first and
+    on its last one. lines: the module's.
+    """
+    behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :]
+    if behind.lstrip().startswith(b";"):
+        last = own[-1].encode()
+        own = [*own[:-1], last[: len(last) - len(behind)].decode()]
+    if lines[node.lineno - 1].encode()[: node.col_offset].strip():
+        own = [own[0].encode()[node.col_offset :].decode(), *own[1:]]
+    return own
 
 
 def needed(statements: list[Statement], roots: set[str]) -> list[Statement]:

@@ -90,6 +90,13 @@ def violations(text: str, with_kernels: bool = True) -> list[str]:
     return found
 
 
+def rejections(text: str) -> list[str]:
+    """Of what violations() tells, that for which the checker rejects, kernels that are missing
+    aside.
+    """
+    return [told for rule, told in _forbidden(_code(text)).items() if rule in _ERRORS]
+
+
 def findings(text: str, dtype: str) -> Findings:
     """What the checker finds in a solution that is evaluated in `dtype`: narrowing to half is
     counted in float32 alone. Any build of cpp_extension will do for a CUDA kernel here.

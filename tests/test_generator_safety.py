@@ -5,10 +5,12 @@ import re
 import pytest
 import torch
 
+from generator.__main__ import main
 from generator.emit import generate, solution_text
 from generator.errors import Refusal
 from generator.program import read_program
 from generator.prove import with_formulas
+from generator.static_rules import rejections, violations
 from tests.sweeps import swept
 from tests.test_generator import write_reference
 
@@ -268,3 +270,73 @@ def test_a_batch_that_was_compiled_in_is_compared(body, message, tmp_path):
     model(torch.rand(2, 4, 5, 5))
     with pytest.raises(ValueError, match=message):
         model(torch.rand(3, 4, 5, 5))
+
+
+def test_of_what_the_checker_warns_the_generator_tells(tmp_path, capsys):
+    """It does not reject it: a function of torch.nn kept as a constant."""
+    path = write_reference(
+        tmp_path,
+        "return self.kept['relu'](self.conv(x))",
+        "self.kept = {'relu': F.relu}",
+    )
+    output = tmp_path / "solution.py"
+    assert main([str(path), "-o", str(output)]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("KernelBench's checker warns, and does not reject, of a torch.nn func")
+    assert rejections(output.read_text()) == [] and "ConvTranspose2d -> relu" in output.read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch, torch.nn as nn, torch.nn.functional as F",
+        "import torch, torch.nn as nn; import torch.nn.functional as F, math",
+    ],
+)
+def test_several_imports_in_a_line(line, tmp_path):
+    path = write_reference(
+        tmp_path,
+        "import math as m, torch.nn.functional as G\nreturn G.relu(F.elu(self.conv(x))) * m.pi",
+    )
+    text = path.read_text()
+    first, last = "import torch\n", "import torch.nn.functional as F\n"
+    begin, end = text.index(first), text.index(last) + len(last)
+    path.write_text(text[:begin] + line + "\n" + text[end:])
+    made = generate(path, tmp_path / "solution.py")
+    assert violations(made) == [] and "torch.nn.functional as" not in made
+
+
+def test_statements_in_a_line_are_executed_once(tmp_path):
+    """In their order, with what stands around semicolons."""
+    top = (
+        'k = [1.0]\nk.append(2.0); m = "é"; k.append(3.0)  # why\nn = (2 if k else\n     5); p = 7;'
+    )
+    path = reference_with(
+        tmp_path,
+        "return self.conv(x) * self.k + n * p",
+        "self.k = sum(k) * len(m); self.l = k",
+        top,
+    )
+    text = generate(path, tmp_path / "solution.py")
+    lines = [line for line in text.splitlines() if line[:1] in ("k", "m", "n", "p", " ")]
+    at = lines.index("k = [1.0]")
+    wanted = ["k = [1.0]", "k.append(2.0)", 'm = "é"', "k.append(3.0)  # why", "n = (2 if k else"]
+    assert lines[at : at + 7] == [*wanted, "     5)", "p = 7"]
+
+
+def test_words_of_a_reference_that_do_nothing_do_not_keep_it_out(tmp_path):
+    """`pass`, and docstrings in which the checker would find it, or what else it looks for."""
+    top = (
+        'class Helper(nn.Module):\n    """A low-pass filter.\n\n    try: it\n    """\n\n'
+        '    def __init__(self):\n        """First pass."""\n        super().__init__()\n'
+        "        for i in range(2):\n            pass\n\n"
+        '    def forward(self, x):\n        """Forward pass."""\n        return x * 0.5\n\n\n'
+        "class Empty(nn.Module): pass\n"
+    )
+    init = "self.helper = Helper(); self.empty = Empty()"
+    path = reference_with(tmp_path, "return self.helper(self.conv(x))", init, top)
+    text = generate(path, tmp_path / "solution.py")
+    assert violations(text) == [] and "class Empty(nn.Module): ..." in text
+    kept = path.read_text().replace("A low-pass filter", "Unusual")
+    path.write_text(kept.replace("try: it", "kept"))
+    assert "Unusual" in generate(path, tmp_path / "solution.py")
