@@ -122,7 +122,8 @@ def _read_attributes(reference: Reference, watch: Watch) -> list[Constant]:
     found = []
     for path, name in sorted(watch.read, key=lambda key: (order[key[0]], key[1])):
         kind = type(reference.model.get_submodule(path))
-        if not callable(inspect.getattr_static(kind, name, None)):
+        known = inspect.getattr_static(kind, name, None)
+        if not callable(known) and not isinstance(known, classmethod):
             found.append(_attribute(path, name, watch.read[path, name]))
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generator.ir import Value
+from generator.ir import InputDtype, Value
 from generator.reference import Reference
 from generator.step_table import literal
 
@@ -48,12 +48,13 @@ def place_text(argument: str, keys: tuple) -> str:
 
 
 class Expressions:
-    """Text of the values of one forward; `names` are those of results, `device` a text that gives
-    the device of an input.
+    """Text of the values of one forward; `names` are those of results, `device` and `dtype` texts
+    that give those of inputs.
     """
 
-    def __init__(self, reference: Reference, device: str | None):
+    def __init__(self, reference: Reference, device: str | None, dtype: str | None = None):
         self._reference = reference
+        self._dtype = dtype or "torch.float32"
         self.names: dict[Value, str] = {}
         # What is traced on the CPU because the trace is there, not because forward asks for it.
         self._device = None if re.search(r"\bcpu\b", reference.source) else device
@@ -94,6 +95,8 @@ class Expressions:
             if value.type == "cpu" and self._device is not None:
                 return self._device
             return f'torch.device("{value}")'
+        if isinstance(value, InputDtype):
+            return self._dtype
         if isinstance(value, slice):
             return f"slice({', '.join(map(self.argument, (value.start, value.stop, value.step)))})"
         return literal(value)

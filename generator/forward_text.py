@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from collections.abc import Iterator
 
 from generator.calls import Modules, call_text, modules_of
 from generator.expressions import Expressions, attribute_path
@@ -65,7 +66,7 @@ def body(
     reference: Reference, plan: Plan, kernels: Kernels, modules: Modules, taken: set[str]
 ) -> str:
     """The statements of one mode, without indentation, the return last."""
-    text = Expressions(reference, device_of_inputs(plan))
+    text = Expressions(reference, device_of_inputs(plan), dtype_of_inputs(plan))
     if "batch_norm" in kernels.norms:
         plan = dataclasses.replace(plan, items=_with_softmax(reference, plan))
     names = Names(taken)
@@ -126,11 +127,23 @@ def _nodes(item: Fused | Node | NormSoftmax) -> list[Node]:
 
 def device_of_inputs(plan: Plan) -> str | None:
     """The text of the device on which forward's inputs are."""
+    first = next(_tensors_given(plan), None)
+    return None if first is None else f"{Expressions.value(None, first)}.device"
+
+
+def dtype_of_inputs(plan: Plan) -> str | None:
+    """The text of the dtype that those of floating point have."""
+    floating = (value for value in _tensors_given(plan) if value.dtype.is_floating_point)
+    first = next(floating, None)
+    return None if first is None else f"{Expressions.value(None, first)}.dtype"
+
+
+def _tensors_given(plan: Plan) -> Iterator[Value]:
+    """Inputs of forward, as they are read."""
     for item in plan.items:
         for value in (v for node in _nodes(item) for v in node.operands()):
             if value.kind == "input" and value.shape is not None:
-                return f"{Expressions.value(None, value)}.device"
-    return None
+                yield value
 
 
 def signature(reference: Reference) -> str:

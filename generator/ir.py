@@ -31,6 +31,11 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
+class InputDtype:
+    """In the place of a dtype: that of forward's inputs."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Region:
     """A stretch of forward under a switch: `kind` grad (settings: whether it is on) or autocast
     (settings: device type, dtype, whether it is on, whether casts are cached).

@@ -26,6 +26,20 @@ def reference_with(folder, body, init="self.other = None", top="", extra="", dec
 BUFFER = "self.register_buffer('n', torch.zeros(()))"
 # Proved by generate: outputs, gradients, what is kept, in both modes.
 RIGHT = {
+    "dtypes of the input": {
+        "body": "y = self.conv(x)\n"
+        "to = torch.linspace(-1, 1, 3, device=x.device, dtype=x.dtype).to(y)\n"
+        "return y[..., :3] * to + torch.linspace(0, 1, 3) + y.new_ones(3, dtype=torch.float32)"
+    },
+    "a layer that makes tensors": {
+        "body": "return self.other(self.conv(x).flatten(2).mT)[0]",
+        "init": "self.other = nn.LSTM(8, 3, batch_first=True)",
+    },
+    "methods of the class": {
+        "body": "return self.twice(self.half(self.conv(x)))",
+        "decorator": "@staticmethod\n    def half(v, by=2):\n        return v / by\n\n"
+        "    @classmethod\n    def twice(cls, v):\n        return cls.half(v, 0.5) + 1\n\n",
+    },
     "no_grad on forward": {"body": "return self.conv(x).relu()", "decorator": "@torch.no_grad()"},
     "no_grad inside": {
         "body": "with torch.no_grad():\n    y = self.conv(x)\nreturn y.tanh() * self.weight"

@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree
 
 from generator.errors import Refusal
+from generator.front.dtypes import follow_inputs
 from generator.front.watch import Watch, refuse_side_effects, watching
 from generator.reference import Reference, attempt
 
@@ -32,6 +33,7 @@ def export(reference: Reference, training: bool) -> tuple[ExportedProgram, Watch
             program = attempt(
                 "tracing forward", reference.path, lambda: _export(model, reference.inputs)
             )
+        follow_inputs(program, model, reference.inputs, _export)
     except Refusal as refusal:
         raise Refusal(_explained(str(refusal))) from refusal
     finally:
