@@ -2,7 +2,7 @@
 
 import pytest
 
-from generator.sources import gradient_cuda_source
+from generator.sources import gradient_cuda_source, gradient_operator_source
 from tests.builds_ahead import (
     CHAIN_GRADIENTS,
     GRADIENTS,
@@ -19,6 +19,32 @@ def test_the_source_is_whole_again(shelf):
     solution = shelf["69"].solution
     assert solution["_GRADIENT_CUDA"] == f"\n{gradient_cuda_source()}"
     assert len(solution["GRADIENT_CUDA_SOURCE"]) < len(solution["_GRADIENT_CUDA"]) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "entry"),
+    [
+        ("grouped_volumes", "_GROUP_NORM", "group_norm"),
+        ("many_channels", "_BATCH_NORM", "batch_norm"),
+    ],
+)
+def test_sources_of_libraries_are_whole_again(shelf, name, library, entry):
+    """Of kernels and operators, without lines of the forward's and the gradients'."""
+    solution = shelf[name].solution
+    _, operator, cuda = solution[library]
+    assert cuda == f"\n{gradient_cuda_source(entry)}"
+    assert operator == f"\n{gradient_operator_source(entry)}"
+    held = solution[f"{library[1:]}_CUDA_SOURCE"], solution[f"{library[1:]}_OPERATOR_SOURCE"]
+    assert len(held[0]) < 0.8 * len(cuda) and len(held[1]) < 0.25 * len(operator)
+
+
+def test_no_library_lacks_lines(shelf):
+    for name in ("grouped_volumes", "11"):
+        solution = shelf[name].solution
+        _, operator, cuda = solution["_NORM_GRADIENTS" if name != "11" else "_POOL_GRADIENTS"]
+        for text in (operator, cuda, solution["_GRADIENT_OPERATOR"], solution["_GRADIENT_CUDA"]):
+            assert "====" not in text and text.count("#pragma once") == 0
+            assert text.count("TCONV_EXPORT int64_t tconv_c") >= 2 or "library.impl" in text
 
 
 def test_without_kernels_for_gradients_they_are_pytorchs(shelf):
