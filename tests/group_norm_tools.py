@@ -76,7 +76,7 @@ class GroupCase:
 
 _LOW = (torch.float16, torch.bfloat16, torch.float64)
 CASES = [
-    GroupCase(2, 4, 2, (5, 6, 8)),  # one block
+    GroupCase(2, 4, 2, (5, 6, 8)),  # one block, a warp for each channel
     GroupCase(2, 6, 3, (3, 5, 7), affine=False),  # no group begins at a vector's boundary
     GroupCase(1, 4, 1, (3,)),
     GroupCase(2, 4, 2, (10, 33, 32)),  # in pieces
@@ -84,6 +84,7 @@ CASES = [
     *(GroupCase(2, 4, 2, (4, 6, 8), dtype) for dtype in _LOW),
     *(GroupCase(1, 4, 1, (13, 33, 35), dtype) for dtype in _LOW),
     GroupCase(3, 70, 7, (1, 2)),
+    GroupCase(2, 4, 2, (4, 6, 8)),  # one block
 ]
 
 

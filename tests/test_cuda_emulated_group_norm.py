@@ -45,7 +45,7 @@ def test_what_is_not_finite_stays_in_its_group(emulated_group_norm, case, bad):
     assert bool(found[0].isfinite().all()) and bool(found[1, :2].isfinite().all())
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[-1]], ids=str)
 def test_a_tensor_off_every_boundary(emulated_group_norm, case):
     value, weight, bias, grad = case.tensors()
     shifted = torch.cat([torch.zeros(1), value.flatten()])[1:].view(value.shape)

@@ -44,6 +44,17 @@ def test_two_runs_give_the_same_bits(library, case):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[-1]], ids=str)
+def test_a_tensor_off_every_boundary(library, case):
+    value, weight, bias, grad = case.tensors("cuda")
+    shifted = torch.cat([value.new_zeros(1), value.flatten()])[1:].view(value.shape)
+    numbers = case.groups, 1e-5
+    found, plain = (library.normalise(v, weight, bias, *numbers) for v in (shifted, value))
+    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
+    grads = [library.backward(grad, v, weight, *numbers, True, True) for v in (shifted, value)]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_modules_in_a_graph_and_out_of_it(shelf, affine):
     """A step, and the same captured, beside float64."""

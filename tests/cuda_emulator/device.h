@@ -144,16 +144,25 @@ inline float rsqrt(float v) { return rsqrtf(v); }
 inline double rsqrt(double v) { return 1.0 / std::sqrt(v); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return static_cast<unsigned __int128>(a) * b >> 64; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
+// A GPU ends the kernel.
+template <typename T>
+void require_aligned(const T* at, const char* what) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T) != 0)
+    emu::fail("%s of %zu bytes at %p, which is misaligned", what, sizeof(T), static_cast<const void*>(at));
+}
 template <typename T>
 T __ldg(const T* at) {
+  require_aligned(at, "__ldg");
   return *at;
 }
 template <typename T>
 T __ldcs(const T* at) {
+  require_aligned(at, "__ldcs");
   return *at;
 }
 template <typename T>
 void __stcs(T* at, T value) {
+  require_aligned(at, "__stcs");
   *at = value;
 }
 // Threads have turns: nothing comes between.
