@@ -59,8 +59,10 @@ def without_neighbours(own: list[str], node: ast.stmt, lines: list[str]) -> list
     if behind.lstrip().startswith(b";"):
         last = own[-1].encode()
         own = [*own[:-1], last[: len(last) - len(behind)].decode()]
-    if lines[node.lineno - 1].encode()[: node.col_offset].strip():
-        own = [own[0].encode()[node.col_offset :].decode(), *own[1:]]
+    ahead = lines[node.lineno - 1].encode()[: node.col_offset]
+    if ahead.strip():
+        indent = ahead[: len(ahead) - len(ahead.lstrip())]
+        own = [(indent + own[0].encode()[node.col_offset :]).decode(), *own[1:]]
     return own
 
 
