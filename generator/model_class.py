@@ -58,8 +58,9 @@ def _is_main_guard(node: ast.stmt) -> bool:
 class _Edits:
     """Replacements by position inside one piece of the reference's source."""
 
-    def __init__(self, source: str, node: ast.AST, text: str):
-        self._node, self._source = node, source.split("\n")
+    def __init__(self, source: str, node: ast.AST, text: str, indent: str = ""):
+        """indent: of the block that the node stands in."""
+        self._node, self._indent, self._source = node, indent, source.split("\n")
         self._lines = [line.encode() for line in self._source]
         last = node.end_lineno
         self._first = last - len(text.split("\n")) + 1
@@ -112,7 +113,7 @@ class _Edits:
             old = self._lines[line - 1]
             self._lines[line - 1] = old[:start] + text + old[end:]
         own = [line.decode() for line in self._lines[self._first - 1 : self._last]]
-        return "\n".join(without_neighbours(own, self._node, self._source))
+        return "\n".join(without_neighbours(own, self._node, self._source, self._indent))
 
 
 def _import_text(name: ast.alias) -> str:
@@ -135,7 +136,7 @@ def _model_new(reference: Reference, node: ast.ClassDef, signature: str, body: s
         first = min([item.lineno, *(d.lineno for d in getattr(item, "decorator_list", []))])
         while lines[first - 2].lstrip().startswith("#"):
             first -= 1
-        pieces.append(_segment(reference, item, first, item.end_lineno))
+        pieces.append(_segment(reference, item, first, item.end_lineno, unit))
     forward = [f"    def forward({signature}:"]
     forward += [f"        {line}" if line else "" for line in body.split("\n")]
     pieces.append("\n".join(_indented(line, unit) for line in forward))
@@ -151,14 +152,13 @@ def _without_forward(reference: Reference, node: ast.ClassDef) -> str:
     start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     lines = reference.source.split("\n")
     pieces = [_segment(reference, node, start, _header_end(node, lines)).rstrip()]
+    first_line = lines[node.body[0].lineno - 1]
+    unit = first_line[: len(first_line) - len(first_line.lstrip())]
     for item in _kept_members(node):
         first = min([item.lineno, *(d.lineno for d in getattr(item, "decorator_list", []))])
-        pieces.append(_segment(reference, item, first, item.end_lineno))
+        pieces.append(_segment(reference, item, first, item.end_lineno, unit))
     if len(pieces) == 1:
-        first_line = lines[node.body[0].lineno - 1]
-        pieces.append(
-            first_line[: len(first_line) - len(first_line.lstrip())] + '"""No members."""'
-        )
+        pieces.append(unit + '"""No members."""')
     return "\n".join([f"{pieces[0]}\n{pieces[1]}", *(f"\n{piece}" for piece in pieces[2:])])
 
 
@@ -176,9 +176,9 @@ def _indented(line: str, unit: str) -> str:
     return unit * depth + line[4 * depth :]
 
 
-def _segment(reference: Reference, node: ast.AST, first: int, last: int) -> str:
+def _segment(reference: Reference, node: ast.AST, first: int, last: int, indent: str = "") -> str:
     text = "\n".join(reference.source.split("\n")[first - 1 : node.end_lineno])
-    edited = _Edits(reference.source, node, text).apply()
+    edited = _Edits(reference.source, node, text, indent).apply()
     return "\n".join(edited.split("\n")[: last - first + 1])
 
 

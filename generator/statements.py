@@ -51,18 +51,18 @@ def split(source: str, tree: ast.Module | None = None) -> list[Statement]:
     return statements
 
 
-def without_neighbours(own: list[str], node: ast.stmt, lines: list[str]) -> list[str]:
+def without_neighbours(
+    own: list[str], node: ast.stmt, lines: list[str], indent: str = ""
+) -> list[str]:
     """The lines of a statement, edited or not, less what semicolons divide from it on its first and
-    on its last one. lines: the module's.
+    on its last one. lines: the module's; indent: of its block.
     """
     behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :]
     if behind.lstrip().startswith(b";"):
         last = own[-1].encode()
         own = [*own[:-1], last[: len(last) - len(behind)].decode()]
-    ahead = lines[node.lineno - 1].encode()[: node.col_offset]
-    if ahead.strip():
-        indent = ahead[: len(ahead) - len(ahead.lstrip())]
-        own = [(indent + own[0].encode()[node.col_offset :]).decode(), *own[1:]]
+    if lines[node.lineno - 1].encode()[: node.col_offset].strip():
+        own = [indent + own[0].encode()[node.col_offset :].decode(), *own[1:]]
     return own
 
 

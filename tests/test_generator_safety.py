@@ -327,11 +327,13 @@ def test_statements_in_a_line_are_executed_once(tmp_path):
     )
     path = reference_with(
         tmp_path,
-        "return self.conv(x) * self.k + n * p",
+        "return self.conv(x) * self.k + n * p + self.a * self.b",
         "self.k = sum(k) * len(m); self.l = k",
         top,
+        decorator="a = (1.5 +\n      1); b = 2.5\n",
     )
     text = generate(path, tmp_path / "solution.py")
+    assert text.count("\n    b = 2.5\n") == text.count("a = (1.5") == 1
     lines = [line for line in text.splitlines() if line[:1] in ("k", "m", "n", "p", " ")]
     at = lines.index("k = [1.0]")
     wanted = ["k = [1.0]", "k.append(2.0)", 'm = "é"', "k.append(3.0)  # why", "n = (2 if k else"]
