@@ -133,6 +133,12 @@ def test_a_cpus_record_stands_while_what_runs_there_is_the_same(project, compile
         assert found.verdict == STANDS and "runs on a CPU is the same" in found.why
     for other in (text(code="d = 2"), text().replace("e", "x")):
         assert standing(stamped, other).verdict == DIFFERS
+    loads = "\n\ndef _load_operators(name):\n    return {}\n\n\n_GRADIENT_CUDA = {}\n"
+    timed = text(code="d = 1" + loads.format(1, 2))
+    (project / record()["solution"]).write_text(timed)
+    stamped = machine_code.stamp(record(timed, device="cpu"))
+    assert standing(stamped, text(code="d = 1" + loads.format(3, 4))).verdict == STANDS
+    assert standing(stamped, text(code="d = 2" + loads.format(1, 2))).verdict == DIFFERS
     assert compiled.texts == []
 
 

@@ -10,8 +10,8 @@ from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
 from generator.runtime.generated import BATCH_NORM_CUDA_SOURCE, BATCH_NORM_OPERATOR_SOURCE
 from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
+from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain
 from generator.runtime.library_sources import _whole_library
-from generator.runtime.ordinary_conv import _is_hopper, _is_plain
 
 # Measured on an H200: on fewer values of a channel, or of a tensor, PyTorch's is as fast.
 _MANY_OF_CHANNEL, _MANY_VALUES, _MOST_VALUES = 1 << 16, 1 << 21, 1 << 31
@@ -92,20 +92,8 @@ def _norm_pays(module, x) -> bool:
         and x.shape[1] == module.num_features
         and x.dtype == torch.float32
         and x.is_contiguous()
-        and all(_fits(v, x) for v in (module.weight, module.bias))
-        and all(_fits(v, x) for v in (module.running_mean, module.running_var))
+        and all(_fits_channels(v, x) for v in (module.weight, module.bias))
+        and all(_fits_channels(v, x) for v in (module.running_mean, module.running_var))
         and (module.running_mean is None) == (module.running_var is None)
         and _is_hopper(x.device.index)
-    )
-
-
-def _fits(vector, x) -> bool:
-    """Is it what the kernels read or write of each channel, or None?"""
-    if vector is None:
-        return True
-    return (
-        vector.dtype == x.dtype
-        and vector.shape == (x.shape[1],)
-        and vector.device == x.device
-        and vector.is_contiguous()
     )

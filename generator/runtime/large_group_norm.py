@@ -14,8 +14,8 @@ from generator.runtime.dispatch import (
 )
 from generator.runtime.generated import GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE
 from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
+from generator.runtime.large_layers import _fits_channels, _is_hopper, _is_plain
 from generator.runtime.library_sources import _whole_library
-from generator.runtime.ordinary_conv import _is_hopper, _is_plain
 
 # Measured on an H200 on these many and more, forward and backward, in fp32 and in fp16: PyTorch's
 # forward has a block for each group of a sample.
@@ -105,18 +105,6 @@ def _group_norm_pays(module, x) -> bool:
         and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and (x.dtype == torch.float32 or not torch.is_autocast_enabled(x.device.type))
         and x.is_contiguous()
-        and all(_fits_group_norm(vector, x) for vector in (module.weight, module.bias))
+        and all(_fits_channels(vector, x) for vector in (module.weight, module.bias))
         and _is_hopper(x.device.index)
-    )
-
-
-def _fits_group_norm(vector, x) -> bool:
-    """Is it what the kernels read of each channel, or None?"""
-    if vector is None:
-        return True
-    return (
-        vector.dtype == x.dtype
-        and vector.shape == (x.shape[1],)
-        and vector.device == x.device
-        and vector.is_contiguous()
     )

@@ -2,13 +2,11 @@
 PyTorch's and no gradient is wanted.
 """
 
-import functools as _functools
-
 import torch
 from torch import nn as _nn
 
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
-from generator.runtime.inner_modules import _HOOKS
+from generator.runtime.large_layers import _is_hopper, _is_plain
 
 # Of a batch. Measured on an H200: in 16 bits, and with few products, PyTorch's is as fast on less.
 _MANY_PIXELS, _FEW_PIXELS, _MANY_PRODUCTS = 1 << 16, 1 << 12, 1 << 30
@@ -37,13 +35,6 @@ def _turned_round(weight):
     return weight.flip(2, 3).transpose(0, 1)
 
 
-def _is_plain(module, kind) -> bool:
-    """Is it a `kind` itself, whose call runs that class's forward and nothing else?"""
-    own = module.__dict__
-    changed = "forward" in own or any(own[hook] for hook in _HOOKS)
-    return type(module) is kind and not changed
-
-
 def _pays(module, x) -> bool:
     """Measured on Hopper, for contiguous images."""
     weight = module.weight
@@ -69,8 +60,3 @@ def _is_large(x, weight) -> bool:
     pixels = x.numel() // x.shape[1]
     many = pixels * weight.numel() >= _MANY_PRODUCTS
     return pixels >= _MANY_PIXELS or (x.dtype == torch.float32 and pixels >= _FEW_PIXELS and many)
-
-
-@_functools.cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)

@@ -12,7 +12,7 @@ namespace tconv {
 namespace binding {
 
 // What both operators are given: checked, and made contiguous.
-struct GroupNormInputs {
+struct GroupNormOperands {
   Tensor value;
   OptionalTensor weight, bias;
   int64_t num_groups;
@@ -46,7 +46,8 @@ struct GroupNormInputs {
 
 void normalise(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
-  GroupNormInputs in{stack.tensor(), stack.optional_tensor(), stack.optional_tensor(), stack.integer(), stack.number()};
+  GroupNormOperands in{stack.tensor(), stack.optional_tensor(), stack.optional_tensor(), stack.integer(),
+                       stack.number()};
   in.check();
   const Tensor result = in.allocate_value();
   GroupNormCall call = in.call();
@@ -58,7 +59,7 @@ void normalise(StableIValue* values, uint64_t, uint64_t) {
 void backward(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   Tensor grad = stack.tensor();
-  GroupNormInputs in{stack.tensor(), stack.optional_tensor(), {}, stack.integer(), stack.number()};
+  GroupNormOperands in{stack.tensor(), stack.optional_tensor(), {}, stack.integer(), stack.number()};
   const bool need_weight = stack.boolean(), need_bias = stack.boolean();
   in.check();
   check_same_kind("grad", grad, in.value);
