@@ -203,14 +203,25 @@ def _out_channels_and_axes(fused: Fused) -> tuple:
 
 
 def interleaves(fused: Fused) -> bool:
-    """Are outputs of one residue over two columns apart, or a volume's channels in groups?
+    """Are outputs of one residue over two columns apart, or a volume's channels in groups or few?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.
     """
     given = _given(fused)
     stride = given["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
     grouped = fused.dimensions == 3 and given["groups"] != 1
-    return grouped or not isinstance(last, int) or last > 2
+    return grouped or has_few_slices(fused) or not isinstance(last, int) or last > 2
+
+
+def has_few_slices(fused: Fused) -> bool:
+    """Have a volume's slices fewer channels (of a group) than the kernels of tensor cores read in
+    place: kDepthChannels in kernels_src/depth_walk.h?
+    """
+    given = _given(fused)
+    channels, groups = given["weight"].shape[0], given["groups"]
+    if fused.dimensions != 3 or not all(isinstance(size, int) for size in (channels, groups)):
+        return False
+    return channels // groups < 8
 
 
 def summary(fused: Fused) -> str:

@@ -5,6 +5,7 @@ import functools
 import hashlib
 
 from generator.calls import (
+    has_few_slices,
     has_short_passes,
     interleaves,
     joins_columns,
@@ -176,6 +177,7 @@ class Kernels:
             tensors = self.whole and prefix != "POOL_"
             forms = {"split": split, "tensors": tensors, "short": self.short}
             forms |= {"skipped": self.skipped, "ahead": self.ahead}
+            forms["interleaved"] = any(map(has_few_slices, self.calls))
             forms["several"] = any(len(chain) > 2 for chain in norm_chains)
             cuda = gradient_cuda_source(library, self.volumes, chains, **forms)
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = without_shared_lines(cuda, whole)

@@ -269,6 +269,7 @@ def gradient_cuda_source(
     skipped: bool = False,
     ahead: bool = False,
     several: bool = False,
+    interleaved: bool = False,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
@@ -278,7 +279,8 @@ def gradient_cuda_source(
     of chains and GroupNorm are in it, too. `split`: with output channels of convolutions in parts;
     `tensors`: chains have operands of the output's shape; `short`: columns are two apart;
     `skipped`: some outputs lack a tap of an axis that others have; `ahead`: x's gradient sums over
-    many blocks of channels; `several`: a chain has more than two steps.
+    many blocks of channels; `several`: a chain has more than two steps; `interleaved`: with the
+    kernel that reads volumes of few channels, for outputs that are computed again.
     """
     replacements = {} if chains is None else {"generated_gradient.h": chains}
     packed = entry == "gradients"
@@ -287,7 +289,7 @@ def gradient_cuda_source(
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
     if packed:
         conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
-        conditions["several"] = chained and several
+        conditions |= {"several": chained and several, "interleaved": interleaved}
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 

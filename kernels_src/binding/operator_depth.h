@@ -54,8 +54,7 @@ struct DepthInputs {
     if (x.dim() != 5 || weight.dim() != 5 || !is_of_kind(weight)) return false;
     const int64_t dtype = kernel_dtype(torch_dtype_of(x));
     const bool on_cpu = device_of(x).is_cpu();
-    if (on_cpu ? dtype != kFloat32 : dtype != kFloat16 && dtype != kBFloat16 && (dtype != kFloat32 || !tf32))
-      return false;
+    if (on_cpu ? dtype != kFloat32 : dtype != kFloat16 && dtype != kBFloat16 && dtype != kFloat32) return false;
     const int64_t least_of_plane[] = {g.plane.stride.smallest() - 1, g.plane.dilation.smallest() - 1,
                                       g.plane.padding.smallest(), g.plane.output_padding.smallest()};
     for (const int64_t value : least_of_plane)
@@ -69,8 +68,8 @@ struct DepthInputs {
       if (sizes[axis] < 1 || kernel[axis] < 1 || sizes[axis] > INT_MAX / 4 || kernel[axis] > INT_MAX / 4) return false;
     if (kernel[0] != sizes[1] || sizes[1] % g.plane.groups != 0) return false;
     const int64_t of_group = sizes[1] / g.plane.groups;
-    const bool few = g.plane.groups > 1 && of_group <= kDepthChannels;  // plans say whether a kernel takes those
-    if (!on_cpu && !few && of_group % kDepthChannels != 0) return false;
+    const bool few = of_group <= kDepthChannels;  // plans say whether a kernel takes those
+    if (!on_cpu && !few && (of_group % kDepthChannels != 0 || (dtype == kFloat32 && !tf32))) return false;
     const int64_t channels = kernel[1] * g.plane.groups;
     if (!is_vector(bias, channels)) return false;
 #ifdef TCONV_READS_TENSORS

@@ -16,8 +16,9 @@ KernelPlan depth_plan(const ConvCall& call) {
   if (forced) return no_eights != nullptr ? failed_plan(kUnsupportedKernel, no_eights) : hopper_plan<kOutputs>(call);
   const char* why = wants_one_launch(call);
 #ifdef TCONV_INTERLEAVES
-  const char* const few = why == nullptr ? leaves_tiles_half_empty(call) : why;
-  if (few == reason::kFewGroupChannels || few == reason::kHalfTiles) {
+  const char* few = why == nullptr ? leaves_tiles_half_empty(call) : why;
+  if (few == nullptr || few == reason::kFewProducts) few = reads_few_channels(call);
+  if (few == reason::kFewGroupChannels || few == reason::kHalfTiles || few == reason::kFewDepthChannels) {
     KernelPlan plan = direct_plan(call);
     plan.why_not = {few, few, nullptr};
     if (plan.direct.interleaved.serves(call)) return plan;  // the direct kernel by itself reads no slices
