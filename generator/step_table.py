@@ -152,6 +152,39 @@ def _bits(steps: list[Step]) -> int:
     return sum(1 << index for index in read)
 
 
+def pass_header(passes: list[tuple[str, list[Step]]]) -> str:
+    """The text that takes the place of kernels_src/generated_pass.h: of each pass its kind, as
+    PassKind in kernels_src/pass_call.h has it, and the steps behind it.
+    """
+    parts = "".join(
+        f"""
+template <>
+struct Pass<{index}> {{
+  static constexpr PassKind kKind = PassKind::{kind};
+  template <typename Acc, typename Storage>
+  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
+    (void)args, (void)channel;
+{"".join(f"    {step.device}" + chr(10) for step in steps)}    return v;
+  }}
+}};
+"""
+        for index, (kind, steps) in enumerate(passes)
+    )
+    return f"""#pragma once
+
+#include "epilogue.h"
+{_includes([step for _, steps in passes for step in steps])}
+namespace tconv {{
+
+constexpr int kNumPasses = {len(passes)};
+
+template <int kNumber>
+struct Pass;
+{parts}
+}}  // namespace tconv
+"""
+
+
 def operands_header(whole: list[int]) -> str:
     """The text that takes the place of kernels_src/binding/generated_operands.h."""
     return f"""#pragma once
