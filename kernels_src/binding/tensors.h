@@ -109,7 +109,8 @@ inline std::string shape_text(const Tensor& tensor) {
 // Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
 // (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
 inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
-  constexpr size_t kMostDims = 4;
+  constexpr size_t kMostDims = 16;
+  if (dim > kMostDims) refuse("a result of ", static_cast<int64_t>(dim), " dimensions, allowed are 16");
   int64_t strides[kMostDims], elements = 1;
   for (size_t axis = dim; axis-- > 0;) {
     strides[axis] = elements;
