@@ -71,7 +71,7 @@ def call_text(fused: Fused, suffix: str, text: Expressions, modules: Modules) ->
     """The call, one argument a line."""
     conv, channels = _convolution(fused.conv, text, modules)
     vectors = [
-        _tensor(value, fused, text) if index in fused.whole else _vector(value, channels, text)
+        _tensor(value, fused, text) if index in fused.whole else vector_text(value, channels, text)
         for index, value in enumerate(fused.vectors)
     ]
     if fused.entry == "conv":
@@ -109,7 +109,7 @@ def modules_of(fused: Fused, modules: Modules) -> None:
             modules.name(node.path, kind)
 
 
-def _given(fused: Fused) -> dict:
+def given_to(fused: Fused) -> dict:
     """What the convolution is called with, by name."""
     calls = (fused.conv, *fused.conv.inner)
     return _DEFAULTS | next(call for call in calls if call.op in TRANSPOSED).named(_CONV)
@@ -119,7 +119,7 @@ def pairs_rows(fused: Fused) -> bool:
     """Do at most half a tile's output channels (of a group) come of taps in several rows, with
     stride one in an image? kernels_src/row_pairs.h is for those.
     """
-    given = _given(fused)
+    given = given_to(fused)
     _, out_channels, *kernel = given["weight"].shape
     stride = given["stride"]
     strides = [stride] if isinstance(stride, int) else list(stride)
@@ -133,7 +133,7 @@ def joins_columns(fused: Fused) -> bool:
     two apart with half a tile's output channels (of a group) at most?
     kernels_src/joined_columns.h is for those.
     """
-    given = _given(fused)
+    given = given_to(fused)
     ends = [given[name] for name in ("stride", "dilation")]
     stride, dilation = (end if isinstance(end, int) else list(end)[-1] for end in ends)
     _, channels, *_, width = given["weight"].shape
@@ -147,7 +147,7 @@ def splits_channels(fused: Fused) -> bool:
     """May an image's outputs, or those of the gradient of x, be few for the processors and its
     channels (of a group) many? kernels_src/cuda/channel_parts.h is for those.
     """
-    given = _given(fused)
+    given = given_to(fused)
     in_channels, out_channels, *_ = given["weight"].shape
     if not all(isinstance(size, int) for size in (in_channels, out_channels, given["groups"])):
         return False
@@ -158,7 +158,7 @@ def has_short_passes(fused: Fused) -> bool:
     """Are columns two apart, or not known to be others? Then few taps are an output's, and what
     a pass takes beside its products counts (kernels_src/cuda/conv_transpose_hopper_short_pass.cuh).
     """
-    stride = _given(fused)["stride"]
+    stride = given_to(fused)["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
     return not isinstance(last, int) or last == 2
 
@@ -190,7 +190,7 @@ def _out_channels_and_axes(fused: Fused) -> tuple:
     """(output channels of a group; of each axis the kernel's size and how many classes its taps
     fall into (kernels_src/cuda/sliding_layer.h), or None where that is not known)
     """
-    given = _given(fused)
+    given = given_to(fused)
     _, channels, *kernel = given["weight"].shape
     steps, apart = (
         list(given[name]) if isinstance(given[name], list | tuple) else [given[name]] * len(kernel)
@@ -203,25 +203,14 @@ def _out_channels_and_axes(fused: Fused) -> tuple:
 
 
 def interleaves(fused: Fused) -> bool:
-    """Are outputs of one residue over two columns apart, or a volume's channels in groups or few?
+    """Are outputs of one residue over two columns apart, or a volume's channels in groups?
     kernels_src/cuda/conv_transpose_interleaved.cuh is for those.
     """
-    given = _given(fused)
+    given = given_to(fused)
     stride = given["stride"]
     last = stride[-1] if isinstance(stride, list | tuple) else stride
     grouped = fused.dimensions == 3 and given["groups"] != 1
-    return grouped or has_few_slices(fused) or not isinstance(last, int) or last > 2
-
-
-def has_few_slices(fused: Fused) -> bool:
-    """Have a volume's slices fewer channels (of a group) than the kernels of tensor cores read in
-    place: kDepthChannels in kernels_src/depth_walk.h?
-    """
-    given = _given(fused)
-    channels, groups = given["weight"].shape[0], given["groups"]
-    if fused.dimensions != 3 or not all(isinstance(size, int) for size in (channels, groups)):
-        return False
-    return channels // groups < 8
+    return grouped or not isinstance(last, int) or last > 2
 
 
 def summary(fused: Fused) -> str:
@@ -267,7 +256,8 @@ def _axes(value, text: Expressions, dimensions: int = 2) -> str:
     return text.argument(tuple(values * dimensions if len(values) == 1 else values))
 
 
-def _vector(value: Value, channels: str, text: Expressions) -> str:
+def vector_text(value: Value, channels: str, text: Expressions) -> str:
+    """A per-channel operand, or one of a single value, as operators take it."""
     flat = f"{text.value(value)}.reshape(-1)"
     one = all(size == 1 for size in value.shape)
     return f"{flat}.expand({channels})" if one else flat

@@ -66,6 +66,11 @@ _GROUP_NORM = """\
 GroupNorm that no kernel of the convolution takes along is on Hopper, of large tensors, a library of
 its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its gradients, built when
 first called."""
+_TAILS = """\
+LayerNorm over rows, softmax over channels and pools of volumes whose windows stand side by side
+are, each with the element-wise steps behind it, on Hopper, of large tensors and where no gradient
+is wanted, a library of their own, too (TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE), built when first
+called."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -156,7 +161,7 @@ def _operator_layer(kernels: Kernels, constants: dict[str, str], own: list[State
     early = [f"{name} = {value}" for name, value in constants.items() if not is_late[name]]
     late = [f"{name} = {value}" for name, value in constants.items() if is_late[name]]
     parts = [statement for statement in own if not statement.is_import]
-    of_gradients = _texts(kernels.gradient_sources | kernels.norm_sources)
+    of_gradients = _texts(kernels.gradient_sources | kernels.other_sources)
     if len(kernels.all) < 2:
         return [*_texts(kernels.sources), *of_gradients, *early, _join(parts), "", "", *late]
     # Chains stand above what is registered of them, the repetition of sources above all.
@@ -225,13 +230,14 @@ def _docstring(program: Program, output: Path, kernels: Kernels) -> str:
     parts += [_filled(METHODS[entry]) for entry in kernels.entries]
     dimensions = {fused.dimensions for plan in program.plans for fused in plan.fused}
     parts += [_filled(LIFTED[count]) for count in sorted(dimensions) if count in LIFTED]
-    left = [line.text for line in explained(program, kernels.norms) if line.is_left]
+    left = [line.text for line in explained(program, kernels.norms, kernels.tails) if line.is_left]
     if kernels.all:
         parts += [
             _CUDA_KERNELS if kernels.cuda_alone else _KERNELS,
             *([_gradients(kernels)] if kernels.gradient_sources else []),
             *([_BATCH_NORM] if "batch_norm" in kernels.norms else []),
             *([_GROUP_NORM] if "group_norm" in kernels.norms else []),
+            *([_TAILS] if kernels.tails else []),
             *([_TENSOR_OPERANDS] if kernels.whole else []),
             _PRECISION,
             _COMPILED_AND_LEFT if left else _COMPILED,
@@ -270,7 +276,7 @@ def _filled(text: str, indent: str = "") -> str:
 def _digests(kernels: Kernels) -> dict[str, str]:
     """SHA-256 of the sources as the solution's module holds them."""
     made = {name: digest(kernels.held(name)) for name in kernels.sources}
-    others = kernels.gradient_sources | kernels.norm_sources
+    others = kernels.gradient_sources | kernels.other_sources
     return made | {name: digest(f"\n{text}") for name, text in others.items()}
 
 
@@ -328,6 +334,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "BATCH_NORM_OPERATOR_SOURCE",
         "GROUP_NORM_CUDA_SOURCE",
         "GROUP_NORM_OPERATOR_SOURCE",
+        "TAIL_CUDA_SOURCE",
+        "TAIL_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",
@@ -336,6 +344,7 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_RESULT_CHAINS",
         "_ACTIVATION",
         "_TENSORS",
+        "_TAILS",
         "_INNER",
         "_COMPILED_IN",
         "_COMPILED_NAMES",

@@ -1,12 +1,14 @@
 """What becomes of every operator of a reference, in words."""
 
 import dataclasses
+from collections.abc import Container
 from pathlib import Path
 
 from generator.calls import summary
 from generator.errors import Refusal
-from generator.fuse import Fused, Plan, is_batch_norm, is_group_norm, is_ordinary_conv, label
+from generator.fuse import Fused, Plan, label
 from generator.ir import Node
+from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv
 from generator.program import Program, read_program
 from generator.references import transposed_references
 
@@ -22,6 +24,7 @@ _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
     "tensor is large"
 )
+_TAIL = "but on Hopper a kernel of ours runs {} where no gradient is wanted and the tensor is large"
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
 
@@ -34,14 +37,17 @@ class Line:
     is_left: bool
 
 
-def explained(program: Program, norms: frozenset[str] | None = None) -> list[Line]:
+def explained(
+    program: Program, norms: frozenset[str] | None = None, tails: Container | None = None
+) -> list[Line]:
     """A line for each operator of forward in training mode, then for those that eval mode has
-    otherwise. `norms`: those that have a library; by default all that may.
+    otherwise. `norms`, `tails`: those that have a library; by default all that may.
     """
     norms = program.norms if norms is None else norms
-    lines = _lines(program, program.training, norms)
+    tails = program.tails if tails is None else tails
+    lines = _lines(program, program.training, norms, tails)
     known = {line.text for line in lines}
-    others = _lines(program, program.evaluation, norms)
+    others = _lines(program, program.evaluation, norms, tails)
     more = [line for line in others if line.text not in known]
     lines += [Line(f"{line.text} (in eval mode)", line.is_left) for line in more]
     return lines
@@ -90,7 +96,9 @@ def _counted(names: list[str]) -> str:
     )
 
 
-def _lines(program: Program, plan: Plan, norms: frozenset[str]) -> list[Line]:
+def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container) -> list[Line]:
+    taken = [tail for tail in plan.tails if tail.headers in tails]
+    tail_of = {node: summary(tail) for tail in taken for node in tail.nodes}
     lines = []
     for item in plan.items:
         if isinstance(item, Fused):
@@ -108,6 +116,8 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str]) -> list[Line]:
                 why = _NORMALISED
             elif "group_norm" in norms and is_group_norm(program.reference, item):
                 why += _GROUP_NORMALISED
+            elif item in tail_of:
+                why = _TAIL.format(tail_of[item])
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
     return lines
 

@@ -8,18 +8,12 @@ from collections.abc import Iterator
 
 from generator.calls import Modules, call_text, modules_of
 from generator.expressions import Expressions, attribute_path
-from generator.fuse import (
-    STEPLESS,
-    Fused,
-    Plan,
-    is_batch_norm,
-    is_group_norm,
-    is_ordinary_conv,
-    is_softmax,
-)
+from generator.fuse import STEPLESS, Fused, Plan
 from generator.ir import Node, Region, Value, leaves
 from generator.kernels import Kernels
+from generator.layer_kinds import is_batch_norm, is_group_norm, is_ordinary_conv, is_softmax
 from generator.reference import Reference
+from generator.tail_text import TailTexts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +63,9 @@ def body(
     text = Expressions(reference, device_of_inputs(plan), dtype_of_inputs(plan))
     if "batch_norm" in kernels.norms:
         plan = dataclasses.replace(plan, items=_with_softmax(reference, plan))
-    names = Names(taken)
+    tails = TailTexts(reference, plan, kernels, text, taken)
+    plan = dataclasses.replace(plan, items=tails.items)
+    names = Names(taken | {tails.done})
     last_use = _last_uses(plan)
     lines: list[str] = []
     opened: tuple[Region, ...] = ()
@@ -78,9 +74,11 @@ def body(
         if regions != opened:
             lines += _switches(regions, opened, text)
             opened = regions
+        tails.begin(item, len(lines))
         call = _item_text(reference, item, kernels, text, modules)
         result = item.result
         is_end = place + 1 == len(plan.items) and plan.outputs is result and not opened
+        is_end = is_end and not tails.are_open
         for value in last_use.get(place, ()):
             if value in text.names:
                 names.give(text.names[value])
@@ -91,7 +89,9 @@ def body(
             statement = f"{text.names[result]} = {call}"
         else:
             statement = call
-        lines.append(textwrap.indent(statement, "    " * len(regions)))
+        depth = len(regions) + tails.are_open
+        lines.append(textwrap.indent(statement, "    " * depth))
+        tails.end(item, lines, text.names.get(result))
         if is_end:
             return "\n".join(lines)
     lines.append(f"return {text.argument(plan.outputs)}")

@@ -16,6 +16,7 @@ from generator.reads import Behind, Read, overload_of, read_step, why_left
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
+from generator.tails import tail_kind
 
 _OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
 _BEHIND_TENSORS = "no kernel normalises what a tensor operand is read into"
@@ -34,7 +35,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 class Fused:
     """One call of our operator: the convolution and the nodes that it takes along.
 
-    `entry`: kernels_src/<device>/entry_<entry>.*; `steps`: what its element-wise nodes compute;
+    `entry`: kernels_src/<device>/entry_<entry>.*, or a tail's kind, whose operator is in the place
+    of the convolution (tails.py); `steps`: what its element-wise nodes compute;
     `vectors`: their operands, in the order of their indices: per-channel ones and, at the indices
     in `whole`, tensors of the output's shape; `rest`: the nodes of norms, activation and pool
     behind them.
@@ -64,8 +66,8 @@ class Fused:
 
     @property
     def dimensions(self) -> int:
-        """Of the convolution: 1, 2 or 3."""
-        return dimensions_of(self.conv)
+        """Of the convolution: 1, 2 or 3; of a tail those behind the channels."""
+        return dimensions_of(self.conv) or len(self.conv.result.shape) - 2
 
     @property
     def headers(self) -> tuple:
@@ -78,12 +80,13 @@ class Fused:
 @dataclasses.dataclass
 class Plan:
     """The order of forward: calls of ours among nodes that stay PyTorch's, each left for the reason
-    that `why` gives.
+    that `why` gives. `tails`: those of such nodes that a kernel may take together (tails.py).
     """
 
     items: list[Fused | Node]
     why: dict[Node, str]
     outputs: Any
+    tails: list[Fused] = dataclasses.field(default_factory=list)
 
     @property
     def fused(self) -> list[Fused]:
@@ -125,7 +128,16 @@ class _Fusion:
             elif fused.stands_at is node:
                 items.append(fused)
         left = {node: why for node, why in self._why.items() if node not in taken}
-        return Plan(items, left, self._graph.outputs)
+        return Plan(items, left, self._graph.outputs, self._tails())
+
+    def _tails(self) -> list[Fused]:
+        """Each operator that a tail is for, with the steps behind it."""
+        found = []
+        for node in self._graph.nodes:
+            kind = None if node in self._taken else tail_kind(self._reference, node)
+            if kind is not None:
+                found.append(self._grow(node, kind))
+        return found
 
     def _is_anchor(self, node: Node) -> bool:
         inner = next((n for n in node.inner if n.op in TRANSPOSED), None)
@@ -174,8 +186,8 @@ class _Fusion:
                 return None
         return node
 
-    def _grow(self, conv: Node) -> Fused:
-        fused = Fused("conv", conv, [], [], [], [])
+    def _grow(self, conv: Node, entry: str = "conv") -> Fused:
+        fused = Fused(entry, conv, [], [], [], [])
         self._members = {conv}
         last = conv
         while True:
@@ -185,7 +197,8 @@ class _Fusion:
                 self._members |= set(joined)
                 last = joined[-1]
                 continue
-            if (found := self._branches(last.result, fused)) is not None:
+            found = self._branches(last.result, fused)
+            if found is not None and not (found.whole and entry != "conv"):
                 fused.elementwise += found.nodes
                 fused.steps.append(found.step)
                 fused.whole += [len(fused.vectors) + index for index in found.whole]
@@ -207,6 +220,8 @@ class _Fusion:
                 self._why[node] = read.why
                 if self._is_group_norm(node):
                     self._why[node] = _BEHIND_TENSORS if fused.whole else _OVER_SLICES
+                break
+            if read.whole and entry != "conv":
                 break
             if read.vector is not None:
                 if len(fused.vectors) == MAX_CHANNEL_VECTORS:
@@ -280,7 +295,7 @@ class _Fusion:
 
     def _take_norms(self, fused: Fused, node: Node) -> bool:
         """Takes GroupNorm, or BatchNorm with what must follow it, if that is what comes."""
-        if fused.whole:
+        if fused.whole or fused.entry != "conv":
             return False
         if self._is_group_norm(node):
             if fused.dimensions == 3:  # _OVER_SLICES
@@ -348,38 +363,6 @@ def dimensions_of(node: Node) -> int | None:
     """Those of a transposed convolution, None for other nodes."""
     ops_of = (call.op for call in (node, *node.inner))
     return next((TRANSPOSED[op] for op in ops_of if op in TRANSPOSED), None)
-
-
-def is_ordinary_conv(reference: Reference, node: Node) -> bool:
-    """Is it an nn.Conv2d that generator/runtime/ordinary_conv.py may serve?"""
-    return _is_layer(reference, node, nn.Conv2d)
-
-
-def is_batch_norm(reference: Reference, node: Node) -> bool:
-    """Is it a BatchNorm that generator/runtime/large_batch_norm.py may serve?"""
-    of_images = _is_layer(reference, node, nn.BatchNorm2d)
-    return of_images or is_volume_batch_norm(reference, node)
-
-
-def is_volume_batch_norm(reference: Reference, node: Node) -> bool:
-    """Is it one of volumes?"""
-    return _is_layer(reference, node, nn.BatchNorm3d)
-
-
-def is_group_norm(reference: Reference, node: Node) -> bool:
-    """Is it an nn.GroupNorm that generator/runtime/large_group_norm.py may serve?"""
-    return _is_layer(reference, node, nn.GroupNorm)
-
-
-def is_softmax(reference: Reference, node: Node) -> bool:
-    """Is it an nn.Softmax, which large_batch_norm.py may take along?"""
-    return _is_layer(reference, node, nn.Softmax)
-
-
-def _is_layer(reference: Reference, node: Node, kind: type[nn.Module]) -> bool:
-    if node.op != "layer":
-        return False
-    return layer_class(reference.model.get_submodule(node.path)) is kind
 
 
 def label(node: Node) -> str:

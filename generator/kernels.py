@@ -5,7 +5,6 @@ import functools
 import hashlib
 
 from generator.calls import (
-    has_few_slices,
     has_short_passes,
     interleaves,
     joins_columns,
@@ -14,6 +13,7 @@ from generator.calls import (
     splits_channels,
     sums_many_channels,
 )
+from generator.few_channels import few_channels_header, few_channels_layers
 from generator.fuse import Fused
 from generator.program import Program
 from generator.runtime.library_sources import _with_shared_lines
@@ -34,6 +34,7 @@ from generator.step_table import (
     gradient_header,
     in_epilogue,
     operands_header,
+    tail_header,
 )
 
 HEADERS = ("generated_epilogue.h", "generated_activation.h", "generated_operands.h")
@@ -86,6 +87,7 @@ class Kernels:
     calls: list[Fused] = dataclasses.field(default_factory=list)  # all that use these kernels
     ordinary: bool = False  # do ordinary convolutions, too?
     norms: frozenset[str] = frozenset()  # that have a library of their own: program.py
+    tails: dict[tuple, Fused] = dataclasses.field(default_factory=dict)  # of a library: program.py
 
     def held(self, name: str) -> str:
         """A source as the solution's module holds it."""
@@ -97,6 +99,12 @@ class Kernels:
     def volumes(self) -> bool:
         """Is one of them of three dimensions?"""
         return any(fused.dimensions == 3 for fused in self.calls)
+
+    @property
+    def few_channels(self) -> str | None:
+        """The text of generated_few_channels.h, where one of them is of volumes of few channels."""
+        layers = few_channels_layers(self.calls)
+        return few_channels_header(layers) if layers else None
 
     @property
     def whole(self) -> bool:
@@ -177,7 +185,7 @@ class Kernels:
             tensors = self.whole and prefix != "POOL_"
             forms = {"split": split, "tensors": tensors, "short": self.short}
             forms |= {"skipped": self.skipped, "ahead": self.ahead}
-            forms["interleaved"] = any(map(has_few_slices, self.calls))
+            forms["few_channels"] = self.few_channels
             forms["several"] = any(len(chain) > 2 for chain in norm_chains)
             cuda = gradient_cuda_source(library, self.volumes, chains, **forms)
             made[f"{prefix}GRADIENT_CUDA_SOURCE"] = without_shared_lines(cuda, whole)
@@ -189,19 +197,26 @@ class Kernels:
             made[f"{prefix}GRADIENT_OPERATOR_SOURCE"] = source
         return made
 
-    @property
-    def norm_sources(self) -> dict[str, str]:
-        """Of the libraries of norms alone."""
-        if not self.norms:
+    @functools.cached_property
+    def other_sources(self) -> dict[str, str]:
+        """Of the libraries of norms alone, and of tails."""
+        if not self.norms and not self.tails:
             return {}
         made, whole = {}, self._given("CUDA_SOURCE")
-        for norm in sorted(self.norms):
-            held = _with_shared_lines(self.gradient_sources[_GRADIENTS], whole)
-            cuda = gradient_cuda_source(norm), whole | {_GRADIENTS: f"\n{held}"}
-            operator = gradient_operator_source(norm), self._given("CPU_SOURCE", "OPERATOR_SOURCE")
-            made[f"{norm.upper()}_CUDA_SOURCE"] = without_shared_lines(*cuda)
-            made[f"{norm.upper()}_OPERATOR_SOURCE"] = without_shared_lines(*operator)
+        held = _with_shared_lines(self.gradient_sources[_GRADIENTS], whole)
+        for library in [*sorted(self.norms), *["tail"] * bool(self.tails)]:
+            tails = self._tails() if library == "tail" else None
+            cuda = gradient_cuda_source(library, tails=tails)
+            operator = gradient_operator_source(library)
+            cuda = cuda, whole | {_GRADIENTS: f"\n{held}"}
+            operator = operator, self._given("CPU_SOURCE", "OPERATOR_SOURCE")
+            made[f"{library.upper()}_CUDA_SOURCE"] = without_shared_lines(*cuda)
+            made[f"{library.upper()}_OPERATOR_SOURCE"] = without_shared_lines(*operator)
         return made
+
+    def _tails(self) -> str:
+        """The text of generated_tail.h."""
+        return tail_header([(tail.entry, tail.steps) for tail in self.tails.values()])
 
     def _given(self, *names: str) -> dict[str, str]:
         """Sources of the forward, of which those of libraries are held without lines."""
@@ -231,6 +246,9 @@ class Kernels:
                 made[f"_TENSORS{kernel.suffix}"] = repr(tuple(kernel.fused.whole))
             if self.chained:
                 made[f"_KEEPS_RESULT{kernel.suffix}"] = str(kernel.keeps_result)
+        if self.tails:
+            kinds = [tail.entry for tail in self.tails.values()]
+            made["_TAILS"] = f"({', '.join(map(repr, kinds))},)"
         if self.volumes:
             numbers = (self._numbers(kernel) for kernel in self.all if kernel.keeps_result)
             made["_RESULT_CHAINS"] = repr(dict(numbers))
@@ -265,7 +283,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
     """All kernels of a program; none where it calls none of ours."""
     fused = list(program.kernels.values())
     kernels = [Kernel(*pair) for pair in kernels_of(program)]
-    ours = program.ordinary, program.norms if own_gradients else frozenset()
+    ours = program.ordinary, *((program.norms, program.tails) if own_gradients else ())
     made = Kernels(kernels, {}, own_gradients, cuda_alone, program.calls, *ours)
     if not fused:
         return made
@@ -286,7 +304,7 @@ def sources(program: Program, own_gradients: bool = True, cuda_alone: bool = Fal
             given,
             made.volumes,
             *(made.interleaved, made.paired, made.joined, made.split),
-            *(made.sampled, made.branched, made.whole, made.short),
+            *(made.sampled, made.branched, made.whole, made.short, made.few_channels),
         ),
         "CPU_SOURCE": cpu,
         "OPERATOR_SOURCE": operator_source(made.entries, given, made.volumes, made.whole),

@@ -12,16 +12,12 @@ from generator.errors import Refusal
 from generator.front.export import export
 from generator.front.lower import lower
 from generator.front.watch import Watch
-from generator.fuse import (
-    STEPLESS,
-    Fused,
-    Plan,
-    fuse,
+from generator.fuse import STEPLESS, Fused, Plan, fuse, require_transposed
+from generator.layer_kinds import (
     is_batch_norm,
     is_group_norm,
     is_ordinary_conv,
     is_volume_batch_norm,
-    require_transposed,
 )
 from generator.reference import Reference, load_reference
 
@@ -55,6 +51,14 @@ class Program:
         return STEPLESS in self.kernels and any(
             is_ordinary_conv(self.reference, item) for item in items
         )
+
+    @property
+    def tails(self) -> dict[tuple, Fused]:
+        """Tails that a library of ours may run, by what makes one differ from the others: one of
+        each.
+        """
+        found = (tail for plan in self.plans for tail in plan.tails)
+        return {tail.headers: tail for tail in found} if self.kernels else {}
 
     @property
     def norms(self) -> frozenset[str]:

@@ -25,7 +25,8 @@ _CONDITION = re.compile(r"^\s*#\s*(ifdef|ifndef|if|else|endif)\b\s*(\w*)")
 # input_scale.cuh; for operands of the output's shape join_tensors.cuh and, of gradients,
 # chain_tensors.cuh; for gradients of layers of stride two weight_gradient_pack_pairs.cuh and, where
 # the kernel is no multiple of the stride, present_taps.h; for those that sum over many channels
-# conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh.
+# conv_transpose_hopper_plan.h; for chains of several steps chain_pack_rows.cuh; for volumes of few
+# channels conv_transpose_direct_launch.cuh.
 _VOLUMES, _PACKED, _INTERLEAVED = "TCONV_WALKS_DEPTH", "TCONV_READS_PACKED", "TCONV_INTERLEAVES"
 _PAIRED, _JOINED, _SPLIT = "TCONV_PAIRS_ROWS", "TCONV_JOINS_COLUMNS", "TCONV_SPLITS_CHANNELS"
 _ZEROED = "TCONV_MULTIPLIES_ZEROS"  # where rows are paired or columns joined
@@ -34,7 +35,8 @@ _BRANCHED, _CHAINED = "TCONV_BRANCHES", "TCONV_GRADIENT_CHAINS"
 _SAMPLED = "TCONV_SAMPLES_INPUTS"
 _SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
 _SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
-_SEVERAL = "TCONV_SEVERAL_STEPS"
+_SEVERAL, _FEW = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS"
+_FEW_CHANNELS = "generated_few_channels.h"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
 _IN_PARTS = "TCONV_IN_PARTS"
@@ -62,6 +64,7 @@ def resolve(
     skipped: bool = False,
     ahead: bool = False,
     several: bool = False,
+    few: bool = False,
 ) -> str:
     """The text of `entry` with every `#include "..."` in place of itself, each header once.
 
@@ -75,7 +78,7 @@ def resolve(
     chains with them; `short`: with short passes, as with volumes; `class_pairs`: gradients
     packed for two columns' planes at once; `skipped`: taps that x's gradient lacks are left out;
     `ahead`: windows of several blocks of channels under way; `several`: chains of more than two
-    steps.
+    steps; `few`: with the kernel for volumes of few channels.
     Raises Refusal where a file is missing.
     """
     replacements = replacements or {}
@@ -99,6 +102,7 @@ def resolve(
         _SKIPPED: skipped,
         _AHEAD: ahead,
         _SEVERAL: several,
+        _FEW: few,
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)
@@ -166,6 +170,7 @@ def cuda_source(
     branched: bool = False,
     tensors: bool = False,
     short: bool = False,
+    few_channels: str | None = None,
 ) -> str:
     """The CUDA half; of several entries each between #if TCONV_KIND == its index and #endif.
 
@@ -173,11 +178,14 @@ def cuda_source(
     joined columns; `split`: with output channels in parts; `sampled`: with the input's scale from
     a sample. All serve the entry "conv" alone.
     `branched`: for chains with steps of branches; `tensors`: with operands of the output's shape;
-    `short`: with short passes.
+    `short`: with short passes; `few_channels`: the text of generated_few_channels.h.
     """
     paths = [KERNELS / "cuda" / f"entry_{entry}.cu" for entry in entries]
     forms = (interleaved, paired, joined, split, sampled)
-    return _resolved(paths, replacements, (), volumes, forms, branched, True, tensors, short)
+    if few_channels is not None:
+        replacements = replacements | {_FEW_CHANNELS: few_channels}
+    last = {"tensors": tensors, "short": short, "few": few_channels is not None}
+    return _resolved(paths, replacements, (), volumes, forms, branched, True, **last)
 
 
 def cpu_source(
@@ -218,8 +226,9 @@ def _resolved(
     in_parts: bool = False,
     tensors: bool = False,
     short: bool = False,
+    few: bool = False,
 ) -> str:
-    last = {"in_parts": in_parts, "tensors": tensors, "short": short}
+    last = {"in_parts": in_parts, "tensors": tensors, "short": short, "few": few}
     if len(paths) == 1:
         shape = (*forms, branched)
         return resolve(paths[0], replacements, given, volumes, False, *shape, **last)
@@ -269,27 +278,31 @@ def gradient_cuda_source(
     skipped: bool = False,
     ahead: bool = False,
     several: bool = False,
-    interleaved: bool = False,
+    few_channels: str | None = None,
+    tails: str | None = None,
 ) -> str:
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
-    ("batch_norm_pool_gradient"); or of a norm alone ("batch_norm", "group_norm").
+    ("batch_norm_pool_gradient"); or of a norm alone ("batch_norm", "group_norm"), or
+    of tails ("tail"), with the text of generated_tail.h.
 
     `chains`: the text of generated_gradient.h, or None for the identity's; beside "gradients" those
     of chains and GroupNorm are in it, too. `split`: with output channels of convolutions in parts;
     `tensors`: chains have operands of the output's shape; `short`: columns are two apart;
     `skipped`: some outputs lack a tap of an axis that others have; `ahead`: x's gradient sums over
-    many blocks of channels; `several`: a chain has more than two steps; `interleaved`: with the
-    kernel that reads volumes of few channels, for outputs that are computed again.
+    many blocks of channels; `several`: a chain has more than two steps; `few_channels`: the text
+    of generated_few_channels.h, for outputs that are computed again.
     """
-    replacements = {} if chains is None else {"generated_gradient.h": chains}
+    given = {"generated_gradient.h": chains, "generated_tail.h": tails}
+    given |= {_FEW_CHANNELS: few_channels}
+    replacements = {name: text for name, text in given.items() if text is not None}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None
     path = KERNELS / "cuda" / f"entry_{entry}.cu"
     conditions = {"split": split, "chained": chained, "chain_tensors": tensors}
     if packed:
         conditions |= {"class_pairs": short, "skipped": skipped, "ahead": ahead}
-        conditions |= {"several": chained and several, "interleaved": interleaved}
+        conditions |= {"several": chained and several, "few": few_channels is not None}
     return resolve(path, replacements, (), volumes, packed, **conditions)
 
 

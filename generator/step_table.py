@@ -152,15 +152,15 @@ def _bits(steps: list[Step]) -> int:
     return sum(1 << index for index in read)
 
 
-def pass_header(passes: list[tuple[str, list[Step]]]) -> str:
-    """The text that takes the place of kernels_src/generated_pass.h: of each pass its kind, as
-    PassKind in kernels_src/pass_call.h has it, and the steps behind it.
+def tail_header(tails: list[tuple[str, list[Step]]]) -> str:
+    """The text that takes the place of kernels_src/generated_tail.h: of each tail its kind, as
+    TailKind in kernels_src/tail_call.h has it, and the steps behind it.
     """
     parts = "".join(
         f"""
 template <>
-struct Pass<{index}> {{
-  static constexpr PassKind kKind = PassKind::{kind};
+struct Tail<{index}> {{
+  static constexpr TailKind kKind = TailKind::{kind};
   template <typename Acc, typename Storage>
   static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
     (void)args, (void)channel;
@@ -168,18 +168,18 @@ struct Pass<{index}> {{
   }}
 }};
 """
-        for index, (kind, steps) in enumerate(passes)
+        for index, (kind, steps) in enumerate(tails)
     )
     return f"""#pragma once
 
 #include "epilogue.h"
-{_includes([step for _, steps in passes for step in steps])}
+{_includes([step for _, steps in tails for step in steps])}
 namespace tconv {{
 
-constexpr int kNumPasses = {len(passes)};
+constexpr int kNumTails = {len(tails)};
 
 template <int kNumber>
-struct Pass;
+struct Tail;
 {parts}
 }}  // namespace tconv
 """

@@ -21,8 +21,10 @@ inline constexpr const char* kFewProductsEach =
     "few products an output, in columns over two apart: storing them takes the time";
 #ifdef TCONV_WALKS_DEPTH
 inline constexpr const char* kHalfTiles = "groups of at most 8 input channels: half of a tile would be empty";
-inline constexpr const char* kFewDepthChannels = "fewer than 8 input channels, or groups of 8 at most, and few products";
 #endif
+#endif
+#ifdef TCONV_FEW_CHANNELS
+inline constexpr const char* kFewDepthChannels = "volumes of few channels: storing the outputs takes the time";
 #endif
 inline constexpr const char* kMostlyPadding = "real products would fill less than 1/32 of a tensor-core tile";
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
 
+from generator.few_channels import few_channels_header, few_channels_layers
 from generator.fuse import Fused
 from generator.program import ambient_kept, read_program
 from generator.runtime.build import _CUDA_FLAGS
@@ -18,11 +19,13 @@ from tests.cuda_emulator import emulator
 from tests.norm_gradient_tools import chains_header
 from tests.pool_gradient_tools import activations_header
 from tests.solution_tools import REFERENCES, SolutionShelf, generated
+from tests.tail_tools import tails_header
 
 EMULATED = ("69", "19", "11")
 VOLUME_ONLY = "volume_only"
 MANY_CHANNELS = "many_channels"
 RESIDUAL = "residual_blocks"
+FEW_CHANNELS = "few_channels"
 ARCHITECTURES = [flag for flag in _CUDA_FLAGS if flag.startswith("-gencode=")]
 _FLAGS = [flag for flag in _CUDA_FLAGS if flag not in ARCHITECTURES]
 
@@ -33,6 +36,7 @@ NORM_GRADIENTS = KERNELS / "cuda" / "entry_group_norm_gradient.cu"
 POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
 BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
 GROUP_NORM = KERNELS / "cuda" / "entry_group_norm.cu"
+TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
@@ -43,7 +47,8 @@ CHAINED_GRADIENTS = Path("chained_gradients")
 SLICED_GRADIENTS = Path("sliced_gradients")
 MANY_CHANNELS_GRADIENTS = Path("many_channels_gradients")  # GRADIENTS with the gathered kernel
 RESIDUAL_GRADIENTS = Path("residual_gradients")  # NORM_GRADIENTS of RESIDUAL
-RESIDUAL_JOIN = Path("residual_join")  # its pass over the outputs, alone
+RESIDUAL_JOIN = Path("residual_join")  # its tail over the outputs, alone
+FEW_CHANNELS_ALONE = Path("few_channels_alone")  # the kernel of FEW_CHANNELS without the others
 
 # Libraries beside the forward by the fixture that has them emulated.
 EMULATED_GRADIENTS = {
@@ -52,6 +57,7 @@ EMULATED_GRADIENTS = {
     "emulated_pool_gradients": POOL_GRADIENTS,
     "emulated_batch_norm": BATCH_NORM,
     "emulated_group_norm": GROUP_NORM,
+    "emulated_tail": TAILS,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
     "emulated_sliced_gradients": SLICED_GRADIENTS,
@@ -61,7 +67,7 @@ EMULATED_GRADIENTS = {
 # What is emulated for less time than -O2 takes to build it.
 OPTIMISED = dict.fromkeys(
     (
-        *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS),
+        *(VOLUME_ONLY, MANY_CHANNELS, RESIDUAL, RESIDUAL_GRADIENTS, FEW_CHANNELS),
         *(GRADIENTS, VOLUME_GRADIENTS, CHAINED_GRADIENTS, SLICED_GRADIENTS),
         MANY_CHANNELS_GRADIENTS,
     ),
@@ -74,6 +80,8 @@ def cuda_source_of(path: Path) -> str:
     if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, BATCH_NORM, GROUP_NORM):
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
+    if path == TAILS:
+        return gradient_cuda_source("tail", tails=tails_header())
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(
             chains=_long_chains(), short=True, skipped=True, ahead=True, several=True
@@ -87,6 +95,8 @@ def cuda_source_of(path: Path) -> str:
         headers = {"generated_epilogue.h": epilogue_header(_fused(RESIDUAL).steps, True)}
         text = resolve(KERNELS / "cuda" / "join_tensors.cuh", headers, tensors=True)
         return f"{text}auto* const launch = tconv::cuda::launch_join;\n"
+    if path == FEW_CHANNELS_ALONE:
+        return _few_channels_alone()
     if path == RESIDUAL_GRADIENTS:
         chains = gradient_header([_fused(RESIDUAL).steps], tensors=True)
         return gradient_cuda_source("group_norm_gradient", chains=chains, tensors=True)
@@ -102,6 +112,22 @@ def _in_small_slices(text: str) -> str:
     given = "kSpareBytes = int64_t{96} << 20"
     assert text.count(given) == 1
     return text.replace(given, "kSpareBytes = 0")
+
+
+def _few_channels_alone() -> str:
+    fused = _fused(FEW_CHANNELS)
+    with ambient_kept():
+        layers = few_channels_layers(read_program(REFERENCES / f"{FEW_CHANNELS}.py").calls)
+    headers = {
+        "generated_epilogue.h": epilogue_header(fused.steps),
+        "generated_few_channels.h": few_channels_header(layers),
+    }
+    path = KERNELS / "cuda" / "conv_transpose_few_channels_launch.cuh"
+    text = resolve(path, headers, volumes=True, few=True)
+    return text + "".join(
+        f"auto* const launch_{number} = tconv::cuda::launch_few_channels<{storage}>;\n"
+        for number, storage in enumerate(("float", "__half", "__nv_bfloat16"))
+    )
 
 
 def _long_chains() -> str:
@@ -124,7 +150,7 @@ def _fused(name: str) -> Fused:
 class BuildsAhead:
     """Futures of the builds that a session's tests ask for, on all cores but one.
 
-    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... RESIDUAL, by name;
+    `emulated` has those of the object files of EMULATED, VOLUME_ONLY ... FEW_CHANNELS, by name;
     `gradients` those of the libraries beside the forward, by source; `compiled` those of (object
     file, nvcc's run) by reference, or by source. They are empty where no test asks, or the compiler
     is missing.
@@ -143,7 +169,7 @@ class BuildsAhead:
         libraries = [source for name, source in EMULATED_GRADIENTS.items() if name in asked]
         if emulator.cuda_headers():
             alone = {"emulated_volumes": VOLUME_ONLY, "emulated_many_channels": MANY_CHANNELS}
-            alone |= {"emulated_residual": RESIDUAL}
+            alone |= {"emulated_residual": RESIDUAL, "emulated_few_channels": FEW_CHANNELS}
             alone = [name for fixture, name in alone.items() if fixture in asked]
             for name in (*emulated, *alone):
                 work = emulator.build, shelf.text(name), self._place(f"emulated_{name}")

@@ -14,6 +14,7 @@ from tests.builds_ahead import (
     BATCH_NORM,
     CHAINED_GRADIENTS,
     EMULATED,
+    FEW_CHANNELS,
     GRADIENTS,
     GROUP_NORM,
     MANY_CHANNELS,
@@ -23,6 +24,7 @@ from tests.builds_ahead import (
     RESIDUAL,
     RESIDUAL_GRADIENTS,
     SLICED_GRADIENTS,
+    TAILS,
     VOLUME_GRADIENTS,
     VOLUME_ONLY,
     BuildsAhead,
@@ -174,6 +176,12 @@ def emulated_group_norm(builds_ahead):
 
 
 @pytest.fixture(scope="session")
+def emulated_tail(builds_ahead):
+    """A library of tails, likewise."""
+    return emulator.EmulatedGradients(builds_ahead.gradients[TAILS].result(), "tail")
+
+
+@pytest.fixture(scope="session")
 def emulated_volume_gradients(builds_ahead):
     """That of solutions with layers of three dimensions, likewise."""
     built = builds_ahead.gradients[VOLUME_GRADIENTS].result()
@@ -185,6 +193,13 @@ def emulated_many_channels_gradients(builds_ahead):
     """That of solutions with the gathered kernel, likewise."""
     built = builds_ahead.gradients[MANY_CHANNELS_GRADIENTS].result()
     return emulator.EmulatedGradients(built, gathered=True)
+
+
+@pytest.fixture(scope="session")
+def emulated_few_channels(shelf, builds_ahead):
+    """A solution with volumes of few channels, likewise."""
+    built = builds_ahead.emulated[FEW_CHANNELS].result()
+    return emulator.Emulated(shelf.text(FEW_CHANNELS), built)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from generator.sources import KERNELS
 from tests.builds_ahead import (
     BATCH_NORM,
     CHAIN_GRADIENTS,
+    FEW_CHANNELS_ALONE,
     GRADIENTS,
     GROUP_NORM,
     MANY_CHANNELS_GRADIENTS,
@@ -19,6 +20,7 @@ from tests.builds_ahead import (
     POOL_GRADIENTS,
     RESIDUAL_GRADIENTS,
     RESIDUAL_JOIN,
+    TAILS,
     VOLUME_GRADIENTS,
     cuda_source_of,
     run_nvcc,
@@ -34,6 +36,7 @@ PATHS += [REFERENCES / "tanh_gelu_norm.py", REFERENCES / "soft_activations.py"]
 PATHS += [REFERENCES / "volume_only.py", REFERENCES / "old_weight_norm.py"]  # pairs of rows: both
 LIBRARIES = [GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, CHAIN_GRADIENTS, VOLUME_GRADIENTS]
 LIBRARIES += [MANY_CHANNELS_GRADIENTS, BATCH_NORM, GROUP_NORM, RESIDUAL_GRADIENTS, RESIDUAL_JOIN]
+LIBRARIES += [TAILS, FEW_CHANNELS_ALONE]
 PATHS += LIBRARIES
 FEWEST = [NORM_GRADIENTS]  # outside of a sweep
 

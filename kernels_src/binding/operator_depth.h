@@ -68,7 +68,8 @@ struct DepthInputs {
       if (sizes[axis] < 1 || kernel[axis] < 1 || sizes[axis] > INT_MAX / 4 || kernel[axis] > INT_MAX / 4) return false;
     if (kernel[0] != sizes[1] || sizes[1] % g.plane.groups != 0) return false;
     const int64_t of_group = sizes[1] / g.plane.groups;
-    const bool few = of_group <= kDepthChannels;  // plans say whether a kernel takes those
+    // Plans say whether a kernel takes those.
+    const bool few = of_group < kDepthChannels || (of_group == kDepthChannels && g.plane.groups > 1);
     if (!on_cpu && !few && (of_group % kDepthChannels != 0 || (dtype == kFloat32 && !tf32))) return false;
     const int64_t channels = kernel[1] * g.plane.groups;
     if (!is_vector(bias, channels)) return false;

@@ -9,6 +9,9 @@
 #ifdef TCONV_INTERLEAVES  // where the reference's strides or groups call for it (generator/calls.py)
 #include "conv_transpose_interleaved_launch.cuh"
 #endif
+#ifdef TCONV_FEW_CHANNELS
+#include "conv_transpose_few_channels_launch.cuh"
+#endif
 #include "conv_transpose_portable_plan.h"
 #include "device_limits.h"
 #ifdef TCONV_IN_PARTS
@@ -27,6 +30,9 @@ struct DirectPlan {
   int64_t smem_bytes, blocks;
 #ifdef TCONV_INTERLEAVES
   InterleavedPlan interleaved;  // which takes the call where it is usable
+#endif
+#ifdef TCONV_FEW_CHANNELS
+  bool few_channels;  // by the kernel for volumes of few channels
 #endif
 
   int64_t num_partials(const ConvTransposeLayer& p) const { return row_blocks * p.stride_h * column_parts; }
@@ -65,6 +71,9 @@ inline DirectPlan plan_direct(const ConvTransposeLayer& p, bool indexable, const
 
 template <typename Storage>
 int64_t launch_direct(const DirectPlan& plan, const ConvCall& call, void* out, Moments* partials) {
+#ifdef TCONV_FEW_CHANNELS
+  if (plan.few_channels) return launch_few_channels<Storage>(call, out);
+#endif
 #ifdef TCONV_INTERLEAVES
   if (plan.interleaved.usable) return launch_interleaved<Storage>(plan.interleaved, call, out);
 #endif

@@ -64,17 +64,6 @@ inline const char* leaves_tiles_half_empty(const ConvCall& call) {
   return few && is_16_bit(call) ? reason::kHalfTiles : nullptr;
 }
 
-// Why slices of volumes have too few channels for the kernels that read them in place, eight at a time, and few enough
-// products for fp32 units, or null. What copies of the slices would take is measured in lab/dimensions.md.
-inline const char* reads_few_channels(const ConvCall& call) {
-  constexpr double kMostProducts = 128;  // of an output
-  const ConvTransposeLayer& p = call.layer;
-  const int64_t channels = interleaved_channels(call);
-  if (channels > kDepthChannels || (p.groups == 1 && channels == kDepthChannels)) return nullptr;
-  const double products = static_cast<double>(p.in_channels / p.groups) * p.kernel_h * p.kernel_w;
-  return products <= kMostProducts * p.stride_h * p.stride_w ? reason::kFewDepthChannels : nullptr;
-}
-
 // Adds what the kernel for groups of few channels needs, where it takes the call: slices of volumes in 16 bits.
 inline void plan_grouped(InterleavedPlan& plan, const ConvCall& call, int64_t row_taps, const DeviceLimits& device) {
   using Config = GroupedConfig;

@@ -11,14 +11,22 @@ KernelPlan depth_plan(const ConvCall& call) {
   const bool forced = call.kernel_choice == kHopper;
   if (call.kernel_choice != kAuto && !forced) return failed_plan(kUnsupportedKernel, reason::kForced);
   if (call.layer.in_channels == 0) return plain_plan(call);  // no tap
+#ifdef TCONV_FEW_CHANNELS
+  if (!forced && few_channels_serves(call)) {
+    KernelPlan plan{};
+    plan.kernel = kDirect;
+    plan.direct.few_channels = true;
+    plan.why_not = {reason::kFewDepthChannels, reason::kFewDepthChannels, nullptr};
+    return plan;
+  }
+#endif
   const int64_t channels = call.layer.in_channels / call.layer.groups / call.depth.tap_count();
   const char* const no_eights = channels % kDepthChannels != 0 ? "" : nullptr;  // nobody is told
   if (forced) return no_eights != nullptr ? failed_plan(kUnsupportedKernel, no_eights) : hopper_plan<kOutputs>(call);
   const char* why = wants_one_launch(call);
 #ifdef TCONV_INTERLEAVES
-  const char* few = why == nullptr ? leaves_tiles_half_empty(call) : why;
-  if (few == nullptr || few == reason::kFewProducts) few = reads_few_channels(call);
-  if (few == reason::kFewGroupChannels || few == reason::kHalfTiles || few == reason::kFewDepthChannels) {
+  const char* const few = why == nullptr ? leaves_tiles_half_empty(call) : why;
+  if (few == reason::kFewGroupChannels || few == reason::kHalfTiles) {
     KernelPlan plan = direct_plan(call);
     plan.why_not = {few, few, nullptr};
     if (plan.direct.interleaved.serves(call)) return plan;  // the direct kernel by itself reads no slices

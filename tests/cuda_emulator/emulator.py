@@ -151,7 +151,8 @@ class EmulatedGradients(EmulatedLibrary):
     """A library of gradients on its own: the convolution's ("gradients"), whose operators are
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
     "batch_norm_pool_gradient"), which has the first; or that of a norm alone: BatchNorm
-    ("batch_norm"), whose operator is `normalise`, or GroupNorm ("group_norm"), which has both.
+    ("batch_norm"), whose operator is `normalise`, or GroupNorm ("group_norm"), which has both; or
+    that of tails ("tail"), with an operator for each.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
@@ -177,6 +178,11 @@ class EmulatedGradients(EmulatedLibrary):
         torch.ops.load_library(path)
         super().__init__(ctypes.CDLL(path))
         self.namespace = getattr(torch.ops, name)
+        if entry == "tail":
+            self.layer_norm = self.namespace.layer_norm.default
+            self.softmax = self.namespace.softmax.default
+            self.pool = self.namespace.pool.default
+            return
         if entry in ("batch_norm", "group_norm"):
             self.normalise = self.namespace.normalise.default
         if entry == "batch_norm":

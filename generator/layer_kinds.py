@@ -1,0 +1,39 @@
+"""Which nodes are layers that libraries of ours may serve beside the convolution's kernels."""
+
+from torch import nn
+
+from generator.front.layers import layer_class
+from generator.ir import Node
+from generator.reference import Reference
+
+
+def is_ordinary_conv(reference: Reference, node: Node) -> bool:
+    """Is it an nn.Conv2d that generator/runtime/ordinary_conv.py may serve?"""
+    return _is_layer(reference, node, nn.Conv2d)
+
+
+def is_batch_norm(reference: Reference, node: Node) -> bool:
+    """Is it a BatchNorm that generator/runtime/large_batch_norm.py may serve?"""
+    of_images = _is_layer(reference, node, nn.BatchNorm2d)
+    return of_images or is_volume_batch_norm(reference, node)
+
+
+def is_volume_batch_norm(reference: Reference, node: Node) -> bool:
+    """Is it one of volumes?"""
+    return _is_layer(reference, node, nn.BatchNorm3d)
+
+
+def is_group_norm(reference: Reference, node: Node) -> bool:
+    """Is it an nn.GroupNorm that generator/runtime/large_group_norm.py may serve?"""
+    return _is_layer(reference, node, nn.GroupNorm)
+
+
+def is_softmax(reference: Reference, node: Node) -> bool:
+    """Is it an nn.Softmax, which large_batch_norm.py may take along?"""
+    return _is_layer(reference, node, nn.Softmax)
+
+
+def _is_layer(reference: Reference, node: Node, kind: type[nn.Module]) -> bool:
+    if node.op != "layer":
+        return False
+    return layer_class(reference.model.get_submodule(node.path)) is kind

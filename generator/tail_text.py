@@ -1,0 +1,94 @@
+"""Tails in the body of ModelNew.forward: a call of ours, and PyTorch's operators where it did not
+run.
+"""
+
+import textwrap
+from typing import Any
+
+from generator.calls import vector_text
+from generator.expressions import Expressions, attribute_path
+from generator.fuse import Fused, Plan
+from generator.ir import Node
+from generator.kernels import Kernels
+from generator.reference import Reference
+
+
+class TailTexts:
+    """`items`: those of a plan, the nodes of every tail one behind the other; `done`: the variable
+    that says whether the kernels ran.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        plan: Plan,
+        kernels: Kernels,
+        text: Expressions,
+        taken: set[str],
+    ):
+        self._reference, self._text = reference, text
+        self._numbers = {headers: number for number, headers in enumerate(kernels.tails)}
+        tails = plan.tails if kernels.tails else []
+        self._of_first = {tail.conv: tail for tail in tails}
+        self._of_last = {tail.nodes[-1]: tail for tail in tails}
+        self.items = _gathered(plan, tails)
+        self._open: tuple[Fused, int, list[str]] | None = None
+        self.done = "done"
+        while self.done in taken:
+            self.done += "_"
+
+    @property
+    def are_open(self) -> bool:
+        """Is the next item a tail's own, or the last one was?"""
+        return self._open is not None
+
+    def begin(self, item: Any, place: int) -> None:
+        """Ahead of the text of an item, whose first line will have this place."""
+        tail = self._of_first.get(item)
+        if tail is not None:
+            self._open = tail, place, self._arguments(tail)
+
+    def end(self, item: Any, lines: list[str], result: str | None) -> None:
+        """Behind it: puts the call in front of a tail's own statements, of which the last one's
+        result has that name.
+        """
+        if self._of_last.get(item) is None:
+            return
+        (tail, place, arguments), self._open = self._open, None
+        targets = f"{self.done}, {result or '_'}"
+        call = ", ".join([str(self._numbers[tail.headers]), *arguments])
+        head = f"{targets} = _tail({call})\nif not {self.done}:"
+        lines.insert(place, textwrap.indent(head, "    " * len(tail.conv.regions)))
+
+    def _arguments(self, tail: Fused) -> list[str]:
+        """Texts of the operand, the layer or None, the steps' operands and their layers, each with
+        what it was when it was read.
+        """
+        operand = self._text.argument(tail.conv.args[0])
+        vectors = [vector_text(v, f"{operand}.shape[1]", self._text) for v in tail.vectors]
+        layers = [f"({self._layer(n)}, {self._module(n)!r})" for n in tail.elementwise if n.path]
+        core = self._layer(tail.conv) if tail.conv.path else "None"
+        return [operand, core, _tuple(vectors), _tuple(layers)]
+
+    def _layer(self, node: Node) -> str:
+        return attribute_path(self._reference.model, node.path)
+
+    def _module(self, node: Node) -> str:
+        return repr(self._reference.model.get_submodule(node.path))
+
+
+def _gathered(plan: Plan, tails: list[Fused]) -> list:
+    """What stands between a tail's nodes reads none of their results: it comes first."""
+    members = {node: tail for tail in tails for node in tail.nodes}
+    items = []
+    for item in plan.items:
+        tail = members.get(item)
+        if tail is None:
+            items.append(item)
+        elif tail.nodes[-1] is item:
+            items += tail.nodes
+    return items
+
+
+def _tuple(texts: list[str]) -> str:
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"

@@ -1,0 +1,204 @@
+// LayerNorm of rows of contiguous values, with a tail's steps behind it: one read and one write. Bound by memory. The
+// lanes of a row, a power of two, hold it in registers, so that mean and variance take no second read. Rows shorter
+// than a warp's registers: a lane works on several at once, for as many loads in flight.
+#pragma once
+
+#include "../tail_call.h"
+#include "../epilogue.h"
+#include "../generated_tail.h"
+#include "device_limits.h"
+#include "fast_divisor.h"
+#include "group_norm_moments.cuh"
+
+namespace tconv {
+namespace cuda {
+
+// kVector: values that a lane loads at once; kHeld: such vectors of a row that it holds.
+template <typename S, int kVectorOf, int kHeldOf>
+struct RowNormConfig {
+  static constexpr int kThreads = 128;
+  static constexpr int kWarps = kThreads / norm::kWarp;
+  static constexpr int kVector = kVectorOf, kHeld = kHeldOf;
+  static constexpr int kInFlight = kVector == 1 ? 8 : 4;  // loads of a lane
+  static constexpr int kRows = kHeld < kInFlight ? kInFlight / kHeld : 1;
+  // Blocks: registers hold the values that a lane works on, in fp32, and its parts of weight and bias.
+  static constexpr int kFewestResident = kHeld * kVector >= 16 || kRows * kHeld * kVector > 16 ? 3 : 6;
+  static constexpr int kBlocksPerProcessor = 32;  // more than run at once: their ends come at different times
+
+  static constexpr int kBytes = kVector * static_cast<int>(sizeof(S));
+  using Values = norm::Vector<S, kBytes>;
+
+  static __device__ __forceinline__ Values load(const S* at) {
+    if constexpr (kVector == 1)
+      return {{*at}};
+    else
+      return norm::load_streaming<S, 16>(at);
+  }
+};
+
+template <typename S>
+struct RowNormArgs {
+  const S* value;
+  S* result;
+  const S* weight;  // [row] or null
+  const S* bias;    // likewise
+  bool affine_in_vectors;
+  uint32_t rows;       // less than 2^31
+  int row, lane_bits;  // 2^lane_bits lanes of a row
+  float one_over_row, eps;
+  FastDivisor by_rows_of_channel, by_channels;
+  EpilogueArgs<S> steps;
+};
+
+// A lane's part of a parameter, `absent` where there is none.
+template <typename Config, typename S>
+__device__ __forceinline__ typename Config::Values row_parameter(const S* values, int at, int row, bool in_vectors,
+                                                                 float absent) {
+  typename Config::Values held;
+#pragma unroll
+  for (S& one : held.values) one = to_storage<S>(absent);
+  if (values == nullptr || at >= row) return held;
+  if (in_vectors) return *reinterpret_cast<const typename Config::Values*>(values + at);
+#pragma unroll
+  for (int j = 0; j < Config::kVector; ++j) held.values[j] = values[at + j];
+  return held;
+}
+
+template <typename Step, typename Config, typename S>
+__global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident) row_norm_kernel(RowNormArgs<S> a) {
+  constexpr int kVector = Config::kVector, kHeld = Config::kHeld, kRows = Config::kRows;
+  using Values = typename Config::Values;
+  const int lane = threadIdx.x % norm::kWarp, lanes = 1 << a.lane_bits;
+  const int begin = (lane & (lanes - 1)) * kVector, pitch = lanes * kVector;
+  const uint32_t group = lane >> a.lane_bits, abreast = norm::kWarp >> a.lane_bits;
+  Values weight[kHeld], bias[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    weight[i] = row_parameter<Config>(a.weight, begin + i * pitch, a.row, a.affine_in_vectors, 1.0f);
+    bias[i] = row_parameter<Config>(a.bias, begin + i * pitch, a.row, a.affine_in_vectors, 0.0f);
+  }
+  const uint32_t warp = blockIdx.x * Config::kWarps + threadIdx.x / norm::kWarp;
+  const uint32_t step = gridDim.x * Config::kWarps * abreast * kRows;
+  // The same number of times on every lane of a warp: rows beyond the end are zeros that nobody stores.
+  for (uint32_t first = warp * abreast * kRows; first < a.rows; first += step) {
+    Values loaded[kRows][kHeld];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t row_idx = first + r * abreast + group;
+      const S* const from = a.value + int64_t{row_idx} * a.row;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int at = begin + i * pitch;
+        loaded[r][i] = Values{};
+        if (row_idx < a.rows && at < a.row) loaded[r][i] = Config::load(from + at);
+      }
+    }
+    float held[kRows][kHeld][kVector], mean[kRows], square[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      mean[r] = 0;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) mean[r] += held[r][i][j] = norm::to_acc(loaded[r][i].values[j]);
+    }
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) mean[r] += __shfl_xor_sync(norm::kAllLanes, mean[r], distance);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      mean[r] *= a.one_over_row;
+      square[r] = 0;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          held[r][i][j] -= mean[r];
+          if (begin + i * pitch < a.row) square[r] += held[r][i][j] * held[r][i][j];
+        }
+    }
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) square[r] += __shfl_xor_sync(norm::kAllLanes, square[r], distance);
+    // All of them before the first store, behind which the steps' operands would wait for it.
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t row_idx = min(first + r * abreast + group, a.rows - 1);
+      const float rstd = rsqrtf(square[r] * a.one_over_row + a.eps);
+      const uint32_t plane = a.by_rows_of_channel.quotient(row_idx);
+      const int64_t channel = plane - a.by_channels.quotient(plane) * a.by_channels.divisor;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i)
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          const float scale = rstd * norm::to_acc(weight[i].values[j]);
+          const float y = held[r][i][j] * scale + norm::to_acc(bias[i].values[j]);
+          loaded[r][i].values[j] = to_storage<S>(Step::template apply<float, S>(y, a.steps, channel));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t row_idx = first + r * abreast + group;
+      S* const to = a.result + int64_t{row_idx} * a.row;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int at = begin + i * pitch;
+        if (row_idx < a.rows && at < a.row) *reinterpret_cast<Values*>(to + at) = loaded[r][i];
+      }
+    }
+  }
+}
+
+template <typename Step, int kVector, int kHeld, typename S>
+int64_t launch_row_norm_held(RowNormArgs<S> args, int processors, cudaStream_t stream) {
+  using Config = RowNormConfig<S, kVector, kHeld>;
+  const int64_t vectors = norm::ceil_div(args.row, kVector);
+  while ((int64_t{kHeld} << args.lane_bits) < vectors) ++args.lane_bits;
+  const int64_t of_block = int64_t{Config::kWarps} * (norm::kWarp >> args.lane_bits) * Config::kRows;
+  const int64_t needed = norm::ceil_div(args.rows, of_block);
+  const int64_t most = int64_t{processors} * Config::kBlocksPerProcessor;
+  return norm::launch(row_norm_kernel<Step, Config, S>, needed < most ? needed : most, Config::kThreads, stream, args);
+}
+
+// kUnsupportedKernel where row_norm_fits says no, and for 2^31 rows or more.
+template <typename Step, typename S>
+int64_t launch_row_norm(const TailCall& call) {
+  const auto past = [](const void* at) { return norm::elements_past_boundary(static_cast<const S*>(at)); };
+  const bool aligned = past(call.value) == 0 && past(call.result) == 0;
+  if (!row_norm_fits(call.row, sizeof(S), aligned) || call.plane % call.row != 0)
+    return unsupported_tail(call, "registers do not hold a row, or a plane is no whole rows");
+  const int64_t rows = call.batch * call.channels * (call.plane / call.row);
+  if (rows > INT32_MAX) return unsupported_tail(call, "2^31 rows or more");
+  DeviceLimits device;
+  TCONV_RETURN_IF_ERROR(query_device_limits(&device));
+  RowNormArgs<S> args{};
+  args.value = static_cast<const S*>(call.value), args.result = static_cast<S*>(call.result);
+  args.weight = static_cast<const S*>(call.weight), args.bias = static_cast<const S*>(call.bias);
+  args.affine_in_vectors = past(call.weight) == 0 && past(call.bias) == 0;
+  args.rows = static_cast<uint32_t>(rows);
+  args.row = static_cast<int>(call.row);
+  args.one_over_row = 1.0f / static_cast<float>(call.row), args.eps = static_cast<float>(call.eps);
+  args.by_rows_of_channel = FastDivisor::make(static_cast<uint32_t>(call.plane / call.row));
+  args.by_channels = FastDivisor::make(static_cast<uint32_t>(call.channels));
+  args.steps = make_epilogue_args<S>(call.conv);
+  const auto stream = static_cast<cudaStream_t>(call.conv.stream);
+  constexpr int kVector = 16 / static_cast<int>(sizeof(S));
+  const int64_t processors = device.sm_count;
+  // Vectors of a row that a lane holds: a whole warp has one, two, four or eight each.
+  if (row_norm_in_vectors(call.row, sizeof(S), aligned)) {
+    const int64_t of_lane = norm::ceil_div(call.row, kVector * norm::kWarp);
+    if (of_lane <= 1) return launch_row_norm_held<Step, kVector, 1>(args, processors, stream);
+    if (of_lane <= 2) return launch_row_norm_held<Step, kVector, 2>(args, processors, stream);
+    if (of_lane <= 4) return launch_row_norm_held<Step, kVector, 4>(args, processors, stream);
+    if constexpr (kVector == 4) return launch_row_norm_held<Step, kVector, 8>(args, processors, stream);
+    return kUnsupportedKernel;  // no row that fits
+  }
+  const int64_t of_lane = norm::ceil_div(call.row, norm::kWarp);
+  if (of_lane <= 1) return launch_row_norm_held<Step, 1, 1>(args, processors, stream);
+  if (of_lane <= 2) return launch_row_norm_held<Step, 1, 2>(args, processors, stream);
+  if (of_lane <= 4) return launch_row_norm_held<Step, 1, 4>(args, processors, stream);
+  return launch_row_norm_held<Step, 1, 8>(args, processors, stream);
+}
+
+}  // namespace cuda
+}  // namespace tconv

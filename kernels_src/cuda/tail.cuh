@@ -1,0 +1,50 @@
+// Which kernel a tail is: by its number, with the steps that the generator wrote of it, and by dtype. Only the kernels
+// of the tails that a library has are compiled.
+#pragma once
+
+#include "channel_softmax.cuh"
+#include "row_norm.cuh"
+#include "window_pool.cuh"
+
+namespace tconv {
+namespace cuda {
+
+// No tail needs a workspace: each reads its values once.
+inline int64_t tail_workspace_bytes(const TailCall&) { return 0; }
+
+// A number of another kind of tail than the operator's computes nothing.
+template <typename Step, typename S>
+int64_t launch_tail_as(const TailCall& call) {
+  constexpr TailKind kKind = Step::kKind;
+  if constexpr (kKind == TailKind::kLayerNorm) {
+    if (call.asked == TailOperator::kLayerNorm) return launch_row_norm<Step, S>(call);
+  } else if constexpr (kKind == TailKind::kSoftmax) {
+    if (call.asked == TailOperator::kSoftmax) return launch_channel_softmax<Step, S>(call);
+  } else {
+    constexpr bool kLargest = kKind == TailKind::kMaxPool;
+    if (call.asked == TailOperator::kPool) return launch_window_pool<Step, kLargest, S>(call);
+  }
+  return unsupported_tail(call, "the tail of this number is of another kind");
+}
+
+template <typename Step>
+int64_t launch_tail_numbered(const TailCall& call) {
+  switch (call.conv.dtype) {
+    case kFloat32: return launch_tail_as<Step, float>(call);
+    case kFloat16: return launch_tail_as<Step, __half>(call);
+    case kBFloat16: return launch_tail_as<Step, __nv_bfloat16>(call);
+    default: return kUnsupportedDType;
+  }
+}
+
+template <int kNumber = 0>
+int64_t launch_tail(const TailCall& call) {
+  if constexpr (kNumber < kNumTails) {
+    return call.number == kNumber ? launch_tail_numbered<Tail<kNumber>>(call) : launch_tail<kNumber + 1>(call);
+  } else {
+    return unsupported_tail(call, "no tail of the library has this number");
+  }
+}
+
+}  // namespace cuda
+}  // namespace tconv
