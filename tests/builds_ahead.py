@@ -103,7 +103,8 @@ def cuda_source_of(path: Path) -> str:
     if path == MANY_CHANNELS_GRADIENTS:
         return gradient_cuda_source(split=True, ahead=True)
     if path == VOLUME_GRADIENTS:
-        return gradient_cuda_source(volumes=True, short=True, skipped=True, ahead=True)
+        forms = {"short": True, "skipped": True, "ahead": True}
+        return gradient_cuda_source(volumes=True, few_channels=_few_channels(), **forms)
     return re.search(r'CUDA_SOURCE = r"""(.*?)"""', generated(path), re.DOTALL)[1]
 
 
@@ -114,13 +115,17 @@ def _in_small_slices(text: str) -> str:
     return text.replace(given, "kSpareBytes = 0")
 
 
-def _few_channels_alone() -> str:
-    fused = _fused(FEW_CHANNELS)
+def _few_channels() -> str:
+    """The text of generated_few_channels.h."""
     with ambient_kept():
-        layers = few_channels_layers(read_program(REFERENCES / f"{FEW_CHANNELS}.py").calls)
+        calls = read_program(REFERENCES / f"{FEW_CHANNELS}.py").calls
+    return few_channels_header(few_channels_layers(calls))
+
+
+def _few_channels_alone() -> str:
     headers = {
-        "generated_epilogue.h": epilogue_header(fused.steps),
-        "generated_few_channels.h": few_channels_header(layers),
+        "generated_epilogue.h": epilogue_header(_fused(FEW_CHANNELS).steps),
+        "generated_few_channels.h": _few_channels(),
     }
     path = KERNELS / "cuda" / "conv_transpose_few_channels_launch.cuh"
     text = resolve(path, headers, volumes=True, few=True)

@@ -161,3 +161,18 @@ def test_a_model_calls_it(emulated):
     for layer, y in zip(model.layers, found, strict=True):
         wanted = exact(layer, [x[:, : layer.in_channels], layer.weight, layer.bias])
         torch.testing.assert_close(y.double(), chained(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_the_library_of_gradients_has_it(emulated, emulated_volume_gradients, layers):
+    """The convolution alone, for backward."""
+    solution, library = emulated.solution, emulated_volume_gradients
+    kernels = solution["_volume_operator"](library.namespace)
+    for number, layer in enumerate(layers):
+        x, weight, bias = operands_of(layer, 60 + number)
+        x = torch.randn(2, layer.in_channels, 4, 5, 34)
+        with library.on(detect_races=True):
+            out = solution["_run_volumes"](kernels, x, weight, bias, axes_of(layer), 1)
+            assert library.races() == [] and library.launches() <= layer.stride[0]
+        most = exact(layer, [x, weight, bias], torch.abs)
+        error = (out.double() - exact(layer, [x, weight, bias])).abs()
+        assert bool((error <= 2.0**-20 * most).all())

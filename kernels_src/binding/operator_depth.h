@@ -70,7 +70,8 @@ struct DepthInputs {
     const int64_t of_group = sizes[1] / g.plane.groups;
     // Plans say whether a kernel takes those.
     const bool few = of_group < kDepthChannels || (of_group == kDepthChannels && g.plane.groups > 1);
-    if (!on_cpu && !few && (of_group % kDepthChannels != 0 || (dtype == kFloat32 && !tf32))) return false;
+    if (!on_cpu && !few && of_group % kDepthChannels != 0) return false;
+    if (!on_cpu && of_group >= kDepthChannels && dtype == kFloat32 && !tf32) return false;
     const int64_t channels = kernel[1] * g.plane.groups;
     if (!is_vector(bias, channels)) return false;
 #ifdef TCONV_READS_TENSORS

@@ -123,6 +123,9 @@ int64_t launch_channel_softmax(const TailCall& call) {
   if (call.channels <= 16) return launch_channel_softmax_held<Step, 16, 1>(args, stream);
   if (call.channels <= 32) return launch_channel_softmax_held<Step, 16, 2>(args, stream);
   if (call.channels <= 64) return launch_channel_softmax_held<Step, 16, 4>(args, stream);
+  // In 32 bits more of a channel's neighbours for a block: 0.63 ms in place of 0.90 for planes of 129 x 129.
+  if constexpr (sizeof(S) == 4)
+    if (call.channels <= 128) return launch_channel_softmax_held<Step, 32, 4>(args, stream);
   if (call.channels <= 128) return launch_channel_softmax_held<Step, 16, 8>(args, stream);
   static_assert(kMostSoftmaxChannels == 32 * 8, "the last kernel holds all of them");
   return launch_channel_softmax_held<Step, 32, 8>(args, stream);

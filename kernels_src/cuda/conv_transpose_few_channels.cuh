@@ -4,12 +4,8 @@
 //
 // A lane owns a column position and kRows row positions below each other, with all stride phases of both; what they
 // read of all channels stays in its registers. A block's weights lie in shared memory in the order of use; channel
-// after channel, four of them at a time are multiplied into kRows outputs each. Neighbouring outputs are stored as
-// pairs: where a row begins off a pair's boundary, each lane takes the second of its pair from the lane behind it.
+// after channel, four of them at a time are multiplied into kRows outputs each. A warp stores 32 neighbours at once.
 #pragma once
-
-#include <cstring>
-#include <type_traits>
 
 #include "../epilogue.h"
 #include "few_channels_layer.h"
@@ -113,28 +109,17 @@ __device__ __noinline__ float sum_of_present_channels(const FewChannelsArgs<Stor
   return sum;
 }
 
-// A warp's outputs of a row, of which it has a pair a lane: `room` of them from `to` on, which is in the same place for
-// the warp.
-template <typename Storage>
-__device__ __forceinline__ void store_pairs(Storage* to, float first, float second, int room, int lane) {
-  using Whole = typename std::conditional<sizeof(Storage) == 4, uint2, unsigned>::type;
-  const bool split = reinterpret_cast<uintptr_t>(to) % sizeof(Whole) != 0;
-  Storage pair[2] = {to_storage<Storage>(first), to_storage<Storage>(second)};
-  int at = 2 * lane;
-  if (split) {
-    const float behind = __shfl_sync(0xFFFFFFFFu, first, (lane + 1) % 32);
-    if (lane == 0 && room > 0) to[0] = pair[0];
-    pair[0] = pair[1], pair[1] = to_storage<Storage>(behind);
-    ++at;
-  }
-  // The last lane's second value is another warp's where pairs are split.
-  if (at + 1 < room && !(split && lane == 31)) {
-    Whole whole;
-    memcpy(&whole, pair, sizeof(whole));
-    *reinterpret_cast<Whole*>(to + at) = whole;
-  } else if (at < room) {
-    to[at] = pair[0];
-  }
+// Turns a lane's two neighbouring outputs of 64 in a row into number `lane` and number 32 + `lane` of them: a row
+// begins anywhere, so pairs would be off their boundary in every second one. Lanes 2 s and 2 s + 1 want what lane s
+// has, and in the other half lane 16 + s: in one exchange the lower lanes give their first and the upper their second,
+// in the other one the reverse.
+__device__ __forceinline__ void spread_pair(float& first, float& second, int lane) {
+  const bool lower = lane < 16, even = lane % 2 == 0;
+  const int near = lane / 2, far = 16 + lane / 2;
+  const float a = __shfl_sync(0xFFFFFFFFu, lower ? first : second, even ? near : far);
+  const float b = __shfl_sync(0xFFFFFFFFu, lower ? second : first, even ? far : near);
+  first = even ? a : b;
+  second = even ? b : a;
 }
 
 template <typename Layer, int kDepthTaps, typename Storage>
@@ -182,8 +167,9 @@ __global__ void __launch_bounds__(FewChannelsConfig<Layer, kDepthTaps>::kThreads
   load_few_channels<Config, Layer, kDepthTaps>(held, args, x, slice, row0 + kHeight.least_offset(),
                                                column + kWidth.least_offset());
   const int first_column = column_block * 32 * kWidth.stride, room = args.out_w - first_column;
+  const int rows = min(Config::kRows * kHeight.stride, args.out_h - row0 * kHeight.stride);  // that there are
   Storage* out = args.out + volume * args.out_stride_n + slice * args.out_stride_d + channel0 * args.out_stride_c +
-                 int64_t{row0} * kHeight.stride * args.out_w + first_column;
+                 int64_t{row0} * kHeight.stride * args.out_w + first_column + lane;
 
 #pragma unroll 1
   for (int channel = 0; channel < channels; ++channel, out += args.out_stride_c) {
@@ -218,27 +204,27 @@ __global__ void __launch_bounds__(FewChannelsConfig<Layer, kDepthTaps>::kThreads
           if (k == i) sums[k / kPhases][k % kPhases / kWidth.stride][k % kWidth.stride] = sum;
       }
     }
+    const float bias = channel_bias<float, Storage>(args.epilogue, channel0 + channel);
     // Before the first store, behind which the steps' operands would be read again.
 #pragma unroll
     for (int r = 0; r < Config::kRows; ++r)
 #pragma unroll
       for (int i = 0; i < kPhases; ++i) {
         float& sum = sums[r][i / kWidth.stride][i % kWidth.stride];
-        sum = apply_epilogue<float, Storage>(sum, args.epilogue, channel0 + channel);
+        sum = Epilogue::apply<float, Storage>(sum + bias, args.epilogue, channel0 + channel);
       }
+    Storage* to = out;
 #pragma unroll
-    for (int r = 0; r < Config::kRows; ++r)
-#pragma unroll
-      for (int phase = 0; phase < kHeight.stride; ++phase) {
-        const int below = r * kHeight.stride + phase;
-        if (row0 * kHeight.stride + below >= args.out_h) continue;
-        Storage* const to = out + int64_t{below} * args.out_w;
-        if constexpr (kWidth.stride == 2) {
-          store_pairs<Storage>(to, sums[r][phase][0], sums[r][phase][1], room, lane);
-        } else {
-          if (lane < room) to[lane] = to_storage<Storage>(sums[r][phase][0]);
-        }
+    for (int below = 0; below < Config::kRows * kHeight.stride; ++below, to += args.out_w) {
+      if (below >= rows) break;
+      float first = sums[below / kHeight.stride][below % kHeight.stride][0];
+      if constexpr (kWidth.stride == 2) {
+        float second = sums[below / kHeight.stride][below % kHeight.stride][1];
+        spread_pair(first, second, lane);
+        if (lane + 32 < room) to[32] = to_storage<Storage>(second);
       }
+      if (lane < room) *to = to_storage<Storage>(first);
+    }
   }
 }
 
