@@ -119,6 +119,9 @@ def _lines(program: Program, plan: Plan, norms: frozenset[str], tails: Container
             elif item in tail_of:
                 why = _TAIL.format(tail_of[item])
             lines.append(Line(f"{_place(item)}{label(item)}: left, {why}", True))
+    for node in plan.read_through:
+        said = "not computed, kernels read the parameter where it lies"
+        lines.append(Line(f"{_place(node)}{label(node)}: {said}", False))
     return lines
 
 

@@ -12,7 +12,7 @@ from generator.errors import Refusal
 from generator.front.layers import layer_class
 from generator.front.watch import Watch
 from generator.ir import Graph, Node, Value, leaves
-from generator.reads import Behind, Read, overload_of, read_step, why_left
+from generator.reads import Behind, Read, overload_of, read_step, views_of_parameters, why_left
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
@@ -80,13 +80,15 @@ class Fused:
 @dataclasses.dataclass
 class Plan:
     """The order of forward: calls of ours among nodes that stay PyTorch's, each left for the reason
-    that `why` gives. `tails`: those of such nodes that a kernel may take together (tails.py).
+    that `why` gives. `tails`: those of such nodes that a kernel may take together (tails.py);
+    `read_through`: views of parameters that only calls of ours read, from where those lie.
     """
 
     items: list[Fused | Node]
     why: dict[Node, str]
     outputs: Any
     tails: list[Fused] = dataclasses.field(default_factory=list)
+    read_through: list[Node] = dataclasses.field(default_factory=list)
 
     @property
     def fused(self) -> list[Fused]:
@@ -112,6 +114,7 @@ class _Fusion:
         self._place = {node: place for place, node in enumerate(graph.nodes)}
         self._why: dict[Node, str] = {}
         self._taken: dict[Node, Fused] = {}
+        self._views = views_of_parameters(graph.nodes)
 
     def plan(self) -> Plan:
         taken = self._taken
@@ -120,15 +123,27 @@ class _Fusion:
                 fused = self._grow(node)
                 taken |= dict.fromkeys(fused.nodes, fused)
         items: list[Fused | Node] = []
+        read_through = []
         for node in self._graph.nodes:
             fused = taken.get(node)
-            if fused is None:
+            if fused is None and self._is_read_through(node):
+                read_through.append(node)
+            elif fused is None:
                 items.append(node)
                 self._why.setdefault(node, why_left(node))
             elif fused.stands_at is node:
                 items.append(fused)
         left = {node: why for node, why in self._why.items() if node not in taken}
-        return Plan(items, left, self._graph.outputs, self._tails())
+        return Plan(items, left, self._graph.outputs, self._tails(), read_through)
+
+    def _is_read_through(self, node: Node) -> bool:
+        """Is it a view of a parameter that kernels alone read, from where the parameter lies?"""
+        users = self._users.get(node.result, [])
+        taken = bool(users) and all(
+            user in self._taken or (user is not None and self._is_read_through(user))
+            for user in users
+        )
+        return taken and node.result in self._views
 
     def _tails(self) -> list[Fused]:
         """Each operator that a tail is for, with the steps behind it."""
@@ -212,7 +227,8 @@ class _Fusion:
             if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
                 self._why[node] = "it has hooks, which PyTorch must run"
                 break
-            behind = Behind(last.result, len(fused.vectors), fused.dimensions)
+            read_before = len(fused.vectors)
+            behind = Behind(last.result, read_before, fused.dimensions, views=self._views)
             read = self._step(node, behind)
             if read.step is None:
                 if self._take_norms(fused, node):
@@ -252,7 +268,8 @@ class _Fusion:
             if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
                 return None
             read_before = len(fused.vectors) + len(vectors)
-            found = self._step(node, Behind(source, read_before, fused.dimensions, numbers))
+            behind = Behind(source, read_before, fused.dimensions, numbers, self._views)
+            found = self._step(node, behind)
             full = found.vector is not None and read_before == MAX_CHANNEL_VECTORS
             if found.step is None or full:
                 return None

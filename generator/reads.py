@@ -9,6 +9,8 @@ from generator.ir import Node, Value, leaves
 from generator.ops.record import ChannelVector, Earlier, Number, Unary, WholeTensor
 from generator.step_table import Step
 
+_VIEWS = ("aten.view.default", "aten.reshape.default", "aten.unsqueeze.default")
+
 
 @dataclasses.dataclass
 class Read:
@@ -27,13 +29,15 @@ class Read:
 @dataclasses.dataclass
 class Behind:
     """Where a node stands: behind `value` of so many `dimensions`, where `vectors`
-    operands were read before. `numbers`: of the values of branches, which it may read.
+    operands were read before. `numbers`: of the values of branches, which it may read; `views`:
+    parameters and buffers by the values that are views of them.
     """
 
     value: Value | None
     vectors: int = 0
     dimensions: int = 2
     numbers: dict[Value, int] = dataclasses.field(default_factory=dict)
+    views: dict[Value, Value] = dataclasses.field(default_factory=dict)
 
 
 def overload_of(node: Node) -> Node | None:
@@ -41,6 +45,19 @@ def overload_of(node: Node) -> Node | None:
     if node.op != "layer":
         return node
     return node.inner[0] if len(node.inner) == 1 else None
+
+
+def views_of_parameters(nodes: list[Node]) -> dict[Value, Value]:
+    """By the results of nodes that do no more than shape a parameter or a buffer anew: what that is
+    in such a shape.
+    """
+    found: dict[Value, Value] = {}
+    for node in nodes:
+        given = next(node.operands(), None)
+        source = found.get(given, given)
+        if node.op in _VIEWS and source.kind in ("parameter", "buffer"):
+            found[node.result] = dataclasses.replace(source, shape=node.result.shape)
+    return found
 
 
 def read_step(node: Node, behind: Behind) -> Read:
@@ -81,6 +98,7 @@ def _binary(record: ops.Binary, call: Node, behind: Behind) -> Read:
         if left is other and call.op.split(".")[1].endswith("_"):
             return Read(why="it writes to its operand")
         return Read(record.step(WholeTensor(behind.vectors), swapped), other, whole=True)
+    other = behind.views.get(other, other)
     if why := _why_no_vector(other, value, behind.dimensions):
         return Read(why=why)
     return Read(record.step(ChannelVector(behind.vectors), swapped), other)

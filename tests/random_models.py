@@ -31,7 +31,7 @@ def get_init_inputs():
 """
 POINTWISE = """
 F.relu(V) | torch.tanh(V) | F.leaky_relu(V, 0.2) | F.gelu(V) | torch.sigmoid(V) * V | V.clamp(-1, 1)
-V * 0.5 | 2 - V | V + 0.25 | F.silu(V) | F.softplus(V) | V.abs() + 0.5 | F.dropout(V, 0.0)
+torch.softmax(V, 1) | V * 0.5 | 2 - V | V + 0.25 | F.silu(V) | F.softplus(V) | V.abs() + 0.5 | F.dropout(V, 0.0)
 F.hardswish(V) | V / 3 | -V | V * V | V + F.relu(V) | V.detach() * V | V * torch.tanh(F.softplus(V))
 """
 LINES = [line.strip() for line in POINTWISE.strip().replace("\n", " | ").split("|")]
@@ -203,8 +203,14 @@ class _Writer:
         name = self._name("vector")
         size = ", ".join(map(str, [channels, *[1] * dimensions]))
         form = self.rng.choice(["{} + {}", "{} * {}", "torch.minimum({}, {})"])
+        read = name
+        if self.rng.random() < 0.4:
+            ones = ", 1" * dimensions
+            views = f"{name}.view(1, -1{ones})", f"{name}.reshape(-1{ones})"
+            views += (f"{name}[:{', None' * dimensions}]",)
+            size, read = str(channels), self.rng.choice(views)
         parameter = f"{name} = nn.Parameter(torch.randn({size}))"
-        return self._add(form.format(source, name), [source], (parameter,))
+        return self._add(form.format(source, read), [source], (parameter,))
 
     def _again(self) -> bool:
         """A transposed convolution that is there, on another value."""
