@@ -80,7 +80,7 @@ def body(
         is_end = place + 1 == len(plan.items) and plan.outputs is result and not opened
         is_end = is_end and not tails.are_open
         for value in last_use.get(place, ()):
-            if value in text.names:
+            if value in text.names and not tails.keep(value):
                 names.give(text.names[value])
         if is_end:
             statement = f"return {call}"
@@ -91,7 +91,8 @@ def body(
             statement = call
         depth = len(regions) + tails.are_open
         lines.append(textwrap.indent(statement, "    " * depth))
-        tails.end(item, lines, text.names.get(result))
+        for name in tails.end(item, lines, text.names.get(result)):
+            names.give(name)
         if is_end:
             return "\n".join(lines)
     lines.append(f"return {text.argument(plan.outputs)}")

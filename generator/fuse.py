@@ -12,11 +12,19 @@ from generator.errors import Refusal
 from generator.front.layers import layer_class
 from generator.front.watch import Watch
 from generator.ir import Graph, Node, Value, leaves
-from generator.reads import Behind, Read, overload_of, read_step, views_of_parameters, why_left
+from generator.reads import (
+    Behind,
+    Read,
+    overload_of,
+    read_step,
+    views_of_parameters,
+    why_left,
+    writes,
+)
 from generator.reference import Reference
 from generator.sources import MAX_CHANNEL_VECTORS
 from generator.step_table import Step
-from generator.tails import tail_kind
+from generator.tails import keeps_channels, tail_kind
 
 _OVER_SLICES = "a group's moments are over all slices, which are images to the kernels"
 _BEHIND_TENSORS = "no kernel normalises what a tensor operand is read into"
@@ -67,7 +75,7 @@ class Fused:
     @property
     def dimensions(self) -> int:
         """Of the convolution: 1, 2 or 3; of a tail those behind the channels."""
-        return dimensions_of(self.conv) or len(self.conv.result.shape) - 2
+        return dimensions_of(self.conv) or len(self.result.shape) - 2
 
     @property
     def headers(self) -> tuple:
@@ -196,7 +204,7 @@ class _Fusion:
             self._why[node] = "it runs under another switch (no_grad or autocast)"
             return None
         for between in self._graph.nodes[self._place[anchor] + 1 : self._place[node]]:
-            if between not in self._members and _writes(between):
+            if between not in self._members and writes(between):
                 self._why[node] = f"{label(between)} writes to a tensor in between"
                 return None
         return node
@@ -227,6 +235,11 @@ class _Fusion:
             if node.op == "layer" and hooks_of(self._reference.model.get_submodule(node.path)):
                 self._why[node] = "it has hooks, which PyTorch must run"
                 break
+            if entry != "conv" and keeps_channels(node, last.result):
+                fused.elementwise.append(node)
+                self._members.add(node)
+                last = node
+                continue
             read_before = len(fused.vectors)
             behind = Behind(last.result, read_before, fused.dimensions, views=self._views)
             read = self._step(node, behind)
@@ -277,7 +290,7 @@ class _Fusion:
             return branches.Part(node, source, found.step, operand, found.whole)
 
         others = (node for node in behind if node not in self._members)
-        following = itertools.takewhile(lambda node: not _writes(node), others)
+        following = itertools.takewhile(lambda node: not writes(node), others)
         return branches.behind(value, following, self._users, read)
 
     def _step(self, node: Node, behind: Behind) -> Read:
@@ -355,25 +368,6 @@ class _Fusion:
             return False
         read = self._step(node, Behind(None))
         return read.step is not None and read.step.monotone and read.vector is None
-
-
-def _writes(node: Node) -> bool:
-    """Whether a node may change a tensor that others see (a layer's own statistics are not)."""
-    inner = node.inner or (node,)
-    for call in inner:
-        packet, _, overload = call.op.removeprefix("aten.").partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-        if operator is None:
-            continue
-        for argument, given in zip(operator._schema.arguments, call.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and not (node.inner and _stored(given)):
-                return True
-    return False
-
-
-def _stored(given: Any) -> bool:
-    return isinstance(given, Value) and given.kind == "buffer"
 
 
 def dimensions_of(node: Node) -> int | None:

@@ -3,6 +3,9 @@ is none.
 """
 
 import dataclasses
+from typing import Any
+
+import torch
 
 from generator import ops
 from generator.ir import Node, Value, leaves
@@ -133,3 +136,22 @@ def why_left(node: Node) -> str:
     if ops.by_overload(call.op) is not None:
         return "no transposed convolution comes right before it"
     return "no kernel computes it"
+
+
+def writes(node: Node) -> bool:
+    """Whether a node may change a tensor that others see (a layer's own statistics are not)."""
+    inner = node.inner or (node,)
+    for call in inner:
+        packet, _, overload = call.op.removeprefix("aten.").partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if operator is None:
+            continue
+        for argument, given in zip(operator._schema.arguments, call.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and not (node.inner and _stored(given)):
+                return True
+    return False
+
+
+def _stored(given: Any) -> bool:
+    return isinstance(given, Value) and given.kind == "buffer"

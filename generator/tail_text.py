@@ -8,9 +8,10 @@ from typing import Any
 from generator.calls import vector_text
 from generator.expressions import Expressions, attribute_path
 from generator.fuse import Fused, Plan
-from generator.ir import Node
+from generator.ir import Node, Value
 from generator.kernels import Kernels
 from generator.reference import Reference
+from generator.tails import keeps_channels
 
 
 class TailTexts:
@@ -33,6 +34,7 @@ class TailTexts:
         self._of_last = {tail.nodes[-1]: tail for tail in tails}
         self.items = _gathered(plan, tails)
         self._open: tuple[Fused, int, list[str]] | None = None
+        self._kept: list[str] = []
         self.done = "done"
         while self.done in taken:
             self.done += "_"
@@ -48,17 +50,37 @@ class TailTexts:
         if tail is not None:
             self._open = tail, place, self._arguments(tail)
 
-    def end(self, item: Any, lines: list[str], result: str | None) -> None:
+    def keep(self, value: Value) -> bool:
+        """Is `value`, read for the last time, to keep its name until the tail ends? A result that
+        took the name of a size would have it overwritten before PyTorch's operators read it.
+        """
+        if self._open is None:
+            return False
+        tail = self._open[0]
+        own = value is tail.conv.args[0] or any(value is node.result for node in tail.nodes)
+        if not own:
+            self._kept.append(self._text.names[value])
+        return not own
+
+    def end(self, item: Any, lines: list[str], result: str | None) -> list[str]:
         """Behind it: puts the call in front of a tail's own statements, of which the last one's
-        result has that name.
+        result has that name. Returns the names that are free again.
         """
         if self._of_last.get(item) is None:
-            return
+            return []
         (tail, place, arguments), self._open = self._open, None
         targets = f"{self.done}, {result or '_'}"
         call = ", ".join([str(self._numbers[tail.headers]), *arguments])
         head = f"{targets} = _tail({call})\nif not {self.done}:"
-        lines.insert(place, textwrap.indent(head, "    " * len(tail.conv.regions)))
+        indent = "    " * len(tail.conv.regions)
+        lines.insert(place, textwrap.indent(head, indent))
+        views = [node for node in tail.elementwise if keeps_channels(node, node.args[0])]
+        if views and result is not None:
+            self._text.names[tail.result] = result
+            view = self._text.call(views[-1].op, (tail.result, *views[-1].args[1:]), {})
+            lines.append(textwrap.indent(f"else:\n    {result} = {view}", indent))
+        kept, self._kept = self._kept, []
+        return kept
 
     def _arguments(self, tail: Fused) -> list[str]:
         """Texts of the operand, the layer or None, the steps' operands and their layers, each with

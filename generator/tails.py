@@ -5,7 +5,7 @@ themselves, with the element-wise steps behind them, over a tensor in memory.
 from torch import nn
 
 from generator.front.layers import layer_class
-from generator.ir import Node
+from generator.ir import Node, Value
 from generator.reference import Reference
 
 # By class of a layer, its name in TailKind (kernels_src/tail_call.h).
@@ -26,12 +26,32 @@ def tail_kind(reference: Reference, node: Node) -> str | None:
     if shape is None or len(shape) < 3 or not node.result.dtype.is_floating_point:
         return None
     if node.op == "aten.softmax.int":
-        over_channels = node.args[1:] in ((1,), (1 - len(shape),)) and not node.kwargs
-        return "kSoftmax" if over_channels else None
+        return _softmax_kind(node.args[1], len(shape)) if _is_plain_call(node, 2) else None
     if node.op != "layer" or len(node.args) != 1 or node.kwargs:
         return None
     module = reference.model.get_submodule(node.path)
     kind = _LAYERS.get(layer_class(module))
-    if kind == "kSoftmax" and module.dim not in (1, 1 - len(shape)):
-        return None
+    if kind == "kSoftmax":
+        return _softmax_kind(module.dim, len(shape))
     return None if kind in _POOLS and len(shape) != 5 else kind
+
+
+def keeps_channels(node: Node, before: Value) -> bool:
+    """Does it view `before` in another shape of as many samples and channels? To a tail's steps
+    that is the same.
+    """
+    if node.op not in ("aten.view.default", "aten.reshape.default"):
+        return False
+    shape, given = node.result.shape, before.shape
+    return node.args[0] is before and len(shape) > 2 and shape[:2] == given[:2]
+
+
+def _softmax_kind(dim: int | None, dimensions: int) -> str | None:
+    """Over channels, or over what is behind them where that is one dimension."""
+    if dim in (1, 1 - dimensions):
+        return "kSoftmax"
+    return "kPlaneSoftmax" if dimensions == 3 and dim in (2, -1) else None
+
+
+def _is_plain_call(node: Node, arguments: int) -> bool:
+    return len(node.args) == arguments and not node.kwargs

@@ -5,7 +5,7 @@
 
 namespace tconv {
 
-constexpr int kNumTails = 4;
+constexpr int kNumTails = 5;
 
 template <int kNumber>
 struct Tail {

@@ -8,14 +8,15 @@
 namespace tconv {
 
 enum class TailKind {
-  kLayerNorm,    // over rows, each of a channel's own
-  kSoftmax,      // over channels
-  kAveragePool,  // of volumes, over windows side by side, of which each is whole
-  kMaxPool,      // likewise
+  kLayerNorm,     // over rows, each of a channel's own
+  kSoftmax,       // over channels
+  kPlaneSoftmax,  // over the positions of a channel
+  kAveragePool,   // of volumes, over windows side by side, of which each is whole
+  kMaxPool,       // likewise
 };
 
 // What is called, with the number of a tail of this kind, or else nothing is computed.
-enum class TailOperator { kLayerNorm, kSoftmax, kPool };
+enum class TailOperator { kLayerNorm, kSoftmax, kPlaneSoftmax, kPool };
 
 // Registers hold so many channels of a position.
 constexpr int64_t kMostSoftmaxChannels = 256;

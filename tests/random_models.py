@@ -31,8 +31,9 @@ def get_init_inputs():
 """
 POINTWISE = """
 F.relu(V) | torch.tanh(V) | F.leaky_relu(V, 0.2) | F.gelu(V) | torch.sigmoid(V) * V | V.clamp(-1, 1)
-torch.softmax(V, 1) | V * 0.5 | 2 - V | V + 0.25 | F.silu(V) | F.softplus(V) | V.abs() + 0.5 | F.dropout(V, 0.0)
-F.hardswish(V) | V / 3 | -V | V * V | V + F.relu(V) | V.detach() * V | V * torch.tanh(F.softplus(V))
+V.softmax(1) | V * 0.5 | 2 - V | V + 0.25 | F.silu(V) | F.softplus(V) | V.abs() + 0.5
+F.dropout(V, 0.0) | F.hardswish(V) | V / 3 | -V | V * V | V + F.relu(V) | V.detach() * V
+V * torch.tanh(F.softplus(V))
 """
 LINES = [line.strip() for line in POINTWISE.strip().replace("\n", " | ").split("|")]
 MOST_ELEMENTS, STEPS = 20000, (3, 9)

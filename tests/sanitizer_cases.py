@@ -30,14 +30,21 @@ from pathlib import Path
 
 import torch
 
-from tests.builds_ahead import MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
+from tests.builds_ahead import FEW_CHANNELS, MANY_CHANNELS, RESIDUAL, VOLUME_ONLY
 from tests.group_norm_tools import CASES as GROUP_CASES
-from tests.group_norm_tools import GroupCase
+from tests.sanitizer_models import (
+    few_channels_are_finite,
+    grouped_is_finite,
+    joined_volumes_are_finite,
+    residual_is_finite,
+    tails_are_finite,
+)
 from tests.solution_tools import PROBLEMS, REFERENCES, ROOT, environment, generated, load_text
 
 KERNELS = ("plain", "direct", "portable", "hopper")
 CHAIN = "soft_activations"  # whose gradient is formed as it is packed
 GROUPED = "grouped_volumes"  # whose GroupNorm has a library of its own
+NORMED = "normed_volumes"  # whose tails have one
 JOINED = "joined_volumes"  # whose value is kept, and one of whose gradients two operands share
 NUMBERS = (
     "69",
@@ -49,7 +56,16 @@ NUMBERS = (
     RESIDUAL,
     JOINED,
     GROUPED,
+    NORMED,
+    FEW_CHANNELS,
 )  # 65 has the kernels of 69
+_OF_THEIR_OWN = {
+    RESIDUAL: residual_is_finite,
+    JOINED: joined_volumes_are_finite,
+    GROUPED: grouped_is_finite,
+    NORMED: tails_are_finite,
+    FEW_CHANNELS: few_channels_are_finite,
+}
 # An H200, whose tiles are chosen wherever the cases are listed.
 _SMEM_LIMIT, _NUM_SMS = 232448, 132
 
@@ -141,6 +157,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
             yield Run(JOINED, (24, 64), (2, 24, 3, 4, 20), dtype, "hopper")
             # The input's scale from a sample.
             yield Run(MANY_CHANNELS, (16, 40, 3, 1, 1), (1, 16, 256, 256), dtype, "hopper")
+            yield Run(FEW_CHANNELS, (), (2, 7, 3, 5, 40), dtype)
+            yield Run(NORMED, (), (2, 8, 4, 6, 16), dtype, "hopper")
         for case in GROUP_CASES:
             yield Run(GROUPED, (case,), case.image, case.dtype, "hopper")
         for shape in (
@@ -168,12 +186,8 @@ def runs(kernels=KERNELS) -> Iterator[Run]:
 def execute(run: Run, load: Callable[[str], dict]) -> bool:
     """Whether the run's outputs are finite. `load` gives the namespace of a problem's solution."""
     torch.manual_seed(0)
-    if run.problem == RESIDUAL:
-        return _residual_is_finite(load(RESIDUAL), run)
-    if run.problem == GROUPED:
-        return _grouped_is_finite(load(GROUPED), *run.arguments)
-    if run.problem == JOINED:
-        return _joined_volumes_are_finite(load(JOINED), run)
+    if run.problem in _OF_THEIR_OWN:
+        return _OF_THEIR_OWN[run.problem](load(run.problem), run)
     model = load(run.problem)["ModelNew"](*run.arguments)
     if run.problem == MANY_CHANNELS:
         # PyTorch's kernels are not to be looked at.
@@ -217,41 +231,6 @@ def _gradients_are_finite(run: Run, model, x: torch.Tensor) -> bool:
             return finite  # forward's kernel, but not the gradients'
         finite &= all(bool(g.cpu().isfinite().all()) for g in found)
     return finite
-
-
-def _residual_is_finite(solution: dict, run: Run) -> bool:
-    """Of a convolution that keeps the shape: result and gradients of all operands."""
-    channels = run.shape[1]
-    shapes = run.shape, (channels, channels, 3, 3), (channels,), run.shape, run.shape, (channels,)
-    operands = [torch.randn(s).to(run.dtype).to("cuda").requires_grad_() for s in shapes]
-    grad = torch.randn(run.shape).to(run.dtype).to("cuda")
-    with environment(TCONV_KERNEL=run.kernel):
-        y = solution["_operator"](*operands[:3], 1, 1, 0, 1, 1, *operands[3:])
-    found = [y, *torch.autograd.grad(y, operands, grad)]
-    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
-
-
-def _joined_volumes_are_finite(solution: dict, run: Run) -> bool:
-    """Of a training step: the result, and gradients of x, of what it is joined to, and of the
-    parameters.
-    """
-    model = solution["ModelNew"](*run.arguments).to(run.dtype).to("cuda")
-    sizes = run.shape, (run.shape[0], run.arguments[1], *(2 * size for size in run.shape[2:]))
-    leaves = [torch.randn(size).to(run.dtype).to("cuda").requires_grad_() for size in sizes]
-    grad = torch.randn(sizes[1]).to(run.dtype).to("cuda")
-    with environment(TCONV_KERNEL=run.kernel):
-        y = model(*leaves)
-        found = [y, *torch.autograd.grad(y, [*leaves, *model.parameters()], grad)]
-    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
-
-
-def _grouped_is_finite(solution: dict, case: GroupCase) -> bool:
-    """GroupNorm's result, and gradients of value, weight and bias."""
-    value, weight, bias, grad = case.tensors("cuda")
-    library, numbers = solution["_group_norm_library"](), (case.groups, 1e-5)
-    found = [library.normalise.default(value, weight, bias, *numbers)]
-    found += library.backward.default(grad, value, weight, *numbers, case.affine, case.affine)
-    return all(bool(t.cpu().isfinite().all()) for t in found)
 
 
 def _weights_alone_are_finite(solution: dict, dtype: torch.dtype) -> bool:

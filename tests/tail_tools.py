@@ -38,7 +38,7 @@ SUM = Steps([_BY, _TO], lambda v, by, to: v * by + to, 2)
 TAILS: list[tuple[str, Steps]] = [
     (kind, steps)
     for steps in (NONE, GELU, SIGMOID, SUM)
-    for kind in ("kLayerNorm", "kSoftmax", "kAveragePool", "kMaxPool")
+    for kind in ("kLayerNorm", "kSoftmax", "kPlaneSoftmax", "kAveragePool", "kMaxPool")
     if (kind, steps) not in (("kSoftmax", GELU), ("kAveragePool", SIGMOID), ("kMaxPool", SUM))
 ]
 
@@ -106,6 +106,8 @@ class TailCase:
         vectors = self.vectors(value.device)
         if self.kind == "kSoftmax":
             return library.softmax(self.number, value, *vectors)
+        if self.kind == "kPlaneSoftmax":
+            return library.plane_softmax(self.number, value, *vectors)
         if self.kind != "kLayerNorm":
             return library.pool(self.number, value, *self.window, *vectors)
         parameters = self.parameters(value.device)
@@ -120,6 +122,11 @@ class TailCase:
             y = value.softmax(1)
             far = value.amax(1, keepdim=True) - value  # rounded before it is a power
             return y, y * (8 + far) * 2.0**-24
+        if self.kind == "kPlaneSoftmax":
+            plane = value.flatten(2)
+            far = plane.amax(2, keepdim=True) - plane
+            y = plane.softmax(2)
+            return y.view(value.shape), (y * (12 + far) * 2.0**-24).view(value.shape)
         if self.kind == "kMaxPool":
             y = F.max_pool3d(value, self.window)
             return y, 0 * y
@@ -169,6 +176,7 @@ def cases_of(kind: str, *steps: Steps) -> list[int]:
 
 _NORM, _NORM_GELU = number_of("kLayerNorm"), number_of("kLayerNorm", GELU)
 _SOFTMAX, _SOFTMAX_SIGMOID = number_of("kSoftmax"), number_of("kSoftmax", SIGMOID)
+_PLANE, _PLANE_SIGMOID = number_of("kPlaneSoftmax"), number_of("kPlaneSoftmax", SIGMOID)
 _AVERAGE, _AVERAGE_GELU = number_of("kAveragePool"), number_of("kAveragePool", GELU)
 _MAX, _MAX_SIGMOID = number_of("kMaxPool"), number_of("kMaxPool", SIGMOID)
 _LOW = (torch.float16, torch.bfloat16)
@@ -193,6 +201,10 @@ CASES = [
     *(TailCase(_SOFTMAX_SIGMOID, (2, n, 47), size=3.0) for n in (1, 2, 16, 17, 32, 33, 64, 65)),
     *(TailCase(_SOFTMAX_SIGMOID, (1, n, 3, 11), size=3.0) for n in (128, 129, 255, 256)),
     TailCase(_SOFTMAX, (1, 24, 301), mean=200.0),  # more than a float's exponent has
+    *(TailCase(number, (2, 3, 3, 7)) for number in cases_of("kPlaneSoftmax")),
+    *(TailCase(_PLANE_SIGMOID, (1, 2, 9000), dtype, size=3.0) for dtype in _UNIT),  # two chunks
+    *(TailCase(_PLANE_SIGMOID, (2, 2, 8193), dtype, size=3.0) for dtype in _UNIT),
+    TailCase(_PLANE, (1, 2, 17, 31, 32), mean=200.0, shift=1),
     *(TailCase(number, (2, 3, 4, 6, 8)) for number in cases_of("kAveragePool")),
     *(TailCase(number, (2, 3, 4, 6, 8)) for number in cases_of("kMaxPool")),
     *(TailCase(_AVERAGE_GELU, (2, 3, 5, 7, 9), dtype, shift=1) for dtype in _LOW),
@@ -217,6 +229,9 @@ def random_case(seed: int) -> TailCase:
         image = [rng.randint(1, 9) for _ in range(rng.randint(1, 3))]
         return TailCase(number, (batch, channels, *image), dtype, **more)
     channels = rng.randint(1, 7)
+    if kind == "kPlaneSoftmax":
+        image = [rng.randint(1, 30) for _ in range(rng.randint(1, 3))]
+        return TailCase(number, (batch, channels, *image), dtype, **more)
     if kind == "kLayerNorm":
         row = rng.choice([rng.randint(1, 256), 4 * rng.randint(1, 64), 8 * rng.randint(1, 128)])
         row = row if row <= 256 or more["shift"] == 0 else 256

@@ -15,8 +15,8 @@ from generator.runtime import large_tails
 from tests.solution_tools import REFERENCES, generated, program_of
 
 NORMED = REFERENCES / "normed_volumes.py"
-KINDS = "kLayerNorm", "kSoftmax", "kAveragePool", "kMaxPool"
-ROWS, SOFTMAX, AVERAGE, LARGEST = range(4)
+KINDS = "kLayerNorm", "kSoftmax", "kAveragePool", "kMaxPool", "kPlaneSoftmax"
+ROWS, SOFTMAX, AVERAGE, LARGEST, PLANE = range(5)
 
 
 class Library:
@@ -24,7 +24,7 @@ class Library:
 
     def __init__(self):
         self.calls = []
-        for name in ("layer_norm", "softmax", "pool"):
+        for name in ("layer_norm", "softmax", "plane_softmax", "pool"):
             setattr(self, name, types.SimpleNamespace(default=getattr(self, f"_{name}")))
 
     def _layer_norm(self, number, x, weight, bias, eps, row, *vectors):
@@ -35,6 +35,10 @@ class Library:
     def _softmax(self, number, x, *vectors):
         self.calls.append((number, vectors))
         return torch.softmax(x, 1)
+
+    def _plane_softmax(self, number, x, *vectors):
+        self.calls.append((number, vectors))
+        return torch.softmax(x, 2)
 
     def _pool(self, number, x, *window_and_vectors):
         window, vectors = window_and_vectors[:3], window_and_vectors[3:]
@@ -94,6 +98,15 @@ def test_as_the_layer(library, pays, number, layer):
 def test_softmax_as_a_function(library, pays):
     ran, found = large_tails._tail(SOFTMAX, volume(), None, (), ())
     assert ran and torch.equal(found, volume().softmax(1))
+
+
+@pytest.mark.parametrize("layer", [None, nn.Softmax(2), nn.Softmax(-1)])
+def test_softmax_over_positions(library, pays, layer):
+    x = volume().flatten(2)
+    ran, found = large_tails._tail(PLANE, x, layer, (), ())
+    assert ran and torch.equal(found, x.softmax(2))
+    for other, of in ((nn.Softmax(1), x), (layer, volume()), (nn.LogSoftmax(2), x)):
+        assert large_tails._tail(PLANE, of, other, (), ()) == (False, of)
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight", "vector"])
@@ -230,13 +243,15 @@ def test_a_solution_asks_for_each():
     assert [(number, core, rest) for _, number, _, core, rest in asked] == [
         ("0", "self.norm", f"(), {gelu}"),
         ("1", "None", "(self.shift.reshape(-1),), ()"),
-        ("2", "self.average", "(self.factor.reshape(-1),), ()"),
-        ("3", "self.largest", "(), ()"),
-        ("4", "self.softmax", "(), ()"),
+        ("2", "None", "(self.factor.reshape(-1),), ()"),
+        ("3", "self.average", "(self.factor.reshape(-1),), ()"),
+        ("4", "self.largest", "(), ()"),
+        ("5", "self.softmax", "(), ()"),
     ]
     # What is read again keeps its name; what is not gives it to the result.
-    assert [(result, x) for result, _, x, *_ in asked][:2] == [("v2", "v1"), ("v1", "v1")]
-    kinds = "kLayerNorm", "kSoftmax", "kAveragePool", "kMaxPool", "kSoftmax"
+    names = [(result, x) for result, _, x, *_ in asked]
+    assert names[0][0] != names[0][1] and names[1][0] == names[1][1] == names[0][1]
+    kinds = "kLayerNorm", "kSoftmax", "kPlaneSoftmax", "kAveragePool", "kMaxPool", "kSoftmax"
     assert f"_TAILS = {kinds[:-1] + (kinds[-1],)!r}".replace(")", ",)") in text
     said = [line.text for line in explained(program_of(NORMED))]
     assert any("runs AvgPool3d -> mul -> silu where no gradient" in line for line in said)

@@ -72,6 +72,13 @@ def _softmax_call(layer, x) -> tuple:
     return "softmax", (), ()
 
 
+def _plane_softmax_call(layer, x) -> tuple:
+    """Likewise."""
+    if layer is not None and not (_is_plain(layer, _nn.Softmax) and layer.dim in (2, -1)):
+        return _NO_TAIL
+    return ("plane_softmax", (), ()) if x.dim() == 3 else _NO_TAIL
+
+
 def _pool_call(layer, x) -> tuple:
     """Likewise."""
     if x.dim() != 5:
@@ -96,6 +103,7 @@ def _pool_call(layer, x) -> tuple:
 _TAIL_CALLS = {
     "kLayerNorm": _row_norm_call,
     "kSoftmax": _softmax_call,
+    "kPlaneSoftmax": _plane_softmax_call,
     "kAveragePool": _pool_call,
     "kMaxPool": _pool_call,
 }
@@ -130,6 +138,7 @@ def _fake_pool(number, value, window_d, window_h, window_w, *args):
 
 def _tail_library():
     """The namespace with the operators of kernels_src/binding/operator_tail.cpp."""
-    fakes = {"layer_norm": _fake_tail, "softmax": _fake_tail, "pool": _fake_pool}
+    fakes = dict.fromkeys(("layer_norm", "softmax", "plane_softmax"), _fake_tail)
+    fakes["pool"] = _fake_pool
     namespace, _ = _load_operators(*_TAIL_LIBRARY, fakes)
     return namespace

@@ -101,6 +101,17 @@ void softmax(StableIValue* values, uint64_t, uint64_t) {
   stack.give(result);
 }
 
+void plane_softmax(StableIValue* values, uint64_t, uint64_t) {
+  Stack stack(values);
+  TailOperands in(stack);
+  in.take_vectors(stack);
+  in.check();
+  const Tensor result = in.result_of(in.value.sizes().data());
+  TailCall call = in.call(TailOperator::kPlaneSoftmax, result);
+  if (result.numel() > 0) launch(call, device_of(in.value));
+  stack.give(result);
+}
+
 void pool(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   TailOperands in(stack);
@@ -137,14 +148,15 @@ TCONV_LIBRARY(TCONV_NAMESPACE, library) {
       "layer_norm(int number, Tensor value, Tensor? weight, Tensor? bias, float eps, int row, " TCONV_VECTORS_SCHEMA
       ") -> Tensor");
   library.def("softmax(int number, Tensor value, " TCONV_VECTORS_SCHEMA ") -> Tensor");
+  library.def("plane_softmax(int number, Tensor value, " TCONV_VECTORS_SCHEMA ") -> Tensor");
   library.def("pool(int number, Tensor value, int window_d, int window_h, int window_w, " TCONV_VECTORS_SCHEMA
               ") -> Tensor");
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CPU, library) {
   library.impl("layer_norm", &tconv::binding::layer_norm), library.impl("softmax", &tconv::binding::softmax);
-  library.impl("pool", &tconv::binding::pool);
+  library.impl("plane_softmax", &tconv::binding::plane_softmax), library.impl("pool", &tconv::binding::pool);
 }
 TCONV_LIBRARY_IMPL(TCONV_NAMESPACE, CUDA, library) {
   library.impl("layer_norm", &tconv::binding::layer_norm), library.impl("softmax", &tconv::binding::softmax);
-  library.impl("pool", &tconv::binding::pool);
+  library.impl("plane_softmax", &tconv::binding::plane_softmax), library.impl("pool", &tconv::binding::pool);
 }

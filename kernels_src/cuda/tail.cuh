@@ -3,14 +3,19 @@
 #pragma once
 
 #include "channel_softmax.cuh"
+#include "plane_softmax.cuh"
 #include "row_norm.cuh"
 #include "window_pool.cuh"
 
 namespace tconv {
 namespace cuda {
 
-// No tail needs a workspace: each reads its values once.
-inline int64_t tail_workspace_bytes(const TailCall&) { return 0; }
+// One kind alone reads its values twice, and keeps something in between.
+inline int64_t tail_workspace_bytes(const TailCall& call) {
+  if (call.asked != TailOperator::kPlaneSoftmax) return 0;
+  return norm::dispatch_dtype(
+      call.conv.dtype, [&](auto storage) -> int64_t { return plane_softmax_workspace_bytes<decltype(storage)>(call); });
+}
 
 // A number of another kind of tail than the operator's computes nothing.
 template <typename Step, typename S>
@@ -20,6 +25,8 @@ int64_t launch_tail_as(const TailCall& call) {
     if (call.asked == TailOperator::kLayerNorm) return launch_row_norm<Step, S>(call);
   } else if constexpr (kKind == TailKind::kSoftmax) {
     if (call.asked == TailOperator::kSoftmax) return launch_channel_softmax<Step, S>(call);
+  } else if constexpr (kKind == TailKind::kPlaneSoftmax) {
+    if (call.asked == TailOperator::kPlaneSoftmax) return launch_plane_softmax<Step, S>(call);
   } else {
     constexpr bool kLargest = kKind == TailKind::kMaxPool;
     if (call.asked == TailOperator::kPool) return launch_window_pool<Step, kLargest, S>(call);

@@ -181,6 +181,7 @@ class EmulatedGradients(EmulatedLibrary):
         if entry == "tail":
             self.layer_norm = self.namespace.layer_norm.default
             self.softmax = self.namespace.softmax.default
+            self.plane_softmax = self.namespace.plane_softmax.default
             self.pool = self.namespace.pool.default
             return
         if entry in ("batch_norm", "group_norm"):

@@ -1,5 +1,5 @@
-"""LayerNorm over rows, both pools of volumes and softmax over channels, which no kernel of the
-convolution takes along, with element-wise steps behind each.
+"""LayerNorm over rows, both pools of volumes and softmax over channels and over positions, which no
+kernel of the convolution takes along, with element-wise steps behind each.
 """
 
 import torch
@@ -24,6 +24,9 @@ class Model(nn.Module):
         y = self.up(x)
         rows = self.gelu(self.norm(y)) * self.scale
         weights = torch.sigmoid(torch.softmax(y, dim=1) + self.shift)
+        batch, channels, *sizes = rows.shape
+        maps = torch.softmax(rows.view(batch, channels, -1), dim=2)
+        weights = weights + maps.view(batch, channels, *sizes) * self.factor
         y = F.silu(self.average(rows * weights) * self.factor)
         return self.softmax(torch.tanh(self.largest(y)))
 

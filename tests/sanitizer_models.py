@@ -1,0 +1,86 @@
+"""Models of the sanitizer's cases (sanitizer_cases.py) that are not called as the others are. Each
+function says whether what the kernels compute is finite, of a run's shape and dtype.
+"""
+
+import torch
+
+from tests.solution_tools import environment
+
+
+def residual_is_finite(solution: dict, run) -> bool:
+    """Of a convolution that keeps the shape: result and gradients of all operands."""
+    channels = run.shape[1]
+    shapes = run.shape, (channels, channels, 3, 3), (channels,), run.shape, run.shape, (channels,)
+    operands = [torch.randn(s).to(run.dtype).to("cuda").requires_grad_() for s in shapes]
+    grad = torch.randn(run.shape).to(run.dtype).to("cuda")
+    with environment(TCONV_KERNEL=run.kernel):
+        y = solution["_operator"](*operands[:3], 1, 1, 0, 1, 1, *operands[3:])
+    found = [y, *torch.autograd.grad(y, operands, grad)]
+    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
+
+
+def joined_volumes_are_finite(solution: dict, run) -> bool:
+    """Of a training step: the result, and gradients of x, of what it is joined to, and of the
+    parameters.
+    """
+    model = solution["ModelNew"](*run.arguments).to(run.dtype).to("cuda")
+    sizes = run.shape, (run.shape[0], run.arguments[1], *(2 * size for size in run.shape[2:]))
+    leaves = [torch.randn(size).to(run.dtype).to("cuda").requires_grad_() for size in sizes]
+    grad = torch.randn(sizes[1]).to(run.dtype).to("cuda")
+    with environment(TCONV_KERNEL=run.kernel):
+        y = model(*leaves)
+        found = [y, *torch.autograd.grad(y, [*leaves, *model.parameters()], grad)]
+    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
+
+
+def grouped_is_finite(solution: dict, run) -> bool:
+    """GroupNorm's result, and gradients of value, weight and bias."""
+    (case,) = run.arguments
+    value, weight, bias, grad = case.tensors("cuda")
+    library, numbers = solution["_group_norm_library"](), (case.groups, 1e-5)
+    found = [library.normalise.default(value, weight, bias, *numbers)]
+    found += library.backward.default(grad, value, weight, *numbers, case.affine, case.affine)
+    return all(bool(t.cpu().isfinite().all()) for t in found)
+
+
+def tails_are_finite(solution: dict, run) -> bool:
+    """Each tail of the library, aligned and off every boundary, and sizes of every form of it."""
+    library = solution["_tail_library"]()
+
+    def of(*shape):
+        return torch.randn(shape).to(run.dtype).to("cuda")
+
+    def finite(operator, number, value, *rest):
+        shifted = torch.cat([value.new_zeros(1), value.flatten()])[1:].view(value.shape)
+        found = [operator.default(number, v, *rest) for v in (value, shifted)]
+        return all(bool(y.cpu().isfinite().all()) for y in found)
+
+    batch, channels, *image = run.shape
+    factor, good = of(channels), True
+    for row in (image[-1], 33, 64, 256):
+        value = of(batch, channels, 5, row)
+        good &= finite(library.layer_norm, 0, value, of(row), of(row), 1e-3, row)
+    good &= bool(
+        library.layer_norm.default(0, of(3, 2, 1024), None, None, 1e-3, 1024).isfinite().all()
+    )
+    for count in (channels, 20, 40, 100, 200):
+        good &= finite(library.softmax, 1, of(batch, count, 5, 7), of(count))
+    good &= finite(library.plane_softmax, 2, of(batch, channels, 9001), factor)
+    good &= finite(library.plane_softmax, 2, of(batch, channels, 9000), factor)
+    for window in ((2, 2, 2), (1, 3, 2)):
+        good &= finite(library.pool, 3, of(*run.shape), *window, factor)
+        good &= finite(library.pool, 4, of(*run.shape), *window)
+    return good
+
+
+def few_channels_are_finite(solution: dict, run) -> bool:
+    """Every layer's result, without a gradient and with one."""
+    model = solution["ModelNew"](*run.arguments).to(run.dtype).to("cuda")
+    x = torch.randn(run.shape).to(run.dtype).to("cuda")
+    with torch.no_grad():
+        found = list(model(x))
+    leaf = x.requires_grad_()
+    outputs = model(leaf)
+    grads = [torch.randn(y.shape).to(run.dtype).to("cuda") for y in outputs]
+    found += torch.autograd.grad(outputs, [leaf, *model.parameters()], grads)
+    return all(bool(t.detach().cpu().isfinite().all()) for t in found)
