@@ -101,8 +101,8 @@ LEFT = {
         ["slice: left", "add: left, no transposed convolution comes right before it"],
     ),
     "read by another": (
-        "y = self.conv(x)\nreturn y * torch.softmax(y, 1)",
-        ["mul: left, .* read 2 times", "softmax: left, .* read 2 times"],
+        "y = self.conv(x)\nreturn y * F.log_softmax(y, 1)",
+        ["mul: left, .* read 2 times", "log_softmax: left, .* read 2 times"],
     ),
     "step first": ("return self.conv(F.relu(x))", ["relu: left, no transposed convolution"]),
     "after the norm": (
