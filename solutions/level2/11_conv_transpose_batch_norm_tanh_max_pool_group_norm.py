@@ -33,11 +33,11 @@ Generated, do not edit:
     python -m generator harness/problems/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py -o solutions/level2/11_conv_transpose_batch_norm_tanh_max_pool_group_norm.py
 sha256 of CUDA_SOURCE:     37d73849f80716268df8755aee70f041f1dab8fd4e48256c6c9b518c61e265ce
 sha256 of CPU_SOURCE:      c5abf5734b690b756bb99950adc9aa419fd50ac0e62bef8bfedb38ee1715fbcc
-sha256 of OPERATOR_SOURCE: 1b47cf448f1e914efa5d6ccc9e9cf82b6dd62efadc4cc3209740327f2d2dcd23
+sha256 of OPERATOR_SOURCE: 420930857dc8b0d252d955cdaa4f48d1dff02b61822f8cfb81e2a2f82c5cf368
 sha256 of GRADIENT_CUDA_SOURCE: 4f218ab6ae71277a5167ae1a666f02669f88d73507e8bf43d14ddb4ae6795eb8
-sha256 of GRADIENT_OPERATOR_SOURCE: a02cf57a6f4a9448f51453ffb2790892dd5c20289c975a658ea699a1c18c7aca
+sha256 of GRADIENT_OPERATOR_SOURCE: a43e6cb21b2defa616712e9c90a85d6c6bb938ce9f483ae8d2e533a556a2facb
 sha256 of POOL_GRADIENT_CUDA_SOURCE: 6aa44db711ca16dd7f7ccfee63986a3876fb8ea544ae25a5b720609f6542d3e3
-sha256 of POOL_GRADIENT_OPERATOR_SOURCE: de8c933787b63e5536718d0aba0de5955a7eea8f46056f8ff4e5b4075edbee5c
+sha256 of POOL_GRADIENT_OPERATOR_SOURCE: ba3967f7cfc21479653d62c80a2e69eec23f8183baa8a4599f1a8afc9fccd6dd
 """
 
 from math import prod as _prod
@@ -9311,8 +9311,7 @@ inline std::string shape_text(const Tensor& tensor) {
 // Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
 // (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
 inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
-  constexpr size_t kMostDims = 16;
-  if (dim > kMostDims) refuse("a result of ", static_cast<int64_t>(dim), " dimensions, allowed are 16");
+  constexpr size_t kMostDims = 4;
   int64_t strides[kMostDims], elements = 1;
   for (size_t axis = dim; axis-- > 0;) {
     strides[axis] = elements;
@@ -13850,7 +13849,7 @@ TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector 
 // ==== lines 6 to 28 of OPERATOR_SOURCE
 TCONV_DECLARE_CUDA_HALF(GradientCall)
 
-// ==== lines 33 to 749 of OPERATOR_SOURCE
+// ==== lines 33 to 748 of OPERATOR_SOURCE
 struct GradientInputs {
   Tensor grad, x, weight;
   Geometry geometry;
@@ -15670,7 +15669,7 @@ TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector 
 // ==== lines 6 to 28 of OPERATOR_SOURCE
 TCONV_DECLARE_CUDA_HALF(BatchNormPoolGradientCall)
 
-// ==== lines 36 to 645 of OPERATOR_SOURCE
+// ==== lines 36 to 644 of OPERATOR_SOURCE
 void backward(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   Tensor grad = stack.tensor(), value = stack.tensor();

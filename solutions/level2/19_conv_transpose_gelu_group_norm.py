@@ -32,9 +32,9 @@ Generated, do not edit:
     python -m generator harness/problems/level2/19_conv_transpose_gelu_group_norm.py -o solutions/level2/19_conv_transpose_gelu_group_norm.py
 sha256 of CUDA_SOURCE:     51103aebf776a5afd3eaf3e5670443d6d161bdce88945302b467a1e245cb2a55
 sha256 of CPU_SOURCE:      33e1b611723c14ff9a47c1025000280c267cec3502292d2e4cecfd3489641017
-sha256 of OPERATOR_SOURCE: 9d1fcfc26260750dfab8e8b2dd0cc1509dfb90e50d9db5d6454eb7b144eeeef5
+sha256 of OPERATOR_SOURCE: f0fdddf26b5c4d951d65cb70427fe609b4ce4a269113a5440dd62b8b7e2c9be0
 sha256 of GRADIENT_CUDA_SOURCE: 87118ce40745e062e7954709ec279fae4daa04deb47e521bc4104c650fda10fc
-sha256 of GRADIENT_OPERATOR_SOURCE: 9e1deaa4d797e45f88f112d045f03a5d7df4670b003b8a21d9a6a2871ced3b7b
+sha256 of GRADIENT_OPERATOR_SOURCE: 444ad60737f967dcdfe7e166d3cb3101ecbbdbfa559f97d15e06228d315e3d72
 """
 
 from typing import NamedTuple as _NamedTuple
@@ -10342,8 +10342,7 @@ inline std::string shape_text(const Tensor& tensor) {
 // Uninitialised and contiguous. Where memory is short the message has a form that the Python side knows
 // (generator/runtime/allocation.py): it asks again there, for PyTorch's own error.
 inline Tensor allocate(const int64_t* sizes, size_t dim, int32_t dtype, const Device& device) {
-  constexpr size_t kMostDims = 16;
-  if (dim > kMostDims) refuse("a result of ", static_cast<int64_t>(dim), " dimensions, allowed are 16");
+  constexpr size_t kMostDims = 4;
   int64_t strides[kMostDims], elements = 1;
   for (size_t axis = dim; axis-- > 0;) {
     strides[axis] = elements;
@@ -17068,7 +17067,7 @@ TCONV_HD int64_t padded_columns(int64_t columns) { return (columns + kRowVector 
 // ==== lines 5 to 27 of OPERATOR_SOURCE
 TCONV_DECLARE_CUDA_HALF(GradientCall)
 
-// ==== lines 29 to 741 of OPERATOR_SOURCE
+// ==== lines 29 to 740 of OPERATOR_SOURCE
 
 namespace tconv {
 namespace binding {
