@@ -183,7 +183,17 @@ def test_softmax_over_many_channels_or_few_values(library, pays):
         assert large_tails._tail(SOFTMAX, volume(*shape), None, (), ())[0] is served
 
 
-@pytest.mark.parametrize("change", ["hook", "slope", "class", "forward", None])
+class LeakyReLU(nn.Module):
+    """Another one than its text says."""
+
+    def forward(self, x):
+        return x
+
+    def extra_repr(self):
+        return "negative_slope=0.1"
+
+
+@pytest.mark.parametrize("change", ["hook", "slope", "class", "name", "forward", None])
 def test_layers_of_steps_are_as_they_were_read(library, pays, change):
     step = nn.LeakyReLU(0.1)
     was = repr(step)
@@ -193,6 +203,9 @@ def test_layers_of_steps_are_as_they_were_read(library, pays, change):
         step.negative_slope = 0.2
     if change == "class":
         step = nn.ReLU()
+    if change == "name":
+        step = LeakyReLU()
+        assert repr(step) == was
     if change == "forward":
         step.forward = F.relu
     assert large_tails._tail(SOFTMAX, volume(), None, (), ((step, was),))[0] is (change is None)
