@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from generator import static_rules
 from generator.explain import explained
 from generator.runtime import large_tails
 from tests.solution_tools import REFERENCES, generated, program_of
@@ -266,6 +267,8 @@ def test_a_solution_asks_for_each():
     assert names[0][0] != names[0][1] and names[1][0] == names[1][1] == names[0][1]
     kinds = "kLayerNorm", "kSoftmax", "kPlaneSoftmax", "kAveragePool", "kMaxPool", "kSoftmax"
     assert f"_TAILS = {kinds[:-1] + (kinds[-1],)!r}".replace(")", ",)") in text
+    found = static_rules.findings(text, "float32")
+    assert found.errors == found.warnings == []
     said = [line.text for line in explained(program_of(NORMED))]
     assert any("runs AvgPool3d -> mul -> silu where no gradient" in line for line in said)
 

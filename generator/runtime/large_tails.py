@@ -45,7 +45,7 @@ def _tail(number: int, x, layer, vectors, step_layers) -> tuple:
 
 def _is_as_read(layer, was: str) -> bool:
     """Is it one of torch.nn still, without hooks, and with the numbers that are compiled in?"""
-    of_torch = type(layer).forward.__module__.startswith("torch.nn.")
+    of_torch = type(layer).forward.__module__.startswith(f"{_nn.__name__}.")
     return of_torch and _is_plain(layer, type(layer)) and repr(layer) == was
 
 
