@@ -52,13 +52,14 @@ def overload_of(node: Node) -> Node | None:
 
 def views_of_parameters(nodes: list[Node]) -> dict[Value, Value]:
     """By the results of nodes that do no more than shape a parameter or a buffer anew: what that is
-    in such a shape.
+    in such a shape. What is shaped without a gradient (no_grad) is another tensor to autograd.
     """
     found: dict[Value, Value] = {}
     for node in nodes:
         given = next(node.operands(), None)
         source = found.get(given, given)
-        if node.op in _VIEWS and source.kind in ("parameter", "buffer"):
+        switched = any(region.kind == "grad" for region in node.regions)
+        if node.op in _VIEWS and not switched and source.kind in ("parameter", "buffer"):
             found[node.result] = dataclasses.replace(source, shape=node.result.shape)
     return found
 

@@ -297,8 +297,7 @@ def gradient_cuda_source(
     many blocks of channels; `several`: a chain has more than two steps; `few_channels`: the text
     of generated_few_channels.h, for outputs that are computed again.
     """
-    given = {"generated_gradient.h": chains, "generated_tail.h": tails}
-    given |= {_FEW_CHANNELS: few_channels}
+    given = {"generated_gradient.h": chains, "generated_tail.h": tails, _FEW_CHANNELS: few_channels}
     replacements = {name: text for name, text in given.items() if text is not None}
     packed = entry == "gradients"
     chained = entry == "gradients" and chains is not None

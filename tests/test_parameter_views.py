@@ -89,3 +89,22 @@ def test_a_view_that_others_read_stays(tmp_path):
 def test_what_is_computed_of_them_is_no_view(tmp_path, operand):
     program = program_of(model(tmp_path, f"self.up(x) + {operand}"))
     assert program.training.fused[0].steps == []
+
+
+def test_a_view_without_a_gradient_stays(tmp_path):
+    """The parameter itself would get one, as the proof finds."""
+    path = model(tmp_path, "self.up(x) + v")
+    text = path.read_text()
+    shaped = "with torch.no_grad():\n            v = self.shift.view(1, -1, 1, 1)\n        return"
+    path.write_text(text.replace("return self.up", f"{shaped} self.up"))
+    assert program_of(path).training.fused[0].steps == []
+    assert "aten.view.default(self.shift" in generated(path)
+
+
+def test_a_buffer_that_is_written_in_between_stays(tmp_path):
+    path = model(tmp_path, "y + v")
+    text = path.read_text()
+    steps = "v = self.mask.unsqueeze(-1)\n        y = self.up(x)\n        self.mask.add_(1)"
+    path.write_text(text.replace("return y", f"{steps}\n        return y"))
+    assert program_of(path).training.fused[0].steps == []
+    assert "aten.add_" in generated(path)
