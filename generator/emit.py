@@ -24,7 +24,7 @@ from generator.sources import ROOT
 from generator.statements import Statement, needed, split
 from harness.files import write_files
 
-_LATE = ("_CHAIN", "_ACTIVATION")  # constants that need what stands above them
+_LATE = ("_CHAIN", "_ACTIVATION", "_TAIL_CHAINS")  # constants that need what stands above them
 _CHECKED = "_checked_at_construction(ModelNew, _require_compiled_in)"
 _LONGEST = 60  # characters of a name
 
@@ -67,10 +67,10 @@ GroupNorm that no kernel of the convolution takes along is on Hopper, of large t
 its own, too (GROUP_NORM_CUDA_SOURCE, GROUP_NORM_OPERATOR_SOURCE), with its gradients, built when
 first called."""
 _TAILS = """\
-LayerNorm over rows, softmax over channels and pools of volumes whose windows stand side by side
-are, each with the element-wise steps behind it, on Hopper, of large tensors and where no gradient
-is wanted, a library of their own, too (TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE), built when first
-called."""
+LayerNorm over rows, softmax over channels and pools whose windows stand side by side are, each with
+the element-wise steps behind it, on Hopper and of large tensors, a library of their own, too
+(TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE), and so are their gradients (TAIL_GRADIENT_CUDA_SOURCE,
+TAIL_GRADIENT_OPERATOR_SOURCE), each built when first called."""
 _COMPILED = """\
 Numbers in the chain (scales, bounds of clamps) are compiled in, as get_init_inputs() sets them (a
 model with others is refused); everything else is read from the modules at each call. Layers inside
@@ -336,6 +336,8 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "GROUP_NORM_OPERATOR_SOURCE",
         "TAIL_CUDA_SOURCE",
         "TAIL_OPERATOR_SOURCE",
+        "TAIL_GRADIENT_CUDA_SOURCE",
+        "TAIL_GRADIENT_OPERATOR_SOURCE",
         "_SLUG",
         "_DIGEST",
         "_CHAIN",
@@ -345,6 +347,7 @@ def _refuse_clashes(reference: Reference, own: list[Statement], theirs: list[Sta
         "_ACTIVATION",
         "_TENSORS",
         "_TAILS",
+        "_TAIL_CHAINS",
         "_INNER",
         "_COMPILED_IN",
         "_COMPILED_NAMES",

@@ -24,7 +24,7 @@ _GROUP_NORMALISED = (
     "; on Hopper a library of ours has kernels for it by itself, and for its gradients, where its "
     "tensor is large"
 )
-_TAIL = "but on Hopper a kernel of ours runs {} where no gradient is wanted and the tensor is large"
+_TAIL = "but on Hopper a kernel of ours runs {} where the tensor is large"
 # Layers whose mean alone is asked for: mathematics would do without the convolution.
 _MEANS = ("aten.mean.dim", "aten.sum.dim_IntList", "aten.adaptive_avg_pool2d.default")
 

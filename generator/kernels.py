@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterable
 
 from generator.calls import (
     has_short_passes,
@@ -204,19 +205,21 @@ class Kernels:
             return {}
         made, whole = {}, self._given("CUDA_SOURCE")
         held = _with_shared_lines(self.gradient_sources[_GRADIENTS], whole)
-        for library in [*sorted(self.norms), *["tail"] * bool(self.tails)]:
-            tails = self._tails() if library == "tail" else None
+        for library in [*sorted(self.norms), *["tail", "tail_gradient"] * bool(self.tails)]:
+            tails = self._tails(library == "tail_gradient") if library.startswith("tail") else None
             cuda = gradient_cuda_source(library, tails=tails)
+            given = whole | {_GRADIENTS: f"\n{held}"}
             operator = gradient_operator_source(library)
-            cuda = cuda, whole | {_GRADIENTS: f"\n{held}"}
             operator = operator, self._given("CPU_SOURCE", "OPERATOR_SOURCE")
-            made[f"{library.upper()}_CUDA_SOURCE"] = without_shared_lines(*cuda)
+            made[f"{library.upper()}_CUDA_SOURCE"] = without_shared_lines(cuda, given)
             made[f"{library.upper()}_OPERATOR_SOURCE"] = without_shared_lines(*operator)
+            if library == "tail":
+                whole["TAIL_CUDA_SOURCE"] = f"\n{cuda}"
         return made
 
-    def _tails(self) -> str:
+    def _tails(self, gradients: bool) -> str:
         """The text of generated_tail.h."""
-        return tail_header([(tail.entry, tail.steps) for tail in self.tails.values()])
+        return tail_header([(tail.entry, tail.steps) for tail in self.tails.values()], gradients)
 
     def _given(self, *names: str) -> dict[str, str]:
         """Sources of the forward, of which those of libraries are held without lines."""
@@ -248,7 +251,9 @@ class Kernels:
                 made[f"_KEEPS_RESULT{kernel.suffix}"] = str(kernel.keeps_result)
         if self.tails:
             kinds = [tail.entry for tail in self.tails.values()]
-            made["_TAILS"] = f"({', '.join(map(repr, kinds))},)"
+            made["_TAILS"] = _tuple(map(repr, kinds))
+            chains = [[step.python for step in tail.steps] for tail in self.tails.values()]
+            made["_TAIL_CHAINS"] = _tuple(map(_tuple, chains))
         if self.volumes:
             numbers = (self._numbers(kernel) for kernel in self.all if kernel.keeps_result)
             made["_RESULT_CHAINS"] = repr(dict(numbers))
@@ -330,9 +335,15 @@ def _constants(kernel: Kernel, number: int) -> dict[str, str]:
         return {f"_ACTIVATION{suffix}": fused.activation.python} | numbered
     steps = [step.python for step in fused.steps]
     return numbered | {
-        f"_CHAIN{suffix}": f"({', '.join(steps)}{',' if steps else ''})",
+        f"_CHAIN{suffix}": _tuple(steps),
         f"_NUM_VECTORS{suffix}": str(len(fused.vectors)),
     }
+
+
+def _tuple(texts: Iterable[str]) -> str:
+    """A tuple of expressions."""
+    joined = ", ".join(texts)
+    return f"({joined}{',' if joined else ''})"
 
 
 def _headers(fused: Fused, whole: bool) -> dict[str, str]:

@@ -38,7 +38,9 @@ _SKIPPED, _AHEAD = "TCONV_SKIPS_TAPS", "TCONV_LOADS_AHEAD"
 _SEVERAL, _FEW = "TCONV_SEVERAL_STEPS", "TCONV_FEW_CHANNELS"
 # Of operators: results of more than an image's dimensions, in kernels_src/binding/tensors.h.
 _MANY_DIMENSIONS = "TCONV_MANY_DIMENSIONS"
-_OF_ANY_TENSOR = ("operator_batch_norm.cpp", "operator_group_norm.cpp", "operator_tail.cpp")
+_OF_ANY_TENSOR = tuple(
+    f"operator_{name}.cpp" for name in ("batch_norm", "group_norm", "tail", "tail_gradient")
+)
 _FEW_CHANNELS = "generated_few_channels.h"
 _TENSORS, _CHAIN_TENSORS = "TCONV_READS_TENSORS", "TCONV_CHAINS_READ_TENSORS"
 # Texts of a forward on CUDA compile in parts (kernels_src/cuda/dtype_parts.h); these stay in them.
@@ -288,7 +290,7 @@ def gradient_cuda_source(
     """Of a library of gradients: the convolution's ("gradients"), whose convolutions have no
     epilogue, GroupNorm's ("group_norm_gradient") or those through BatchNorm and max-pool
     ("batch_norm_pool_gradient"); or of a norm alone ("batch_norm", "group_norm"), or
-    of tails ("tail"), with the text of generated_tail.h.
+    of tails ("tail") or their gradients ("tail_gradient"), with the text of generated_tail.h.
 
     `chains`: the text of generated_gradient.h, or None for the identity's; beside "gradients" those
     of chains and GroupNorm are in it, too. `split`: with output channels of convolutions in parts;

@@ -152,21 +152,16 @@ def _bits(steps: list[Step]) -> int:
     return sum(1 << index for index in read)
 
 
-def tail_header(tails: list[tuple[str, list[Step]]]) -> str:
+def tail_header(tails: list[tuple[str, list[Step]]], gradients: bool = False) -> str:
     """The text that takes the place of kernels_src/generated_tail.h: of each tail its kind, as
-    TailKind in kernels_src/tail_call.h has it, and the steps behind it.
+    TailKind in kernels_src/tail_call.h has it, and the steps behind it, or their gradients.
     """
     parts = "".join(
         f"""
 template <>
 struct Tail<{index}> {{
   static constexpr TailKind kKind = TailKind::{kind};
-  template <typename Acc, typename Storage>
-  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
-    (void)args, (void)channel;
-{"".join(f"    {step.device}" + chr(10) for step in steps)}    return v;
-  }}
-}};
+{_tail_gradient(steps) if gradients else _tail_steps(steps)}}};
 """
         for index, (kind, steps) in enumerate(tails)
     )
@@ -182,6 +177,32 @@ template <int kNumber>
 struct Tail;
 {parts}
 }}  // namespace tconv
+"""
+
+
+def _tail_steps(steps: list[Step]) -> str:
+    body = "".join(f"    {step.device}\n" for step in steps)
+    return f"""\
+  template <typename Acc, typename Storage>
+  static TCONV_HD Acc apply(Acc v, const EpilogueArgs<Storage>& args, int64_t channel) {{
+    (void)args, (void)channel;
+{body}    return v;
+  }}
+"""
+
+
+def _tail_gradient(steps: list[Step]) -> str:
+    forward, backward = _through(steps)
+    return f"""\
+  static constexpr int kVectors = {_summed_operands(steps)};
+  template <typename Acc, typename Storage>
+  static TCONV_HD Acc gradient(Acc v, Acc grad, const EpilogueArgs<Storage>& args, int64_t channel,
+                               Acc* sums) {{
+    (void)args, (void)channel, (void)sums;
+    const Acc v0 = v;
+    (void)v0;
+{forward}{backward}    return grad;
+  }}
 """
 
 
@@ -248,16 +269,8 @@ def _chain_gradient(index: int, chain: list[Step], counted: bool, tensors: bool)
 {body}    return v;
   }}
 """
-    taken = re.findall(r"\bsums\[(\d+)\]", "".join(step.gradient for step in chain))
-    vectors = 1 + max(map(int, taken), default=-1)
-    forward = "".join(
-        f"    {step.device}\n    const Acc v{i} = v;\n" for i, step in enumerate(chain, 1)
-    )
-    backward = "".join(
-        f"    {{\n      const Acc before = v{i - 1}, after = v{i};\n"
-        f"      (void)before, (void)after;\n      {step.gradient}\n    }}\n"
-        for i, step in reversed(list(enumerate(chain, 1)))
-    )
+    vectors = _summed_operands(chain)
+    forward, backward = _through(chain)
     count = sum(max(1, len(step.parts)) for step in chain)
     steps = f"  static constexpr int kSteps = {count};\n" if counted else ""
     steps += f"  static constexpr unsigned kTensors = {_mask(chain)};\n" if tensors else ""
@@ -282,6 +295,25 @@ struct Chain<{index}> {{
   }}
 }};
 """
+
+
+def _summed_operands(chain: list[Step]) -> int:
+    """How many operands have one gradient a channel: the last one's index, and one."""
+    taken = re.findall(r"\bsums\[(\d+)\]", "".join(step.gradient for step in chain))
+    return 1 + max(map(int, taken), default=-1)
+
+
+def _through(chain: list[Step]) -> tuple[str, str]:
+    """C++ of the values v1, v2 ... behind each step, from v; and of grad back through the steps."""
+    forward = "".join(
+        f"    {step.device}\n    const Acc v{i} = v;\n" for i, step in enumerate(chain, 1)
+    )
+    backward = "".join(
+        f"    {{\n      const Acc before = v{i - 1}, after = v{i};\n"
+        f"      (void)before, (void)after;\n      {step.gradient}\n    }}\n"
+        for i, step in reversed(list(enumerate(chain, 1)))
+    )
+    return forward, backward
 
 
 def _includes(steps: list[Step]) -> str:

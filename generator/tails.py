@@ -12,7 +12,9 @@ from generator.reference import Reference
 _LAYERS = {
     nn.LayerNorm: "kLayerNorm",
     nn.Softmax: "kSoftmax",
+    nn.AvgPool2d: "kAveragePool",
     nn.AvgPool3d: "kAveragePool",
+    nn.MaxPool2d: "kMaxPool",
     nn.MaxPool3d: "kMaxPool",
 }
 _POOLS = ("kAveragePool", "kMaxPool")
@@ -33,7 +35,8 @@ def tail_kind(reference: Reference, node: Node) -> str | None:
     kind = _LAYERS.get(layer_class(module))
     if kind == "kSoftmax":
         return _softmax_kind(module.dim, len(shape))
-    return None if kind in _POOLS and len(shape) != 5 else kind
+    dimensions = 4 if layer_class(module) in (nn.AvgPool2d, nn.MaxPool2d) else 5
+    return None if kind in _POOLS and len(shape) != dimensions else kind
 
 
 def keeps_channels(node: Node, before: Value) -> bool:

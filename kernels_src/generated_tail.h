@@ -15,6 +15,13 @@ struct Tail {
     (void)args, (void)channel;
     return v;
   }
+  // Or, beside kernels of gradients: that of v, where `grad` is the result's; what belongs to operand i, of kVectors,
+  // is added to sums[i].
+  static constexpr int kVectors = 0;
+  template <typename Acc, typename Storage>
+  static TCONV_HD Acc gradient(Acc, Acc grad, const EpilogueArgs<Storage>&, int64_t, Acc*) {
+    return grad;
+  }
 };
 
 }  // namespace tconv

@@ -37,6 +37,7 @@ POOL_GRADIENTS = KERNELS / "cuda" / "entry_batch_norm_pool_gradient.cu"
 BATCH_NORM = KERNELS / "cuda" / "entry_batch_norm.cu"
 GROUP_NORM = KERNELS / "cuda" / "entry_group_norm.cu"
 TAILS = KERNELS / "cuda" / "entry_tail.cu"  # those of tests/tail_tools.py
+TAIL_GRADIENTS = KERNELS / "cuda" / "entry_tail_gradient.cu"  # likewise
 # CHAINED_GRADIENTS with the chains of references, among them all that need most registers.
 CHAIN_GRADIENTS = Path("chain_gradients")
 _LONG_CHAINS = ("every_step", "soft_activations")
@@ -58,6 +59,7 @@ EMULATED_GRADIENTS = {
     "emulated_batch_norm": BATCH_NORM,
     "emulated_group_norm": GROUP_NORM,
     "emulated_tail": TAILS,
+    "emulated_tail_gradients": TAIL_GRADIENTS,
     "emulated_volume_gradients": VOLUME_GRADIENTS,
     "emulated_chained_gradients": CHAINED_GRADIENTS,
     "emulated_sliced_gradients": SLICED_GRADIENTS,
@@ -80,8 +82,9 @@ def cuda_source_of(path: Path) -> str:
     if path in (GRADIENTS, NORM_GRADIENTS, POOL_GRADIENTS, BATCH_NORM, GROUP_NORM):
         chains = {NORM_GRADIENTS: chains_header(), POOL_GRADIENTS: activations_header()}.get(path)
         return gradient_cuda_source(path.stem.removeprefix("entry_"), chains=chains)
-    if path == TAILS:
-        return gradient_cuda_source("tail", tails=tails_header())
+    if path in (TAILS, TAIL_GRADIENTS):
+        tails = tails_header(gradients=path == TAIL_GRADIENTS)
+        return gradient_cuda_source(path.stem.removeprefix("entry_"), tails=tails)
     if path == CHAIN_GRADIENTS:
         return gradient_cuda_source(
             chains=_long_chains(), short=True, skipped=True, ahead=True, several=True

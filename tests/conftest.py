@@ -24,6 +24,7 @@ from tests.builds_ahead import (
     RESIDUAL,
     RESIDUAL_GRADIENTS,
     SLICED_GRADIENTS,
+    TAIL_GRADIENTS,
     TAILS,
     VOLUME_GRADIENTS,
     VOLUME_ONLY,
@@ -179,6 +180,13 @@ def emulated_group_norm(builds_ahead):
 def emulated_tail(builds_ahead):
     """A library of tails, likewise."""
     return emulator.EmulatedGradients(builds_ahead.gradients[TAILS].result(), "tail")
+
+
+@pytest.fixture(scope="session")
+def emulated_tail_gradients(builds_ahead):
+    """That of their gradients, likewise."""
+    built = builds_ahead.gradients[TAIL_GRADIENTS].result()
+    return emulator.EmulatedGradients(built, "tail_gradient")
 
 
 @pytest.fixture(scope="session")

@@ -44,34 +44,45 @@ def grouped_is_finite(solution: dict, run) -> bool:
 
 
 def tails_are_finite(solution: dict, run) -> bool:
-    """Each tail of the library, aligned and off every boundary, and sizes of every form of it."""
-    library = solution["_tail_library"]()
+    """Each tail of the library, aligned and off every boundary, and sizes of every form of it; and
+    their gradients.
+    """
+    forward, backward = solution["_tail_library"](), solution["_tail_gradient_library"]()
 
     def of(*shape):
         return torch.randn(shape).to(run.dtype).to("cuda")
 
-    def finite(operator, number, value, *rest):
-        # Shifted on the CPU: no kernel of PyTorch's has a part in it.
+    def shifted(value):
+        # On the CPU: no kernel of PyTorch's has a part in it.
         flat = torch.cat([torch.zeros(1, dtype=run.dtype), value.cpu().flatten()])
-        shifted = flat.to("cuda")[1:].view(value.shape)
-        found = [operator.default(number, v, *rest) for v in (value, shifted)]
-        return all(bool(y.cpu().isfinite().all()) for y in found)
+        return flat.to("cuda")[1:].view(value.shape)
+
+    def finite(name, number, value, *rest, wanted=0, vectors=()):
+        good = True
+        for v in (value, shifted(value)) if value.shape[-1] != 1024 else (value,):
+            y = getattr(forward, name).default(number, v, *rest, *vectors)
+            grad = torch.randn(y.shape).to(run.dtype).to("cuda")
+            called = getattr(backward, f"{name}_backward").default
+            found, sums = called(number, grad, v, *rest, wanted, *vectors)
+            good &= all(bool(t.cpu().isfinite().all()) for t in (y, found, sums))
+        return good
 
     batch, channels, *image = run.shape
-    factor, good = of(channels), True
-    for row in (image[-1], 33, 64, 256):
+    factor, good = (of(channels),), True
+    for row in (image[-1], 33, 64, 256, 1024):
         value = of(batch, channels, 5, row)
-        good &= finite(library.layer_norm, 0, value, of(row), of(row), 1e-3, row)
-    good &= bool(
-        library.layer_norm.default(0, of(3, 2, 1024), None, None, 1e-3, 1024).isfinite().all()
-    )
+        good &= finite("layer_norm", 0, value, of(row), of(row), 1e-3, row, wanted=3)
+        good &= finite("layer_norm", 0, value, None, None, 1e-3, row)
     for count in (channels, 20, 40, 100, 200):
-        good &= finite(library.softmax, 1, of(batch, count, 5, 7), of(count))
-    good &= finite(library.plane_softmax, 2, of(batch, channels, 9001), factor)
-    good &= finite(library.plane_softmax, 2, of(batch, channels, 9000), factor)
-    for window in ((2, 2, 2), (1, 3, 2)):
-        good &= finite(library.pool, 3, of(*run.shape), *window, factor)
-        good &= finite(library.pool, 4, of(*run.shape), *window)
+        good &= finite("softmax", 1, of(batch, count, 5, 7), wanted=1, vectors=(of(count),))
+        good &= finite("softmax", 5, of(batch, count, 5, 7))
+    for plane in (9000, 9001):
+        value = of(batch, channels, plane)
+        good &= finite("plane_softmax", 2, value, wanted=1, vectors=factor)
+    for window in ((2, 2, 2), (1, 2, 2), (1, 3, 2)):
+        good &= finite("pool", 3, of(*run.shape), *window, wanted=1, vectors=factor)
+        good &= finite("pool", 3, of(*run.shape), *window, vectors=factor)
+        good &= finite("pool", 4, of(*run.shape), *window)
     return good
 
 

@@ -45,11 +45,11 @@ TAILS: list[tuple[str, Steps]] = [
 OF_REFERENCE = len(TAILS)  # the number of normed_volumes.py's first one, behind those
 
 
-def tails_header() -> str:
+def tails_header(gradients: bool = False) -> str:
     """The text of generated_tail.h with TAILS, and those of normed_volumes.py."""
     program = program_of(REFERENCES / "normed_volumes.py")
     of_reference = [(tail.entry, tail.steps) for tail in program.tails.values()]
-    return tail_header([*((kind, steps.made) for kind, steps in TAILS), *of_reference])
+    return tail_header([*((kind, steps.made) for kind, steps in TAILS), *of_reference], gradients)
 
 
 def number_of(kind: str, steps: Steps = NONE) -> int:

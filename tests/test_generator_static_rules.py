@@ -127,6 +127,7 @@ def test_solutions_share_names_with_the_reference_only_by_meaning_the_same(path)
         for p in ("GRADIENT", "NORM_GRADIENT", "POOL_GRADIENT", "BATCH_NORM", "GROUP_NORM")
         for of in ("CUDA", "OPERATOR")
     }
+    shared |= {f"TAIL_{p}{of}_SOURCE" for p in ("", "GRADIENT_") for of in ("CUDA", "OPERATOR")}
     for statement in split(generated(path)):
         for name in statement.defines - shared:
             assert name.startswith("_") or name in reference, name

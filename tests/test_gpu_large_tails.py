@@ -104,7 +104,7 @@ def test_more_than_two_to_the_31_bytes(library):
 
 
 def test_a_model_calls_them(shelf, solution):
-    """Eagerly and captured in a graph; where a gradient is wanted they are PyTorch's."""
+    """Eagerly, captured in a graph, and with a gradient."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("tails are ours on Hopper alone")
     reference, ours = (model.cuda() for model in shelf[NORMED].pair())

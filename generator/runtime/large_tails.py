@@ -1,6 +1,6 @@
 """Tails: operators that no kernel of the convolution takes along, each with the element-wise steps
-behind it, by a library of kernels that is built when first called: where those are faster than
-PyTorch's and no gradient is wanted.
+behind it, and their gradients, by libraries of kernels that are built when first called: where
+those are faster than PyTorch's.
 """
 
 import math as _math
@@ -10,20 +10,14 @@ from torch import nn as _nn
 
 from generator.runtime.allocation import _ALLOCATION
 from generator.runtime.dispatch import _as_operator, _transformed, _wants_gradient
-from generator.runtime.generated import _TAILS, TAIL_CUDA_SOURCE, TAIL_OPERATOR_SOURCE
-from generator.runtime.gradient_kernels import _GRADIENT_CUDA, _load_operators
+from generator.runtime.generated import _TAILS
 from generator.runtime.large_layers import _is_hopper, _is_plain
-from generator.runtime.library_sources import _whole_library
+from generator.runtime.tail_gradients import _has_tail_gradient, _Tail
+from generator.runtime.tail_libraries import _tail_library
 
 _MANY_OF_TAIL, _MOST_OF_TAIL = 1 << 22, 1 << 31
 _MOST_SOFTMAX_CHANNELS, _LEAST_SOFTMAX_PLANE = 256, 32
 _MOST_OF_ROW, _MOST_OF_LOOSE_ROW, _VECTOR_BYTES = 1024, 256, 16  # whole vectors, or not
-_TAIL_LIBRARY = _whole_library(
-    "tconv_tail",
-    TAIL_CUDA_SOURCE,
-    TAIL_OPERATOR_SOURCE,
-    GRADIENT_CUDA_SOURCE=_GRADIENT_CUDA,
-)
 
 
 def _tail(number: int, x, layer, vectors, step_layers) -> tuple:
@@ -34,13 +28,24 @@ def _tail(number: int, x, layer, vectors, step_layers) -> tuple:
     """
     if _as_operator() or _transformed() or not _tail_pays(x, vectors):
         return False, x
-    name, operands, tensors = _TAIL_CALLS[_TAILS[number]](layer, x)
-    if name is None or _wants_gradient(x, *tensors, *vectors):
+    name, numbers, tensors = _TAIL_CALLS[_TAILS[number]](layer, x)
+    if name is None or not all(_is_as_read(step, was) for step, was in step_layers):
         return False, x
-    if not all(_is_as_read(step, was) for step, was in step_layers):
+    image = name == "pool" and x.dim() == 4  # to the kernels a volume of one slice
+    value = x.unsqueeze(2) if image else x
+
+    def run() -> torch.Tensor:
+        flat = [None if tensor is None else tensor.reshape(-1) for tensor in tensors]
+        with _ALLOCATION:
+            return getattr(_tail_library(), name).default(number, value, *flat, *numbers, *vectors)
+
+    if not _wants_gradient(x, *tensors, *vectors):
+        y = run()
+    elif _has_tail_gradient(name, vectors):
+        y = _Tail.apply(run, (number, name, numbers), len(tensors), value, *tensors, *vectors)
+    else:
         return False, x
-    with _ALLOCATION:
-        return True, getattr(_tail_library(), name).default(number, x, *operands, *vectors)
+    return True, y.squeeze(2) if image else y
 
 
 def _is_as_read(layer, was: str) -> bool:
@@ -53,7 +58,7 @@ _NO_TAIL = None, (), ()
 
 
 def _row_norm_call(layer, x) -> tuple:
-    """(the operator's name or None, its operands behind x, tensors that may want a gradient)"""
+    """(the operator's name or None, the numbers that it is given, the layer's tensors)"""
     if not _is_plain(layer, _nn.LayerNorm):
         return _NO_TAIL
     shape, tensors = tuple(layer.normalized_shape), (layer.weight, layer.bias)
@@ -64,8 +69,7 @@ def _row_norm_call(layer, x) -> tuple:
         return _NO_TAIL
     if any(t is not None and not _fits_tail(t, x) for t in tensors):
         return _NO_TAIL
-    flat = [None if t is None else t.reshape(-1) for t in tensors]
-    return "layer_norm", (*flat, layer.eps, row), tensors
+    return "layer_norm", (layer.eps, row), tensors
 
 
 def _softmax_call(layer, x) -> tuple:
@@ -87,23 +91,21 @@ def _plane_softmax_call(layer, x) -> tuple:
 
 def _pool_call(layer, x) -> tuple:
     """Likewise."""
-    if x.dim() != 5:
-        return _NO_TAIL
-    average = _is_plain(layer, _nn.AvgPool3d)
-    if not average and not _is_plain(layer, _nn.MaxPool3d):
+    average = _is_plain(layer, _nn.AvgPool3d if x.dim() == 5 else _nn.AvgPool2d)
+    if not average and not _is_plain(layer, _nn.MaxPool3d if x.dim() == 5 else _nn.MaxPool2d):
         return _NO_TAIL
     window, stride, padding = (
-        (value,) * 3 if isinstance(value, int) else tuple(value)
+        (value,) * (x.dim() - 2) if isinstance(value, int) else tuple(value)
         for value in (layer.kernel_size, layer.stride, layer.padding)
     )
     others = layer.divisor_override is not None if average else layer.return_indices
-    if others or layer.ceil_mode or padding != (0, 0, 0) or stride != window:
+    if others or layer.ceil_mode or any(padding) or stride != window:
         return _NO_TAIL
-    if not average and layer.dilation not in (1, (1, 1, 1)):
+    if not average and layer.dilation not in (1, (1,) * len(window)):
         return _NO_TAIL
     if any(size < least for size, least in zip(x.shape[2:], window, strict=True)):
         return _NO_TAIL
-    return "pool", window, ()
+    return "pool", (1,) * (3 - len(window)) + window, ()
 
 
 _TAIL_CALLS = {
@@ -131,20 +133,3 @@ def _tail_pays(x, vectors) -> bool:
         and all(_fits_tail(vector, x) for vector in vectors)
         and _is_hopper(x.device.index)
     )
-
-
-def _fake_tail(number, value, *args):
-    return torch.empty_like(value, memory_format=torch.contiguous_format)
-
-
-def _fake_pool(number, value, window_d, window_h, window_w, *args):
-    windows = zip(value.shape[2:], (window_d, window_h, window_w), strict=True)
-    return value.new_empty((*value.shape[:2], *(size // window for size, window in windows)))
-
-
-def _tail_library():
-    """The namespace with the operators of kernels_src/binding/operator_tail.cpp."""
-    fakes = dict.fromkeys(("layer_norm", "softmax", "plane_softmax"), _fake_tail)
-    fakes["pool"] = _fake_pool
-    namespace, _ = _load_operators(*_TAIL_LIBRARY, fakes)
-    return namespace

@@ -7,7 +7,7 @@
 #include "../epilogue.h"
 #include "../generated_tail.h"
 #include "fast_divisor.h"
-#include "group_norm_moments.cuh"
+#include "warp_group.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -32,18 +32,6 @@ struct ChannelSoftmaxArgs {
   FastDivisor64 by_plane;
   EpilogueArgs<S> steps;
 };
-
-// f over what the warps of a group have for a position. `shared` has an entry for each thread.
-template <typename Config, typename F>
-__device__ __forceinline__ float over_group(float value, float* shared, F f) {
-  shared[threadIdx.x] = value;
-  __syncthreads();
-  const int first = threadIdx.x / (Config::kGroup * norm::kWarp) * Config::kGroup * norm::kWarp;
-  float all = shared[first + threadIdx.x % norm::kWarp];
-#pragma unroll
-  for (int i = 1; i < Config::kGroup; ++i) all = f(all, shared[first + i * norm::kWarp + threadIdx.x % norm::kWarp]);
-  return all;
-}
 
 template <typename Step, typename Config, typename S>
 __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident)

@@ -8,7 +8,7 @@
 #include "../generated_tail.h"
 #include "device_limits.h"
 #include "fast_divisor.h"
-#include "group_norm_moments.cuh"
+#include "row_parameter.cuh"
 
 namespace tconv {
 namespace cuda {
@@ -25,15 +25,7 @@ struct RowNormConfig {
   static constexpr int kFewestResident = kHeld * kVector >= 16 || kRows * kHeld * kVector > 16 ? 3 : 6;
   static constexpr int kBlocksPerProcessor = 32;  // more than run at once: their ends come at different times
 
-  static constexpr int kBytes = kVector * static_cast<int>(sizeof(S));
-  using Values = norm::Vector<S, kBytes>;
-
-  static __device__ __forceinline__ Values load(const S* at) {
-    if constexpr (kVector == 1)
-      return {{*at}};
-    else
-      return norm::load_streaming<S, 16>(at);
-  }
+  using Values = RowValues<S, kVector>;
 };
 
 template <typename S>
@@ -50,20 +42,6 @@ struct RowNormArgs {
   EpilogueArgs<S> steps;
 };
 
-// A lane's part of a parameter, `absent` where there is none.
-template <typename Config, typename S>
-__device__ __forceinline__ typename Config::Values row_parameter(const S* values, int at, int row, bool in_vectors,
-                                                                 float absent) {
-  typename Config::Values held;
-#pragma unroll
-  for (S& one : held.values) one = to_storage<S>(absent);
-  if (values == nullptr || at >= row) return held;
-  if (in_vectors) return *reinterpret_cast<const typename Config::Values*>(values + at);
-#pragma unroll
-  for (int j = 0; j < Config::kVector; ++j) held.values[j] = values[at + j];
-  return held;
-}
-
 template <typename Step, typename Config, typename S>
 __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident) row_norm_kernel(RowNormArgs<S> a) {
   constexpr int kVector = Config::kVector, kHeld = Config::kHeld, kRows = Config::kRows;
@@ -74,8 +52,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident) row
   Values weight[kHeld], bias[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    weight[i] = row_parameter<Config>(a.weight, begin + i * pitch, a.row, a.affine_in_vectors, 1.0f);
-    bias[i] = row_parameter<Config>(a.bias, begin + i * pitch, a.row, a.affine_in_vectors, 0.0f);
+    weight[i] = row_parameter<Values>(a.weight, begin + i * pitch, a.row, a.affine_in_vectors, 1.0f);
+    bias[i] = row_parameter<Values>(a.bias, begin + i * pitch, a.row, a.affine_in_vectors, 0.0f);
   }
   const uint32_t warp = blockIdx.x * Config::kWarps + threadIdx.x / norm::kWarp;
   const uint32_t step = gridDim.x * Config::kWarps * abreast * kRows;
@@ -90,7 +68,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kFewestResident) row
       for (int i = 0; i < kHeld; ++i) {
         const int at = begin + i * pitch;
         loaded[r][i] = Values{};
-        if (row_idx < a.rows && at < a.row) loaded[r][i] = Config::load(from + at);
+        if (row_idx < a.rows && at < a.row) loaded[r][i] = load_row_values<Values>(from + at);
       }
     }
     float held[kRows][kHeld][kVector], mean[kRows], square[kRows];

@@ -6,16 +6,15 @@
 #include "../epilogue.h"
 #include "../generated_tail.h"
 #include "fast_divisor.h"
-#include "group_norm_moments.cuh"
+#include "pooled_window.cuh"
 
 namespace tconv {
 namespace cuda {
 
-// kSide: of windows that are cubes, which are loaded at once; 0: any.
-template <int kSideOf, bool kLargestOf>
+template <typename WindowOf, bool kLargestOf>
 struct WindowPoolConfig {
+  using Window = WindowOf;
   static constexpr int kThreads = 256;
-  static constexpr int kSide = kSideOf;
   static constexpr bool kLargest = kLargestOf;
 };
 
@@ -33,44 +32,19 @@ struct WindowPoolArgs {
   EpilogueArgs<S> steps;
 };
 
-// NaN stays, as in PyTorch.
-template <bool kLargest>
-__device__ __forceinline__ float pooled_with(float so_far, float v) {
-  if constexpr (kLargest)
-    return v > so_far || isnan(v) ? v : so_far;
-  else
-    return so_far + v;
-}
-
 template <typename Step, typename Config, typename S>
 __global__ void __launch_bounds__(Config::kThreads) window_pool_kernel(WindowPoolArgs<S> a) {
-  constexpr int kSide = Config::kSide;
   const int64_t output = int64_t{blockIdx.x} * Config::kThreads + threadIdx.x;
   if (output >= a.outputs) return;
   const auto plane = static_cast<uint32_t>(a.by_volume.quotient(output));
   const auto place = static_cast<uint32_t>(output - int64_t{plane} * a.volume);
   const uint32_t d = a.by_image.quotient(place), within = place - d * a.image;
   const uint32_t h = a.by_columns.quotient(within), w = within - h * a.columns;
-  const int window_d = kSide ? kSide : a.window_d, window_h = kSide ? kSide : a.window_h;
-  const int window_w = kSide ? kSide : a.window_w;
-  const S* from = a.value + plane * a.in_volume + int64_t{d} * window_d * a.in_image +
-                  int64_t{h} * window_h * a.in_columns + int64_t{w} * window_w;
-  float pooled = Config::kLargest ? -INFINITY : 0.0f;
-  if constexpr (kSide > 0) {
-    S values[kSide * kSide * kSide];
-#pragma unroll
-    for (int i = 0; i < kSide * kSide * kSide; ++i)
-      values[i] = from[i / (kSide * kSide) * a.in_image + i / kSide % kSide * a.in_columns + i % kSide];
-#pragma unroll
-    for (int i = 0; i < kSide * kSide * kSide; ++i)
-      pooled = pooled_with<Config::kLargest>(pooled, norm::to_acc(values[i]));
-  } else {
-    for (int i = 0; i < window_d; ++i)
-      for (int j = 0; j < window_h; ++j)
-        for (int k = 0; k < window_w; ++k)
-          pooled = pooled_with<Config::kLargest>(pooled, norm::to_acc(from[i * a.in_image + j * a.in_columns + k]));
-  }
-  if constexpr (!Config::kLargest) pooled /= static_cast<float>(int64_t{window_d} * window_h * window_w);
+  const typename Config::Window window(a.window_d, a.window_h, a.window_w);
+  const S* const values = a.value + plane * a.in_volume + int64_t{d} * window.depth() * a.in_image +
+                          int64_t{h} * window.height() * a.in_columns + int64_t{w} * window.width();
+  int from;
+  const float pooled = window.template pooled<Config::kLargest>(values, a.in_image, a.in_columns, from);
   const int64_t channel = plane - a.by_channels.quotient(plane) * a.channels;
   a.result[output] = to_storage<S>(Step::template apply<float, S>(pooled, a.steps, channel));
 }
@@ -96,13 +70,11 @@ int64_t launch_window_pool(const TailCall& call) {
   args.channels = static_cast<int>(call.channels);
   args.steps = make_epilogue_args<S>(call.conv);
   const auto stream = static_cast<cudaStream_t>(call.conv.stream);
-  const auto launched = [&](auto config) {
-    using Config = decltype(config);
+  return with_window(call, [&](auto window) -> int64_t {
+    using Config = WindowPoolConfig<decltype(window), kLargest>;
     return norm::launch(window_pool_kernel<Step, Config, S>, norm::ceil_div(args.outputs, Config::kThreads),
                         Config::kThreads, stream, args);
-  };
-  const bool cubes = call.window[0] == 2 && call.window[1] == 2 && call.window[2] == 2;
-  return cubes ? launched(WindowPoolConfig<2, kLargest>{}) : launched(WindowPoolConfig<0, kLargest>{});
+  });
 }
 
 }  // namespace cuda

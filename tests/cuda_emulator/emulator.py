@@ -152,7 +152,7 @@ class EmulatedGradients(EmulatedLibrary):
     `backward` and `convolve`, or one through norms ("group_norm_gradient",
     "batch_norm_pool_gradient"), which has the first; or that of a norm alone: BatchNorm
     ("batch_norm"), whose operator is `normalise`, or GroupNorm ("group_norm"), which has both; or
-    that of tails ("tail"), with an operator for each.
+    that of tails ("tail") or of their gradients ("tail_gradient"), with an operator for each.
     volumes: of a solution with layers of three dimensions. chained: with gradients through chains,
     whose operator is `chain_backward`; sliced: another library of those.
     gathered: of a solution with the gathered kernel. tensors: with operands of the output's shape.
@@ -183,6 +183,10 @@ class EmulatedGradients(EmulatedLibrary):
             self.softmax = self.namespace.softmax.default
             self.plane_softmax = self.namespace.plane_softmax.default
             self.pool = self.namespace.pool.default
+            return
+        if entry == "tail_gradient":
+            for name in ("layer_norm", "softmax", "plane_softmax", "pool"):
+                setattr(self, name, getattr(self.namespace, f"{name}_backward").default)
             return
         if entry in ("batch_norm", "group_norm"):
             self.normalise = self.namespace.normalise.default
