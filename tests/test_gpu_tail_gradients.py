@@ -116,9 +116,11 @@ def test_two_runs_give_the_same_bits(library):
         assert all(torch.equal(a, b) for a, b in zip(call(), call(), strict=True))
 
 
-def test_a_training_step_calls_them(shelf, solution):
+def test_a_training_step_calls_them(shelf, solution, monkeypatch):
+    """Without TF32, or another value of a window would be its largest here and there."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("tails are ours on Hopper alone")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     reference, ours = (model.cuda() for model in shelf[NORMED].pair())
     x = torch.rand(16, 3, 64, 64, 8, device="cuda")
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
@@ -134,7 +136,7 @@ def test_a_training_step_calls_them(shelf, solution):
         reference.double()(exact), [exact, *reference.parameters()], grad.double()
     )
     for mine, theirs in zip(found, wanted, strict=True):
-        assert float((mine.double() - theirs).abs().max()) <= 2e-3 * float(theirs.abs().max())
+        assert float((mine.double() - theirs).norm()) <= 1e-3 * float(theirs.norm())
     seen = " ".join({event.name for event in profile.events()})
     if "tconv" in seen:
         for name in ("row_norm_gradient", "channel_softmax_gradient", "plane_softmax_gradient"):
