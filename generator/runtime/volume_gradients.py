@@ -145,6 +145,8 @@ def _in_place(grad, x, weight, axes, groups: int, needs) -> list:
     kernels_src/binding/operator_depth_gradients.h; None where not in `needs`, or declined.
     """
     library, numbers = _gradient_library(), [number for axis in axes for number in axis]
+    channels = x.shape[1]
+    x, weight = _in_eights(x, weight, groups)
 
     def call(name: str, results: int = 1):
         kernels = _declining_operator(library, name, _count_gradient_flops, results)
@@ -158,10 +160,29 @@ def _in_place(grad, x, weight, axes, groups: int, needs) -> list:
         found[0] = call("depth_input_gradient")
     if needs[1] and (found[1] is None or found[1].numel() == 0):
         found[1] = call("depth_weight_gradient")
-    return [
+    grad_x, grad_weight = (
         None if made is None or made.numel() == 0 else made.view(tensor.shape)
         for made, tensor in zip(found, (x, weight), strict=True)
-    ]
+    )
+    if channels < x.shape[1]:
+        grad_x = None if grad_x is None else grad_x[:, :channels].contiguous()
+        grad_weight = None if grad_weight is None else grad_weight[:channels]
+    return [grad_x, grad_weight]
+
+
+def _in_eights(x, weight, groups: int) -> tuple:
+    """Both with a multiple of eight input channels, as the kernels read them, zeros behind: the
+    output's gradient, which is larger by far, need not be copied then.
+    """
+    channels = x.shape[1]
+    more = -channels % 8
+    if more == 0 or groups > 1:
+        return x, weight
+    wide = x.new_zeros((x.shape[0], channels + more, *x.shape[2:]))
+    wide[:, :channels] = x
+    long = weight.new_zeros((channels + more, *weight.shape[1:]))
+    long[:channels] = weight
+    return wide, long
 
 
 def _gradients_by_slices(grad, x, weight, axes, groups: int, needs) -> list:

@@ -1,0 +1,68 @@
+"""Gradients of volumes where input channels are no multiple of eight: the kernels get more."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from generator.runtime import volume_gradients
+
+# Stride, padding, output padding, dilation; each of depth, height and width.
+AXES = (2, 1, 2), (1, 0, 1), (0, 0, 1), (1, 1, 2)
+
+
+def pytorchs(grad, x, weight, axes, groups):
+    stride, padding, output_padding, dilation = axes
+    sizes = stride, padding, dilation, True, output_padding, groups, [True, True, False]
+    return torch.ops.aten.convolution_backward.default(grad, x, weight, None, *sizes)[:2]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Channels that PyTorch's own, in the place of the operators, are called with."""
+    channels = []
+
+    def operator(library, name, count, results):
+        def call(grad, x, weight, bias, *numbers):
+            *axes, groups, _ = numbers
+            channels.append(x.shape[1])
+            made = [x.new_empty(0)] * 2
+            if x.shape[1] // groups % 8 == 0:
+                axes = [axes[first : first + 3] for first in range(0, 12, 3)]
+                made = [g.flatten(0, 1) for g in pytorchs(grad, x, weight, axes, groups)]
+            return made if results > 1 else made[name == "depth_weight_gradient"]
+
+        return call
+
+    monkeypatch.setattr(volume_gradients, "_gradient_library", lambda: None)
+    monkeypatch.setattr(volume_gradients, "_declining_operator", operator)
+    return channels
+
+
+def operands(channels, groups=1):
+    generator = torch.Generator().manual_seed(channels)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x, weight = drawn(2, channels, 3, 4, 5), drawn(channels, 6, 3, 2, 3)
+    stride, padding, output_padding, dilation = AXES
+    y = F.conv_transpose3d(x, weight, None, stride, padding, output_padding, groups, dilation)
+    return drawn(*y.shape), x, weight, AXES, groups
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 7, 8, 12, 16])
+def test_as_pytorchs(asked, channels, needs):
+    given = operands(channels)
+    found = volume_gradients._in_place(*given, needs)
+    for mine, theirs, need in zip(found, pytorchs(*given), needs, strict=True):
+        assert (mine is not None) == need
+        if need:
+            assert mine.shape == theirs.shape and mine.is_contiguous()
+            assert torch.allclose(mine, theirs)
+    assert set(asked) == {-(-channels // 8) * 8}
+
+
+def test_groups_are_left_as_they_are(asked):
+    found = volume_gradients._in_place(*operands(6, groups=2), (True, True))
+    assert found == [None, None] and set(asked) == {6}
