@@ -158,9 +158,14 @@ class _Fusion:
         found = []
         for node in self._graph.nodes:
             kind = None if node in self._taken else tail_kind(self._reference, node)
-            if kind is not None:
+            # Of softmax PyTorch keeps the result for the gradient, a tail what it was given.
+            kept = kind is None or "Softmax" not in kind or not self._writes_behind(node)
+            if kind is not None and kept:
                 found.append(self._grow(node, kind))
         return found
+
+    def _writes_behind(self, node: Node) -> bool:
+        return any(writes(later) for later in self._graph.nodes[self._place[node] + 1 :])
 
     def _is_anchor(self, node: Node) -> bool:
         inner = next((n for n in node.inner if n.op in TRANSPOSED), None)

@@ -286,6 +286,48 @@ def test_pytorchs_gradients_come_without_them():
     assert "a kernel of ours runs" not in text
 
 
+WRITTEN = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 4, 3)
+        self.norm = nn.LayerNorm(7)
+
+    def forward(self, x):
+        y = self.up(x)
+        p = torch.softmax(y, 1)
+        {write}
+        return p * y + self.norm(y)
+
+
+def get_inputs():
+    return [torch.rand(2, 3, 5, 5)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "kinds"),
+    [
+        ("y = y + 1", ["kSoftmax", "kLayerNorm"]),
+        ("y.add_(1)", ["kLayerNorm"]),
+        ("y.mul_(2)", ["kLayerNorm"]),
+    ],
+)
+def test_softmax_of_what_is_written_later_is_pytorchs(tmp_path, write, kinds):
+    """Its gradient needs the result alone, a tail's what that is of."""
+    path = tmp_path / "written.py"
+    path.write_text(WRITTEN.format(write=write))
+    assert [tail.entry for tail in program_of(path).training.tails] == kinds
+
+
 def test_steps_end_at_what_is_read_twice_and_at_tensors(tmp_path):
     """And what stands between a tail's operators comes first."""
     path = tmp_path / "between.py"
