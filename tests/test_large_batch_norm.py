@@ -222,3 +222,12 @@ def test_softmax_that_reads_alone_is_taken_along(tmp_path, more, joined):
 def test_pytorchs_gradients_come_without_it():
     text = generated(REFERENCES / "many_channels.py", own_gradients=False)
     assert "_large_batch_norm" not in text and "in training mode where no" not in text
+
+
+def test_softmax_that_begins_a_tail_is_the_tails(tmp_path):
+    path = tmp_path / "reference.py"
+    text = _READ_TWICE.format(more=".sigmoid()").replace("2d", "3d").replace("5, 6)]", "5, 6, 7)]")
+    path.write_text(text.replace("dim=-1", "dim=1"))
+    text = generated(path)
+    assert re.search(r"_large_batch_norm\(self\.norm, \w+\)", text)
+    assert re.search(r"done, \w+ = _tail\(0, \w+, self\.soft, \(\), \(\)\)", text)
