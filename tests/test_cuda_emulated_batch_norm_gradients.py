@@ -1,9 +1,13 @@
 """The gradients of BatchNorm alone by the CUDA kernels, on the CPU, thread by thread."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from generator.runtime import large_batch_norm
 from tests.batch_norm_tools import GRADIENT_CASES, NormCase, random_gradient_case
 from tests.emulated_tools import needs_cuda_headers
 from tests.sweeps import swept
@@ -104,3 +108,38 @@ def test_what_is_refused_is_named(emulated_batch_norm):
     ):
         with emulated_batch_norm.on(), pytest.raises(error, match=said):
             emulated_batch_norm.backward(*given, 1e-5, True, True)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"momentum": None}, {"affine": False}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (nn.BatchNorm1d, (3, 4, 35)),
+        (nn.BatchNorm2d, (2, 3, 48, 45)),
+        (nn.BatchNorm3d, (2, 3, 5, 7, 9)),
+    ],
+    ids=("1d", "2d", "3d"),
+)
+def test_training_steps(emulated_batch_norm, monkeypatch, kind, shape, arguments):
+    """Through autograd: result, gradients and what is kept between steps, beside float64."""
+    monkeypatch.setattr(large_batch_norm, "_norm_pays", lambda module, x: True)
+    library = emulated_batch_norm.namespace
+    monkeypatch.setattr(large_batch_norm, "_batch_norm_library", lambda: library)
+    torch.manual_seed(0)
+    ours = kind(shape[1], **arguments)
+    for parameter in ours.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    exact = copy.deepcopy(ours).double()
+    with emulated_batch_norm.on():
+        for _ in range(2):
+            x, grad = (torch.randn(shape) + 3).requires_grad_(), torch.randn(shape)
+            exact_x = x.detach().double().requires_grad_()
+            y, wanted = large_batch_norm._large_batch_norm(ours, x), exact(exact_x)
+            found = y, *torch.autograd.grad(y, [x, *ours.parameters()], grad)
+            leaves = exact_x, *exact.parameters()
+            wanted = wanted, *torch.autograd.grad(wanted, leaves, grad.double())
+            for a, b in zip(found, wanted, strict=True):
+                assert float((a.double() - b).detach().norm() / b.detach().norm()) < 1e-6
+        assert emulated_batch_norm.launches() == 12
+    for a, b in zip(ours.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6)
