@@ -270,19 +270,29 @@ def test_a_solution_calls_it_beside_ordinary_convolutions():
         and 'BATCH_NORM_CUDA_SOURCE = r"""' in text
     )
     program = program_of(REFERENCES / "many_channels.py")
-    assert any("in training mode where no gradient" in line.text for line in explained(program))
-    other = generated(REFERENCES / "dcgan_block.py")
-    assert "BatchNorm2d" in other and "_large_batch_norm" not in other
+    assert any(_SAID in line.text for line in explained(program))
 
 
-def test_a_solution_calls_it_of_volumes(tmp_path):
+_SAID = "kernels for it in training mode, and for its gradients"
+
+
+def test_a_solution_calls_it_where_no_kernel_takes_it_along():
+    text = generated(REFERENCES / "dcgan_block.py")
+    assert re.search(r"_large_batch_norm\(self\.block\.norm, \w+\)", text)
+    taken_along = generated(REFERENCES / "pooled.py")
+    assert "_batch_norm_pool" in taken_along and "_large_batch_norm" not in taken_along
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "size"), [("1d", "5)]"), ("3d", "5, 6, 7)]")], ids=("1d", "3d")
+)
+def test_a_solution_calls_it_of_other_dimensions(tmp_path, dimensions, size):
     path = tmp_path / "reference.py"
-    text = _READ_TWICE.format(more="").replace("2d", "3d").replace("5, 6)]", "5, 6, 7)]")
+    text = _READ_TWICE.format(more="").replace("2d", dimensions).replace("5, 6)]", size)
     path.write_text(text)
     text = generated(path)
     assert re.search(r"_large_batch_norm\(self\.norm, \w+(, self\.soft)?\)", text)
-    said = [line.text for line in explained(program_of(path))]
-    assert any("in training mode where no gradient" in line for line in said)
+    assert any(_SAID in line.text for line in explained(program_of(path)))
 
 
 _READ_TWICE = """\
@@ -323,7 +333,8 @@ def test_softmax_that_reads_alone_is_taken_along(tmp_path, more, joined):
 
 def test_pytorchs_gradients_come_without_it():
     text = generated(REFERENCES / "many_channels.py", own_gradients=False)
-    assert "_large_batch_norm" not in text and "in training mode where no" not in text
+    assert "_large_batch_norm" not in text and "BATCH_NORM_CUDA_SOURCE" not in text
+    assert _SAID not in text
 
 
 def test_softmax_that_begins_a_tail_is_the_tails(tmp_path):
