@@ -191,13 +191,15 @@ def test_gradients_of_gradients_are_pytorchs(kernels, pays):
 
     leaves = x, norm.weight.detach().requires_grad_(), norm.bias.detach().requires_grad_()
     assert torch.autograd.gradcheck(call, leaves) and torch.autograd.gradgradcheck(call, leaves)
-    # One tensor twice, and one computed from another.
+    # One tensor twice, and one computed from another: x from the weight, too.
+    weight = leaves[1]
     shared = torch.randn(2, 3, 2, 2, 3, dtype=torch.float64, requires_grad=True)
     found = []
-    for form in (norm, lambda x: call(x, norm.weight, norm.bias)):
-        y = form(2 * shared) * shared
-        (first,) = torch.autograd.grad(y.square().sum(), shared, create_graph=True)
-        found.append((first, *torch.autograd.grad(first.square().sum(), shared)))
+    for form in (lambda *given: F.batch_norm(given[0], None, None, *given[1:], True), call):
+        y = form(2 * shared * (weight + 1).view(3, 1, 1, 1), weight, weight) * shared
+        first = torch.autograd.grad(y.pow(3).sum(), [shared, weight], create_graph=True)
+        size = sum(t.square().sum() for t in first)
+        found.append([*first, *torch.autograd.grad(size, [shared, weight])])
     torch.testing.assert_close(*found)
 
 
